@@ -1,0 +1,258 @@
+"""The tree of a federation: who reports to whom, and how much each child counts.
+
+Level 0 is the root, level D the leaves (clients). Nodes of a level are numbered so that siblings are
+neighbours, and a level's models are the rows of one matrix. Edge level m joins the nodes of level m to
+their parents on level m - 1.
+
+Shape suffixes: N nodes of the level, M nodes of the level above, P parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.errors import InvalidInput
+
+Shape = int | str | Sequence | Mapping
+ROOT = "root"
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """An immutable tree whose leaves all have the same depth.
+
+    `parents[m]` gives each node of level m its parent's number on level m - 1 (entry 0 is empty);
+    `weights[m]` sums to one over each set of siblings; `names[m]` are paths, unique within the tree.
+    """
+
+    parents: tuple[np.ndarray, ...]
+    names: tuple[tuple[str, ...], ...]
+    weights: tuple[np.ndarray, ...]
+    _on_device: dict = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(shape: Tree | Shape) -> Tree:
+        """A tree from any of its notations.
+
+        `"4x5x5"` or `"20"` (balanced, root first); `20` (depth 1); `[3, 5, 2]` (three groups of 3, 5 and 2
+        clients); `[[2, 3], [4]]` (one level more); `{"paris": 3, "rome": ["a", "b"]}` (named).
+        """
+        if isinstance(shape, Tree):
+            return shape
+        if isinstance(shape, str):
+            return Tree._build(_balanced(shape))
+        return Tree._build(shape)
+
+    @staticmethod
+    def _build(shape: object) -> Tree:
+        parents: list[list[int]] = []
+        names: list[list[str]] = []
+        leaf_level: set[int] = set()
+
+        def add(level: int, parent: int, path: str, below: object) -> None:
+            while len(parents) < level + 1:
+                parents.append([])
+                names.append([])
+            parents[level].append(parent)
+            names[level].append(path)
+            me = len(parents[level]) - 1
+            if below is None:
+                leaf_level.add(level)
+                return
+            for name, child in _children(below):
+                add(level + 1, me, name if level == 0 else f"{path}/{name}", child)
+
+        add(0, 0, ROOT, shape)
+        if len(leaf_level) != 1:
+            raise InvalidInput("tree", shape, "all leaves must be at the same depth")
+        every = [name for level in names for name in level]
+        if len(set(every)) != len(every):
+            twice = next(name for name in every if every.count(name) > 1)
+            raise InvalidInput("tree", shape, f"two nodes are named {twice!r}")
+        arrays = [np.array(p, dtype=np.int64) for p in parents]
+        arrays[0] = np.empty(0, dtype=np.int64)
+        uniform = [np.ones(len(n)) for n in names]
+        return Tree(tuple(arrays), tuple(map(tuple, names)), _normalised(arrays, uniform))
+
+    @property
+    def depth(self) -> int:
+        return len(self.parents) - 1
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many nodes each level has, the root's first."""
+        return tuple(len(names) for names in self.names)
+
+    @property
+    def leaves(self) -> int:
+        return self.sizes[-1]
+
+    def find(self, name: str) -> tuple[int, int]:
+        """The level and the number of a named node."""
+        for level, names in enumerate(self.names):
+            if name in names:
+                return level, names.index(name)
+        raise InvalidInput("node", name, "no node of the tree has this name")
+
+    def children(self, level: int) -> np.ndarray:
+        """How many children each node of this level has."""
+        return np.bincount(self.parents[level + 1], minlength=self.sizes[level])
+
+    def ancestors(self, level: int) -> np.ndarray:
+        """The number of each leaf's ancestor on the given level."""
+        up = np.arange(self.leaves)
+        for lower in range(self.depth, level, -1):
+            up = self.parents[lower][up]
+        return up
+
+    def weighted(
+        self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None
+    ) -> Tree:
+        """The same tree with other sibling weights.
+
+        `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per leaf, which
+        add up towards the root; or one such list per level, root's children first.
+        """
+        if isinstance(weights, str):
+            if weights == "uniform":
+                per_level = [np.ones(n) for n in self.sizes]
+            elif weights == "samples":
+                if samples is None:
+                    raise InvalidInput("weights", weights, "needs the leaves' sample counts")
+                per_level = self._summed_up(np.asarray(samples, dtype=float))
+            else:
+                raise InvalidInput(
+                    "weights", weights, 'must be "uniform", "samples" or positive numbers'
+                )
+        else:
+            given = list(weights)
+            if given and isinstance(given[0], Sequence | np.ndarray):
+                if len(given) != self.depth:
+                    raise InvalidInput(
+                        "weights", given, f"needs one list per level, {self.depth} of them"
+                    )
+                per_level = [np.ones(1), *(np.asarray(w, dtype=float) for w in given)]
+            else:
+                per_level = self._summed_up(np.asarray(given, dtype=float))
+        for level, values in enumerate(per_level):
+            if len(values) != self.sizes[level]:
+                raise InvalidInput(
+                    "weights", values, f"level {level} has {self.sizes[level]} nodes"
+                )
+            if not (np.isfinite(values).all() and (values > 0).all()):
+                raise InvalidInput("weights", values, "must be positive and finite")
+        return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
+
+    def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
+        if len(leaf_weights) != self.leaves:
+            raise InvalidInput(
+                "weights", leaf_weights, f"needs one per leaf, {self.leaves} of them"
+            )
+        levels = [leaf_weights]
+        for level in range(self.depth, 0, -1):
+            sums = np.bincount(
+                self.parents[level], weights=levels[0], minlength=self.sizes[level - 1]
+            )
+            levels.insert(0, sums)
+        return levels
+
+    def mean(self, level: int, rows_NP: Tensor, present_N: Tensor | None = None) -> Tensor:
+        """Each parent's weighted mean of its children; where a parent has nobody present, zero.
+
+        Absent children may hold anything, also NaN.
+        """
+        parents_N, weights_N = self._tensors(level, rows_NP.device)
+        if present_N is not None:
+            rows_NP = torch.where(present_N[:, None], rows_NP, rows_NP.new_zeros(()))
+            weights_N = weights_N * present_N
+            total_M = self.share(level, present_N)
+            weights_N = weights_N / torch.where(total_M > 0, total_M, 1.0)[parents_N]
+        mixing_MN = rows_NP.new_zeros(self.sizes[level - 1], self.sizes[level])
+        mixing_MN[parents_N, torch.arange(self.sizes[level], device=rows_NP.device)] = weights_N.to(
+            rows_NP.dtype
+        )
+        return mixing_MN @ rows_NP
+
+    def spread(self, level: int, rows_MP: Tensor) -> Tensor:
+        """Each parent's row, repeated for its children on `level`."""
+        return rows_MP[self._tensors(level, rows_MP.device)[0]]
+
+    def spread_to_leaves(self, level: int, rows_NP: Tensor) -> Tensor:
+        """Each leaf's ancestor's row."""
+        for lower in range(level + 1, self.depth + 1):
+            rows_NP = self.spread(lower, rows_NP)
+        return rows_NP
+
+    def share(self, level: int, present_N: Tensor) -> Tensor:
+        """For each parent, the weight of its children that are present (1 when all are)."""
+        parents_N, weights_N = self._tensors(level, present_N.device)
+        total_M = weights_N.new_zeros(self.sizes[level - 1])
+        return total_M.index_add(0, parents_N, weights_N * present_N)
+
+    def occupied(self, level: int, present_N: Tensor) -> Tensor:
+        """Which parents have at least one child present."""
+        return self.share(level, present_N) > 0
+
+    def _tensors(self, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        key = level, device
+        if key not in self._on_device:
+            self._on_device[key] = (
+                torch.as_tensor(self.parents[level], device=device),
+                torch.as_tensor(self.weights[level], device=device),
+            )
+        return self._on_device[key]
+
+    def __str__(self) -> str:
+        if all(len(set(self.children(level))) == 1 for level in range(self.depth)):
+            return "x".join(str(self.children(level)[0]) for level in range(self.depth))
+        return " > ".join(map(str, self.sizes)) + " nodes"
+
+
+def _normalised(
+    parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]
+) -> tuple[np.ndarray, ...]:
+    shares = [np.ones(1)]
+    for parent, weight in zip(parents[1:], weights[1:], strict=True):
+        shares.append(weight / np.bincount(parent, weights=weight)[parent])
+    return tuple(shares)
+
+
+def _balanced(text: str) -> object:
+    try:
+        counts = [int(part) for part in text.split("x")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise InvalidInput("tree", text, 'must be positive numbers joined by x, such as "4x5"')
+    if math.prod(counts) > 10_000_000:
+        raise InvalidInput("tree", text, "at most 10,000,000 leaves")
+    shape: object = counts.pop()
+    while counts:
+        shape = [shape] * counts.pop()
+    return shape
+
+
+def _children(shape: object) -> list[tuple[str, object]]:
+    """The children a notation stands for, each with its name and its own notation (None for a leaf)."""
+    if isinstance(shape, bool) or not isinstance(shape, int | Sequence | Mapping):
+        raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
+    if isinstance(shape, int):
+        if shape < 1:
+            raise InvalidInput("tree", shape, "a group needs at least one child")
+        return [(str(i), None) for i in range(shape)]
+    if len(shape) == 0:
+        raise InvalidInput("tree", shape, "a group needs at least one child")
+    if isinstance(shape, Mapping):
+        return [(str(name), below) for name, below in shape.items()]
+    if isinstance(shape, str):
+        raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
+    if all(isinstance(child, str) for child in shape):
+        return [(child, None) for child in shape]
+    return [(str(i), child) for i, child in enumerate(shape)]
