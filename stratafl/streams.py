@@ -1,0 +1,69 @@
+"""Random numbers without a state: each is a function of what it is for and where in the run it falls.
+
+A draw is a hash of (seed, purpose, node, counter, ...), so it does not depend on which engine asks, in what
+order, how clients are split over devices, or whether the run was interrupted. The hash is chained splitmix64
+in wrapping 64-bit integer arithmetic, which gives the same bits on every device.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a draw is for; two purposes never share a stream."""
+
+    BATCH = 1
+    PARTICIPATION = 2
+    MODULE = 3
+    TRANSFORM = 4
+    WEIGHTS = 5
+    PARTITION = 6
+
+
+def _signed(word: int) -> int:
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = _signed(0x94D049BB133111EB)
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
+    """64 random bits (int64) for each place; integer tensors in `where` broadcast against each other."""
+    device = next((w.device for w in where if isinstance(w, Tensor)), None)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for word in (seed, int(purpose), *where):
+        if not isinstance(word, Tensor):
+            word = torch.tensor(_signed(word), device=device)
+        state = (state ^ word.to(torch.int64)) + _GOLDEN
+        state = (state ^ _shifted(state, 30)) * _MULTIPLY_1
+        state = (state ^ _shifted(state, 27)) * _MULTIPLY_2
+        state = state ^ _shifted(state, 31)
+    return state
+
+
+def uniform(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
+    """Uniform float64 in [0, 1)."""
+    return _shifted(bits(seed, purpose, *where), 11).double() * 2.0**-53
+
+
+def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
+    """A NumPy generator of its own for draws made on the host."""
+    words = [word & 0xFFFFFFFFFFFFFFFF for word in (seed, int(purpose), *where)]
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+
+
+def integer(seed: int, purpose: Purpose, *where: int) -> int:
+    """One non-negative 63-bit integer, for seeding something else."""
+    return int(_shifted(bits(seed, purpose, *where), 1))
