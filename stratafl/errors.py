@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -34,3 +35,30 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
 def _short(value: object, limit: int = 80) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def number(
+    field: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    whole: bool = False,
+) -> float:
+    """The value itself if it is a finite number within the bounds, otherwise the complaint."""
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    allowed = f"must be a {'whole' if whole else 'finite'} number {wanted}".rstrip()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (whole and value != int(value)):
+        raise InvalidInput(field, value, allowed)
+    if (
+        (above is not None and not value > above)
+        or (at_least is not None and not value >= at_least)
+        or (below is not None and not value < below)
+        or (at_most is not None and not value <= at_most)
+    ):
+        raise InvalidInput(field, value, allowed)
+    return int(value) if whole else value

@@ -25,8 +25,11 @@ class Purpose(IntEnum):
     PARTITION = 6
 
 
+_MASK = (1 << 64) - 1
+
+
 def _signed(word: int) -> int:
-    word &= (1 << 64) - 1
+    word &= _MASK
     return word - (1 << 64) if word >> 63 else word
 
 
@@ -41,16 +44,31 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     """64 random bits (int64) for each place; integer tensors in `where` broadcast against each other."""
-    device = next((w.device for w in where if isinstance(w, Tensor)), None)
-    state = torch.zeros((), dtype=torch.int64, device=device)
-    for word in (seed, int(purpose), *where):
-        if not isinstance(word, Tensor):
-            word = torch.tensor(_signed(word), device=device)
-        state = (state ^ word.to(torch.int64)) + _GOLDEN
-        state = (state ^ _shifted(state, 30)) * _MULTIPLY_1
-        state = (state ^ _shifted(state, 27)) * _MULTIPLY_2
-        state = state ^ _shifted(state, 31)
+    words = (seed, int(purpose), *where)
+    fixed = next((i for i, word in enumerate(words) if isinstance(word, Tensor)), len(words))
+    state: int | Tensor = 0
+    for word in words[:fixed]:
+        state = _mixed_integer(state, word)
+    device = words[fixed].device if fixed < len(words) else None
+    state = torch.tensor(_signed(state), device=device)
+    for word in words[fixed:]:
+        state = _mixed(state, word if isinstance(word, Tensor) else _signed(word))
     return state
+
+
+def _mixed(state: Tensor, word: Tensor | int) -> Tensor:
+    state = (state ^ word) + _GOLDEN
+    state = (state ^ _shifted(state, 30)) * _MULTIPLY_1
+    state = (state ^ _shifted(state, 27)) * _MULTIPLY_2
+    return state ^ _shifted(state, 31)
+
+
+def _mixed_integer(state: int, word: int) -> int:
+    """The same for plain integers, where a tensor operation would cost a hundred times as much."""
+    state = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
+    state = ((state ^ (state >> 30)) * _MULTIPLY_1) & _MASK
+    state = ((state ^ (state >> 27)) * _MULTIPLY_2) & _MASK
+    return state ^ (state >> 31)
 
 
 def uniform(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
@@ -66,4 +84,7 @@ def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
 
 def integer(seed: int, purpose: Purpose, *where: int) -> int:
     """One non-negative 63-bit integer, for seeding something else."""
-    return int(_shifted(bits(seed, purpose, *where), 1))
+    state = 0
+    for word in (seed, int(purpose), *where):
+        state = _mixed_integer(state, word)
+    return state >> 1

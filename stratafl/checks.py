@@ -1,0 +1,120 @@
+"""What a user's data, partition and model must be, said in one line when they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from stratafl.errors import InvalidInput, number, unknown
+from stratafl.flat import Flat
+from stratafl.metrics import Loss, is_classification
+from stratafl.tree import Tree
+
+
+def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, from a pair of arrays or a map-style data set of pairs."""
+    wanted = "must be (inputs, targets) or a map-style data set of such pairs"
+    if isinstance(data, Dataset) and hasattr(data, "__len__"):
+        pairs = [data[i] for i in range(len(data))]
+        if not pairs or any(not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
+            raise InvalidInput(field, type(data).__name__, wanted)
+        data = [torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in range(2)]
+    if not isinstance(data, Sequence) or len(data) != 2:
+        raise InvalidInput(field, type(data).__name__, wanted)
+    inputs, targets = (torch.as_tensor(part) for part in data)
+    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
+        shapes = tuple(inputs.shape), tuple(targets.shape)
+        raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
+    return inputs, targets
+
+
+def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
+    """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
+    if len(given) != tree.leaves:
+        raise InvalidInput(
+            "partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them"
+        )
+    owner = np.full(samples, -1)
+    parts = []
+    for leaf, indices in enumerate(given):
+        name = tree.names[-1][leaf]
+        mine = np.asarray(indices)
+        if mine.size == 0:
+            raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
+        if mine.ndim != 1 or mine.dtype.kind not in "iu":
+            raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers")
+        if mine.min() < 0 or mine.max() >= samples:
+            outside = mine[(mine < 0) | (mine >= samples)][0]
+            raise InvalidInput(
+                f"partition[{leaf}]", int(outside), f"sample numbers go from 0 to {samples - 1}"
+            )
+        values, counts = np.unique(mine, return_counts=True)
+        taken = values[(owner[values] >= 0) | (counts > 1)]
+        if taken.size:
+            other = owner[taken[0]] if owner[taken[0]] >= 0 else leaf
+            raise InvalidInput(
+                f"partition[{leaf}]",
+                int(taken[0]),
+                f"each sample may be used once; client {tree.names[-1][other]} has it already",
+            )
+        owner[mine] = leaf
+        parts.append(torch.as_tensor(mine.astype(np.int64)))
+    return parts
+
+
+def levels(field: str, given: Sequence[int], depth: int) -> None:
+    for level in given:
+        number(field, level, at_least=0, at_most=depth, whole=True)
+
+
+def batching(batch: int | None, sampling: str) -> None:
+    if batch is not None:
+        number("batch", batch, at_least=1, whole=True)
+    if sampling not in ("epochs", "replacement"):
+        raise unknown("sampling", sampling, ("epochs", "replacement"))
+
+
+def model_fits(
+    field: str, flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss, classes: bool
+) -> None:
+    """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
+    flat.module.eval()
+    kind = type(flat.module).__name__
+    try:
+        with torch.no_grad():
+            outputs = flat.call(x_P, b_B.clone(), inputs[:2])
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        raise InvalidInput(
+            "model", kind, f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {first_line(problem)}"
+        ) from None
+    if classes:
+        if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
+            shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise InvalidInput(
+                "model output",
+                shape,
+                f"must hold one score per class for {field} labels that are whole numbers, "
+                f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
+            )
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= outputs.shape[1]:
+            raise InvalidInput(
+                "model output",
+                f"{outputs.shape[1]} classes",
+                f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
+            )
+    try:
+        value = loss(outputs, targets[:2])
+        scalar = isinstance(value, Tensor) and value.numel() == 1
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        raise InvalidInput("loss", getattr(loss, "__name__", loss), first_line(problem)) from None
+    if not scalar:
+        raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
+
+
+def first_line(problem: BaseException) -> str:
+    return str(problem).strip().partition("\n")[0]

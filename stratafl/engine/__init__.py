@@ -1,0 +1,1 @@
+"""Ways to train the leaves; the loop engine is the reference."""

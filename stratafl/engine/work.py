@@ -1,0 +1,59 @@
+"""The seam between a run and whatever trains its leaves: "train these rows this many steps".
+
+Shape suffixes: N leaves, P parameters, B buffer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from stratafl.rule import Edge
+
+
+class Pull(NamedTuple):
+    """A rule's own direction and the edge it looks at, one row per leaf."""
+
+    local: Callable[[Tensor, Tensor, Edge], Tensor]
+    edge: Edge
+
+
+class Work(NamedTuple):
+    """What the leaves are to do until they next meet their parents."""
+
+    x_NP: Tensor
+    """Each leaf's model at the start."""
+    b_NB: Tensor
+    correction_NP: Tensor | None
+    """The sum of the corrections on each leaf's path to the root."""
+    pulls: tuple[Pull, ...]
+    active: list[int]
+    """The leaves that take part."""
+    step: int
+    """How many steps of the run came before."""
+    steps: int
+    round: int
+    """The global round, counted from 0: it sets the learning rate."""
+
+    def correct(self, leaf: int, x_1P: Tensor, direction_1P: Tensor) -> Tensor:
+        """The direction of one leaf with everything the rules add."""
+        if self.correction_NP is not None:
+            direction_1P = direction_1P + self.correction_NP[leaf]
+        for local, edge in self.pulls:
+            own = Edge(*(None if rows is None else rows[leaf : leaf + 1] for rows in edge))
+            direction_1P = local(x_1P, direction_1P, own)
+        return direction_1P
+
+
+class Engine(Protocol):
+    """Trains leaves. All engines give the same result for the same work, up to rounding."""
+
+    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+        """The leaves' models and buffers afterwards; rows of inactive leaves are as they were given."""
+        ...
+
+    def gradients(self, work: Work) -> Tensor:
+        """The gradient of each active leaf at its first model and first batch, zero for the others."""
+        ...

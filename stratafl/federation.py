@@ -1,0 +1,271 @@
+"""Every node's model, correction and rule state, and what changes when levels meet.
+
+One federation is driven like this (see `simulate`):
+
+    begin()                       participants are drawn and get their parents' models
+    start_from_gradients(g)       where a rule asks for it
+    trained(x, b, rate)           the leaves' work is done
+    meet(top)                     edge levels D..top synchronise
+
+Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.communication import Communication
+from stratafl.engine.work import Pull, Work
+from stratafl.rule import Edge, Rows, Rule, average
+from stratafl.schedule import Participation, draw
+from stratafl.tree import Tree
+
+
+class Federation:
+    def __init__(
+        self,
+        tree: Tree,
+        rules: Sequence[Rule],
+        x_P: Tensor,
+        b_B: Tensor,
+        participation: Sequence[Participation],
+        seed: int,
+    ):
+        self.tree, self.seed = tree, seed
+        self.device = x_P.device
+        # Lists are indexed by level; edge things have an unused entry 0 so that index m is edge level m.
+        self.rules: list[Rule] = [average(), *rules]
+        self.participation: list[Participation] = [None, *participation]
+        self.own = [x_P.repeat(n, 1) for n in tree.sizes]
+        """Each node's model as it last sent it up, before its parent's answer replaced it."""
+        self.held = self.own[:-1]
+        """What each aggregator currently gives its children."""
+        self.own_buffers = [b_B.repeat(n, 1) for n in tree.sizes]
+        self.held_buffers = self.own_buffers[:-1]
+        self.state: list[Rows] = [rule.init(x) for rule, x in zip(self.rules, self.own, strict=True)]
+        self.memory: list[Rows] = [{}, *(r.open(x) for r, x in zip(rules, self.held, strict=True))]
+        self.correction: list[Tensor | None] = [None] * (tree.depth + 1)
+        self.rate_N = [torch.zeros(n, dtype=torch.float64, device=self.device) for n in tree.sizes]
+        """Sum of learning rates since the node last met its parent."""
+        self.active_N = [np.ones(n, dtype=bool) for n in tree.sizes]
+        self.rounds = [0] * (tree.depth + 1)
+        """How many rounds each edge level has begun."""
+        self.top = 0
+        """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing met yet."""
+        self.communication = Communication(tree)
+        self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
+        self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
+        for level in self._edges():
+            self._correct(level)
+
+    def _edges(self, top: int = 1) -> range:
+        return range(max(top, 1), self.tree.depth + 1)
+
+    # -- the start of a round -------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Draw who takes part on every level that just met, and give them their parents' models."""
+        for level in self._edges(self.top):
+            taking_part = draw(
+                self.participation[level], self.tree, level, self.rounds[level], self.seed
+            )
+            self.active_N[level] = taking_part & self.active_N[level - 1][self.tree.parents[level]]
+            self.rounds[level] += 1
+            self._pull(level)
+
+    @property
+    def wants_gradients(self) -> bool:
+        return any(self.rules[level].from_gradient for level in self._edges(self.top + 1))
+
+    def start_from_gradients(self, g_NP: Tensor) -> None:
+        """Let the rules below the last meeting set their states from the leaves' gradients at the new model."""
+        fresh = [level for level in self._edges(self.top + 1) if self.rules[level].from_gradient]
+        there_N = self._on_device(self.active_N[self.tree.depth]) & _finite(g_NP)
+        for level in range(self.tree.depth, fresh[0] - 1, -1):
+            mean_MP = self.tree.mean(level, g_NP, there_N)
+            rule = self.rules[level]
+            if rule.from_gradient:
+                new = rule.from_gradient(self.state[level], g_NP, self.tree.spread(level, mean_MP))
+                self.state[level] = _where(there_N, new, self.state[level])
+            self.communication.up.add(level, there_N.cpu().numpy(), self._model_bytes)
+            g_NP, there_N = mean_MP, self.tree.occupied(level, there_N)
+        for level in fresh:
+            self._correct(level)
+        for level in self._edges(self.top):
+            self._owed[level] |= level > fresh[0]
+            vectors = int(level in fresh) + self._owed[level]
+            answered = self.active_N[level] & (vectors > 0)
+            self.communication.down.add(level, answered, vectors * self._model_bytes)
+            self._owed[level] &= ~self.active_N[level]
+
+    def work(self, step: int, steps: int, round: int) -> Work:
+        """What the leaves are to do next."""
+        depth = self.tree.depth
+        total_NP: Tensor | None = None
+        pulls = []
+        for level in self._edges():
+            correction = self.correction[level]
+            if correction is not None:
+                spread = self.tree.spread_to_leaves(level, correction)
+                total_NP = spread if total_NP is None else total_NP + spread
+            local = self.rules[level].local
+            if local is not None:
+                edge = Edge(
+                    *(
+                        None if rows is None else self.tree.spread_to_leaves(level, rows)
+                        for rows in self._edge(level)
+                    )
+                )
+                pulls.append(Pull(local, edge))
+        return Work(
+            x_NP=self.tree.spread(depth, self.held[depth - 1]),
+            b_NB=self.tree.spread(depth, self.held_buffers[depth - 1]),
+            correction_NP=total_NP,
+            pulls=tuple(pulls),
+            active=np.flatnonzero(self.active_N[depth]).tolist(),
+            step=step,
+            steps=steps,
+            round=round,
+        )
+
+    # -- the end of a round ---------------------------------------------------------------------------------------
+
+    def trained(self, x_NP: Tensor, b_NB: Tensor, rate: float) -> None:
+        """Take the leaves' new models, after steps whose learning rates add up to `rate`."""
+        active_N = self._on_device(self.active_N[-1])
+        self.own[-1] = _choose(active_N, x_NP, self.own[-1])
+        self.own_buffers[-1] = _choose(active_N, b_NB, self.own_buffers[-1])
+        self.rate_N[-1] = self.rate_N[-1] + rate * active_N.double()
+
+    def meet(self, top: int) -> list[str]:
+        """Synchronise the edge levels from the leaves' up to `top`; the names of those refused."""
+        refused: list[str] = []
+        for level in reversed(self._edges(top)):
+            refused += self._meet(level, relayed=level > top)
+        for level in self._edges(top):
+            self.rate_N[level] = torch.zeros_like(self.rate_N[level])
+            if level > top:
+                self.held[level - 1] = self.tree.spread(level - 1, self.held[level - 2])
+                self.held_buffers[level - 1] = self.tree.spread(level - 1, self.held_buffers[level - 2])
+                relay = self.rules[level].relay
+                if relay is not None:
+                    self.state[level] = relay(self.state[level])
+                self._stale[level][:] = True
+                above = self.correction[top:level]
+                self._owed[level] |= any(correction is not None for correction in above)
+            self._correct(level)
+        self.top = top
+        return refused
+
+    def _meet(self, level: int, relayed: bool) -> list[str]:
+        tree, rule, own = self.tree, self.rules[level], self.own[level]
+        edge = self._edge(level)
+        state, message = rule.up(self.state[level], own, edge)
+        sent = {**message, "buffers": self.own_buffers[level]}
+
+        came_N = self._on_device(self.active_N[level]) & (self.rate_N[level] > 0)
+        present_N = came_N & torch.stack([_finite(rows) for rows in sent.values()]).all(dim=0)
+        refused = self._names(level, came_N & ~present_N)
+        self.communication.up.add(level, came_N.cpu().numpy(), _row_bytes(sent))
+
+        share_M1 = tree.share(level, present_N)[:, None].to(own.dtype)
+        mean = {name: self._reduce(level, rows, present_N) for name, rows in message.items()}
+        memory, merged_MP = rule.merge(self.memory[level], self.held[level - 1], mean, share_M1)
+        heard_M = tree.occupied(level, present_N)
+        sane_M = heard_M & _finite(merged_MP)
+        refused += self._names(level - 1, heard_M & ~sane_M)
+        present_N = present_N & tree.spread(level, sane_M)
+
+        self.memory[level] = _where(sane_M, memory, self.memory[level])
+        self.held[level - 1] = _choose(sane_M, merged_MP, self.held[level - 1])
+        self.own[level - 1] = self.held[level - 1]
+        mean_buffers = tree.mean(level, self.own_buffers[level], present_N)
+        self.held_buffers[level - 1] = _choose(sane_M, mean_buffers, self.held_buffers[level - 1])
+        self.own_buffers[level - 1] = self.held_buffers[level - 1]
+        mean_rate_M1 = tree.mean(level, self.rate_N[level][:, None], present_N)
+        self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M1[:, 0]
+
+        state = _where(present_N, state, self.state[level])
+        self._stale[level][:] = True
+        if rule.down is not None and not (relayed and rule.relay is not None):
+            # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
+            shared = edge._replace(rate=tree.spread(level, mean_rate_M1).to(own.dtype))
+            learnt = rule.down(state, own, tree.spread(level, self.held[level - 1]), shared)
+            state = _where(present_N, learnt, state)
+            answered = present_N.cpu().numpy()
+            self._stale[level] = ~answered
+            self.communication.down.add(level, answered, self._parcel(level))
+        self.state[level] = state
+        return refused
+
+    def _reduce(self, level: int, rows_NP: Tensor, present_N: Tensor) -> Tensor:
+        reduce = self.rules[level].reduce
+        if reduce is None:
+            return self.tree.mean(level, rows_NP, present_N)
+        # a reducer of raw messages sees one parent's children at a time
+        reduced_MP = rows_NP.new_zeros(self.tree.sizes[level - 1], rows_NP.shape[1])
+        parents = self._on_device(self.tree.parents[level])
+        weights = self._on_device(self.tree.weights[level]).to(rows_NP.dtype)
+        for parent in range(len(reduced_MP)):
+            mine = present_N & (parents == parent)
+            if mine.any():
+                reduced_MP[parent] = reduce(rows_NP[mine], weights[mine] / weights[mine].sum())
+        return reduced_MP
+
+    # -- small things -----------------------------------------------------------------------------------------------
+
+    def _edge(self, level: int) -> Edge:
+        rate_N1 = self.rate_N[level][:, None].to(self.held[0].dtype)
+        return Edge(self.tree.spread(level, self.held[level - 1]), self.correction[level], rate_N1)
+
+    def _correct(self, level: int) -> None:
+        note = self.rules[level].note(self.memory[level])
+        spread = {name: self.tree.spread(level, rows) for name, rows in note.items()}
+        self.correction[level] = self.rules[level].correction(self.state[level], spread)
+
+    def _pull(self, level: int) -> None:
+        """Account for the models that those taking part do not have yet, with the corrections from above."""
+        asking = self.active_N[level] & self._stale[level]
+        self._stale[level] &= ~asking
+        if self.wants_gradients:
+            # the corrections are about to change and come with the mean gradients
+            self.communication.down.add(level, asking, self._parcel(level))
+        else:
+            extra = self._owed[level] * self._model_bytes
+            self.communication.down.add(level, asking, self._parcel(level) + extra)
+            self._owed[level] &= ~asking
+
+    @property
+    def _model_bytes(self) -> int:
+        return _row_bytes({"model": self.held[0]})
+
+    def _parcel(self, level: int) -> int:
+        """Bytes of what a parent gives a child: its model, its buffers and the rule's note."""
+        note = self.rules[level].note(self.memory[level])
+        return _row_bytes({"model": self.held[0], "buffers": self.held_buffers[0], **note})
+
+    def _names(self, level: int, mask_N: Tensor) -> list[str]:
+        return [self.tree.names[level][i] for i in np.flatnonzero(mask_N.cpu().numpy())]
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+
+def _finite(rows_NP: Tensor) -> Tensor:
+    return torch.isfinite(rows_NP).all(dim=1)
+
+
+def _choose(mask_N: Tensor, new_NP: Tensor, old_NP: Tensor) -> Tensor:
+    return torch.where(mask_N[:, None], new_NP, old_NP)
+
+
+def _where(mask_N: Tensor, new: Rows, old: Rows) -> Rows:
+    return {name: _choose(mask_N, rows, old[name]) for name, rows in new.items()}
+
+
+def _row_bytes(rows: Rows) -> int:
+    return sum(matrix.shape[1] * matrix.element_size() for matrix in rows.values())

@@ -1,0 +1,98 @@
+"""A module's parameters as one row, and its floating buffers as another.
+
+Rules see the parameters only. Floating buffers (a batch norm's running statistics) are averaged like weights at
+every meeting but never corrected, and integer buffers stay as the user's module had them. Parameters that do not
+require a gradient are part of the module, not of the row: they are never sent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+
+from stratafl.errors import InvalidInput
+
+
+class Flat:
+    """How one architecture lies in rows: P parameters, B floating buffer values."""
+
+    def __init__(self, module: nn.Module):
+        self.module = copy.deepcopy(module)
+        parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if any(is_lazy(p) for p in parameters.values()):
+            raise InvalidInput("model", type(module).__name__, "run it once so that its lazy layers have shapes")
+        if not parameters:
+            raise InvalidInput("model", type(module).__name__, "has no trainable parameters")
+        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        dtypes = {t.dtype for t in [*parameters.values(), *buffers.values()]}
+        if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+            raise InvalidInput(
+                "model", sorted(map(str, dtypes)), "parameters and buffers must share one floating type"
+            )
+        self.dtype: torch.dtype = dtypes.pop()
+        self._shapes = {n: p.shape for n, p in parameters.items()}
+        self._buffer_shapes = {n: b.shape for n, b in buffers.items()}
+        self.parameters = sum(p.numel() for p in parameters.values())
+        self.buffers = sum(b.numel() for b in buffers.values())
+
+    def row(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """The module's parameters (P) and buffers (B)."""
+        return self.row_of(dict(module.state_dict(keep_vars=False)))
+
+    def row_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of a state dict."""
+        for name, shape in {**self._shapes, **self._buffer_shapes}.items():
+            if name not in values:
+                raise InvalidInput("initial", sorted(values), f"lacks {name!r}")
+            if values[name].shape != shape:
+                raise InvalidInput(
+                    f"initial.{name}", tuple(values[name].shape), f"must have the shape {tuple(shape)}"
+                )
+
+        def joined(shapes: Mapping[str, torch.Size]) -> Tensor:
+            parts = [values[name].detach().reshape(-1).to(self.dtype) for name in shapes]
+            return torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype)
+
+        return joined(self._shapes), joined(self._buffer_shapes)
+
+    def named(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
+        """Views of the two rows under the module's names."""
+        return {**_views(self._shapes, x_P), **_views(self._buffer_shapes, b_B)}
+
+    def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
+        """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
+        values = self.named(x_P, b_B)
+        outputs = functional_call(self.module, values, (inputs,))
+        for name, view in _views(self._buffer_shapes, b_B).items():
+            if values[name].data_ptr() != view.data_ptr():
+                view.copy_(values[name].detach())
+        return outputs
+
+    def gradient(
+        self,
+        x_P: Tensor,
+        b_B: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        x_P = x_P.detach().requires_grad_()
+        (g_P,) = torch.autograd.grad(loss(self.call(x_P, b_B, inputs), targets), x_P)
+        return g_P
+
+    def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
+        """A module of its own with these values."""
+        module = copy.deepcopy(self.module)
+        values = {name: view.clone() for name, view in self.named(x_P, b_B).items()}
+        module.load_state_dict(values, strict=False)
+        return module
+
+
+def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
+    parts = row.split([shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -1,0 +1,117 @@
+"""Rules by name, and where in a tree a name puts them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from stratafl.errors import InvalidInput, unknown
+from stratafl.rule import Rule, average
+
+Place = Literal["every", "leaf", "inner", "root"]
+Factory = TypeVar("Factory", bound=Callable[..., Rule])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered rule: how it is made, and the edge levels it takes when it is named for a whole tree."""
+
+    name: str
+    make: Callable[..., Rule]
+    at: Place
+    summary: str
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The factory's parameters with their defaults."""
+        given = inspect.signature(self.make).parameters.values()
+        return {p.name: p.default for p in given}
+
+    def rule(self, **params: object) -> Rule:
+        for name in params:
+            if name not in self.parameters:
+                raise unknown(f"{self.name} parameter", name, self.parameters)
+        return self.make(**params)
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str, at: Place = "leaf", summary: str | None = None) -> Callable[[Factory], Factory]:
+    """Decorator: make a rule factory known by name.
+
+    `at` says which edges the rule takes when the name stands for a whole tree, the others averaging: `"leaf"` the
+    clients' (a method of plain federated learning run inside each group), `"inner"` all but the clients', `"root"`
+    the root's, `"every"` all.
+    """
+
+    def add(make: Factory) -> Factory:
+        text = summary or (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
+        if not text:
+            raise InvalidInput("register", name, "the factory needs a docstring or a summary")
+        _entries[name] = Entry(name, make, at, text)
+        return make
+
+    return add
+
+
+def entry(name: str, field: str = "rules") -> Entry:
+    if name not in _entries:
+        raise unknown(field, name, _entries)
+    return _entries[name]
+
+
+def entries() -> list[Entry]:
+    return list(_entries.values())
+
+
+RuleLike = Rule | str | Mapping[str, object]
+
+
+def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
+    """The rules, root first, that a method's name puts on the edges of a tree of this depth."""
+    name, params = _split(method, "method")
+    found = entry(name, "method")
+    rule = found.rule(**params)
+    levels = range(1, depth + 1)
+    taken = {
+        "every": set(levels),
+        "leaf": {depth},
+        "inner": set(levels) - {depth},
+        "root": {1},
+    }[found.at]
+    return tuple(rule if level in taken else average() for level in levels)
+
+
+def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, ...]:
+    """One rule per edge level from whatever the user gave: a method's name, or a rule for each edge."""
+    if isinstance(rules, str | Mapping):
+        return place(rules, depth)
+    listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
+    if len(listed) != depth:
+        raise InvalidInput(
+            "rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them"
+        )
+    return tuple(_one(rule) for rule in listed)
+
+
+def _one(rule: RuleLike) -> Rule:
+    if isinstance(rule, Rule):
+        return rule
+    name, params = _split(rule, "rules")
+    return entry(name).rule(**params)
+
+
+def _split(given: object, field: str) -> tuple[str, dict[str, object]]:
+    if isinstance(given, str):
+        return given, {}
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        params = {str(key): value for key, value in given.items() if key != "name"}
+        return str(given["name"]), params
+    raise InvalidInput(field, given, "must be a name, a table with a name, or a Rule")
+
+
+def _label(rule: object) -> object:
+    return "Rule" if isinstance(rule, Rule) else rule

@@ -1,0 +1,81 @@
+"""A rule says what a child and its parent do when they meet: one rule per edge level of the tree.
+
+A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out. Called with all
+rows of a level (a simulation) or with one row (a real client), it is the same rule. A new method is a difference
+from `average()`:
+
+    fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
+
+What happens around one meeting of edge level m, in order:
+
+    leaves train              direction = local(x, g + corrections on the path to the root, edge)
+    children send             state, message = up(state, x, edge)
+    the parent reduces        mean = weighted mean of the messages that came and are finite
+    the parent merges         memory, model = merge(memory, start, mean, share)
+    children learn            state = down(state, x, model, edge)
+    if the parent meets its own parent at the same moment, a newer model comes from above:
+                              state = relay(state), instead of `down` where the rule has one
+    if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
+    the subtree adds          correction(state, note(memory))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+Rows = dict[str, Tensor]
+"""Named matrices with one row per node: a state, a memory, a message or a note."""
+
+
+class Edge(NamedTuple):
+    """What a child knows of its parent since they last met."""
+
+    model: Tensor
+    """The model the child got."""
+    correction: Tensor | None
+    """The correction this edge adds to every gradient below it, None for none."""
+    rate: Tensor
+    """The sum of the learning rates used since, one per row."""
+
+
+class Rule(NamedTuple):
+    """The functions of one edge level. Those that may be None then do nothing and cost nothing."""
+
+    init: Callable[[Tensor], Rows]
+    """A child's state, given its first model."""
+    up: Callable[[Rows, Tensor, Edge], tuple[Rows, Rows]]
+    """The child's new state and the message it sends; the message has at least the entry "model"."""
+    open: Callable[[Tensor], Rows]
+    """The parent's memory, given its first model."""
+    merge: Callable[[Rows, Tensor, Rows, Tensor], tuple[Rows, Tensor]]
+    """The parent's new memory and model, from its model at the start, the mean message of the children that
+    came, and the share of the children's weight that came."""
+    note: Callable[[Rows], Rows]
+    """What the parent sends beside its model."""
+    correction: Callable[[Rows, Rows], Tensor | None]
+    """What the child's subtree adds to its gradients, from the child's state and the parent's note."""
+    local: Callable[[Tensor, Tensor, Edge], Tensor] | None = None
+    """The direction of a leaf's step, from its model and its direction so far."""
+    down: Callable[[Rows, Tensor, Tensor, Edge], Rows] | None = None
+    """The child's state after it saw the parent's new model. Here `edge.rate` is the siblings' mean."""
+    relay: Callable[[Rows], Rows] | None = None
+    """The child's state when a newer model came from above its parent."""
+    from_gradient: Callable[[Rows, Tensor, Tensor], Rows] | None = None
+    """The child's state from its own gradient and the siblings' mean at a model that came from above."""
+    reduce: Callable[[Tensor, Tensor], Tensor] | None = None
+    """One parent's reducer, (K x P rows, K weights) -> row, instead of the weighted mean."""
+
+
+def average() -> Rule:
+    """Averaging: children send their models, the parent takes the weighted mean."""
+    return Rule(
+        init=lambda x: {},
+        up=lambda state, x, edge: (state, {"model": x}),
+        open=lambda x: {},
+        merge=lambda memory, start, mean, share: (memory, mean["model"]),
+        note=lambda memory: {},
+        correction=lambda state, note: None,
+    )

@@ -1,0 +1,23 @@
+"""Every rule that ships with the package, registered on import."""
+
+from stratafl.registry import register
+from stratafl.rule import average
+from stratafl.rules.correction import mtgc, scaffold
+from stratafl.rules.proximal import feddyn, fedprox
+from stratafl.rules.robust import median
+from stratafl.rules.server import adam, momentum, yogi
+
+register("average", at="every", summary="HFedAvg's rule for one edge: the weighted mean of the children.")(average)
+register("hfedavg", at="every", summary="HFedAvg: averaging at every level, each at its own period.")(average)
+
+__all__ = [
+    "adam",
+    "average",
+    "feddyn",
+    "fedprox",
+    "median",
+    "momentum",
+    "mtgc",
+    "scaffold",
+    "yogi",
+]

@@ -1,0 +1,70 @@
+"""Rules that correct the gradient: MTGC (any edge, any depth) and SCAFFOLD."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stratafl.errors import InvalidInput
+from stratafl.registry import register
+from stratafl.rule import Edge, Rows, Rule, average
+
+
+@register("group_correction", at="inner", summary="MTGC's correction between groups only; clients average.")
+@register("local_correction", at="leaf", summary="MTGC's correction of clients only; groups average.")
+@register("mtgc", at="every")
+def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
+    """Multi-timescale gradient correction: one correction per edge, updated whenever the edge synchronises.
+
+    `restart` says how a correction starts anew when a model comes from above its parent: at zero (the paper's
+    experiments), from the gradients at the new model (its analysis, one exchange more), or not at all.
+    """
+
+    def down(state: Rows, x: Tensor, merged: Tensor, edge: Edge) -> Rows:
+        return {"z": state["z"] + (x - merged) / edge.rate}
+
+    def forget(state: Rows) -> Rows:
+        return {"z": torch.zeros_like(state["z"])}
+
+    rule = average()._replace(
+        init=lambda x: {"z": torch.zeros_like(x)},
+        down=down,
+        correction=lambda state, note: state["z"],
+    )
+    if restart == "keep":
+        return rule
+    if restart == "zero":
+        return rule._replace(relay=forget)
+    if restart == "gradient":
+        return rule._replace(
+            relay=forget, from_gradient=lambda state, g, mean_g: {"z": mean_g - g}
+        )
+    raise InvalidInput("mtgc.restart", restart, 'must be "zero", "gradient" or "keep"')
+
+
+@register("scaffold")
+def scaffold() -> Rule:
+    """SCAFFOLD (option II): each child has a control variate, the parent the mean of all of them."""
+
+    def control(x: Tensor, edge: Edge) -> Tensor:
+        # c_i - c + (start - x) / (K lr), where the edge's correction is c - c_i
+        return (edge.model - x) / edge.rate - edge.correction
+
+    def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
+        new = control(x, edge)
+        return {"c": new}, {"model": x, "control": new - state["c"]}
+
+    def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
+        # the children that stayed away did not change theirs, so the mean over all moves by the share that came
+        return {"c": memory["c"] + share * mean["control"]}, mean["model"]
+
+    return average()._replace(
+        init=lambda x: {"c": torch.zeros_like(x)},
+        up=up,
+        open=lambda x: {"c": torch.zeros_like(x)},
+        merge=merge,
+        note=lambda memory: memory,
+        correction=lambda state, note: note["c"] - state["c"],
+    )

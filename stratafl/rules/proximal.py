@@ -1,0 +1,39 @@
+"""Rules that hold a leaf near the model its parent gave: FedProx and FedDyn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stratafl.errors import number
+from stratafl.registry import register
+from stratafl.rule import Edge, Rows, Rule, average
+
+
+@register("fedprox")
+def fedprox(mu: float = 0.01) -> Rule:
+    """FedProx: a pull of strength mu towards the model the parent gave."""
+    number("fedprox.mu", mu, at_least=0)
+    return average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
+
+
+@register("feddyn")
+def feddyn(alpha: float = 0.01) -> Rule:
+    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was pulled."""
+    number("feddyn.alpha", alpha, above=0)
+
+    def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
+        return {"h": state["h"] - alpha * (x - edge.model)}, {"model": x}
+
+    def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
+        h = memory["h"] - alpha * share * (mean["model"] - start)
+        return {"h": h}, mean["model"] - h / alpha
+
+    return average()._replace(
+        init=lambda x: {"h": torch.zeros_like(x)},
+        up=up,
+        open=lambda x: {"h": torch.zeros_like(x)},
+        merge=merge,
+        correction=lambda state, note: -state["h"],
+        local=lambda x, g, edge: g + alpha * (x - edge.model),
+    )

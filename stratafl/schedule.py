@@ -1,0 +1,135 @@
+"""When the levels of a tree synchronise, and which children take part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from stratafl.errors import InvalidInput, number
+from stratafl.streams import Purpose, generator
+from stratafl.tree import Tree
+
+
+class Event(NamedTuple):
+    """Train this many steps, then synchronise the edge levels from the leaves' up to `top`."""
+
+    steps: int
+    top: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often each edge level synchronises, in units of the level below, root first.
+
+    `Schedule((30, 20))` is the paper's E = 30, H = 20: a group averages every 20 steps, the root every 30 group rounds.
+    """
+
+    periods: tuple[int, ...]
+
+    @staticmethod
+    def of(periods: Sequence[int], depth: int) -> Schedule:
+        if len(periods) != depth:
+            raise InvalidInput(
+                "periods", list(periods), f"needs one number per edge level, {depth} of them"
+            )
+        for period in periods:
+            number("periods", period, at_least=1, whole=True)
+        return Schedule(tuple(int(p) for p in periods))
+
+    @staticmethod
+    def of_steps(steps: Sequence[int], depth: int) -> Schedule:
+        """From the paper's P list: level m synchronises every P_m local steps, root first."""
+        wanted = "each must be a whole number that divides the one before it"
+        for period in steps:
+            number("steps_per_sync", period, at_least=1, whole=True)
+        ratios = []
+        for above, below in zip(steps, [*steps[1:], 1], strict=True):
+            if above % below:
+                raise InvalidInput("steps_per_sync", list(steps), wanted)
+            ratios.append(above // below)
+        return Schedule.of(ratios, depth)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The paper's P list: local steps between two synchronisations of each edge level."""
+        return tuple(math.prod(self.periods[level:]) for level in range(len(self.periods)))
+
+    def events(self) -> Iterator[Event]:
+        """What happens in one global round."""
+        every = self.steps
+        leaf_period = every[-1]
+        for done in range(leaf_period, every[0] + 1, leaf_period):
+            top = next(level for level, period in enumerate(every, 1) if done % period == 0)
+            yield Event(leaf_period, top)
+
+
+class Draw(NamedTuple):
+    """What a user's own participation function gets."""
+
+    tree: Tree
+    level: int
+    round: int
+    """How many rounds this level has had before."""
+    generator: np.random.Generator
+
+
+Participation = None | str | float | int | Callable[[Draw], np.ndarray]
+"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function giving a mask of the level."""
+
+
+def check_participation(
+    participation: Participation | Sequence[Participation], depth: int
+) -> tuple[Participation, ...]:
+    """One participation per edge level, root first; a single one stands for the leaves' level."""
+    if isinstance(participation, Sequence) and not isinstance(participation, str):
+        per_level = tuple(participation)
+        if len(per_level) != depth:
+            raise InvalidInput(
+                "participation", list(per_level), f"needs one entry per edge level, {depth} of them"
+            )
+    else:
+        per_level = (None,) * (depth - 1) + (participation,)
+    for each in per_level:
+        if each is None or each == "all" or callable(each):
+            continue
+        if isinstance(each, str):
+            raise InvalidInput(
+                "participation", each, 'must be "all", a fraction, a number or a function'
+            )
+        if isinstance(each, float):
+            number("participation", each, above=0, at_most=1)
+        else:
+            number("participation", each, at_least=1, whole=True)
+    return per_level
+
+
+def draw(participation: Participation, tree: Tree, level: int, round: int, seed: int) -> np.ndarray:
+    """Which nodes of a level take part in its next round, as a mask; at least one child of each parent,
+    unless the user's own function decides otherwise."""
+    count = tree.sizes[level]
+    if participation is None or participation == "all":
+        return np.ones(count, dtype=bool)
+    random = generator(seed, Purpose.PARTICIPATION, level, round)
+    if callable(participation):
+        mask = np.asarray(participation(Draw(tree, level, round, random)))
+        if mask.shape != (count,) or mask.dtype != bool:
+            raise InvalidInput(
+                "participation", mask, f"the function must give a boolean mask of {count} nodes"
+            )
+        return mask
+    assert not isinstance(participation, str)
+    parents = tree.parents[level]
+    siblings = tree.children(level - 1)
+    if isinstance(participation, float):
+        wanted = np.maximum(1, np.round(participation * siblings).astype(int))
+    else:
+        wanted = np.minimum(participation, siblings)
+    # a random order within each set of siblings; those ranked first take part
+    order = np.lexsort((random.random(count), parents))
+    rank = np.empty(count, dtype=int)
+    rank[order] = np.arange(count) - (np.cumsum(siblings) - siblings)[parents[order]]
+    return rank < wanted[parents]

@@ -1,0 +1,263 @@
+"""A run: schedule x rules x engine, as a stream of round results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from stratafl import checks
+from stratafl.communication import Communication
+from stratafl.data.batches import Sampling
+from stratafl.engine.loop import LoopEngine
+from stratafl.engine.work import Engine
+from stratafl.errors import number
+from stratafl.federation import Federation
+from stratafl.flat import Flat
+from stratafl.local import Leaf, leaf as usual_leaf
+from stratafl.metrics import Loss, evaluate
+from stratafl.registry import RuleLike, rules_for
+from stratafl.schedule import Participation, Schedule, check_participation
+from stratafl.streams import Purpose, integer
+from stratafl.tree import Shape, Tree
+
+Data = tuple[Tensor, Tensor] | Dataset
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one global round did."""
+
+    round: int
+    """Counted from 1."""
+    steps: int
+    """Local steps per client since the start of the run."""
+    lr: float
+    metrics: dict[str, float]
+    """The root's loss and accuracy on the test data; empty where this round was not evaluated."""
+    nodes: dict[str, dict[str, float]]
+    """The same for each node of the levels asked for, by its model just before its parent's replaced it."""
+    refused: tuple[str, ...]
+    """Nodes whose update was not finite, once for each time."""
+    bytes_per_client: float
+    """Sent and received by a client since the start of the run, mean over the clients."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run as it stands: rows are nodes in the tree's order, columns parameters in the module's order."""
+
+    tree: Tree
+    module: nn.Module
+    """The root's model."""
+    models: list[Tensor]
+    """Per level, root first: each node's model just before its parent's replaced it."""
+    corrections: list[Tensor | None]
+    """Per edge level, root first: what each node's subtree adds to its gradients."""
+    history: list[RoundResult]
+    communication: Communication
+    flat: Flat = field(repr=False)
+    buffers: list[Tensor] = field(repr=False)
+
+    def model_of(self, name: str) -> nn.Module:
+        """A named node's model as a module."""
+        level, number = self.tree.find(name)
+        return self.flat.build(self.models[level][number], self.buffers[level][number])
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How often each node's update was refused."""
+        names = [name for each in self.history for name in each.refused]
+        return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+class Simulation:
+    """An iterator of round results; between two rounds its attributes may be read and changed."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        engine: Engine,
+        flat: Flat,
+        schedule: Schedule,
+        leaf: Leaf,
+        loss: Loss,
+        test: tuple[Tensor, Tensor] | None,
+        rounds: int,
+        evaluate_every: int,
+        evaluate_levels: Sequence[int],
+    ):
+        self.federation, self.engine, self.flat = federation, engine, flat
+        self.schedule, self.leaf, self.loss, self.test = schedule, leaf, loss, test
+        self.rounds, self.evaluate_every = rounds, evaluate_every
+        self.evaluate_levels = tuple(evaluate_levels)
+        self.history: list[RoundResult] = []
+        self.step = 0
+
+    def __iter__(self) -> Iterator[RoundResult]:
+        return self
+
+    def __next__(self) -> RoundResult:
+        round = len(self.history)
+        if round >= self.rounds:
+            raise StopIteration
+        began = time.perf_counter()
+        refused: list[str] = []
+        for steps, top in self.schedule.events():
+            self.federation.begin()
+            if self.federation.wants_gradients:
+                look = self.federation.work(self.step, 1, round)
+                self.federation.start_from_gradients(self.engine.gradients(look))
+            x_NP, b_NB = self.engine.train(self.federation.work(self.step, steps, round))
+            self.federation.trained(x_NP, b_NB, self.leaf.rate(round, steps))
+            refused += self.federation.meet(top)
+            self.step += steps
+        evaluated = (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds
+        result = RoundResult(
+            round=round + 1,
+            steps=self.step,
+            lr=self.leaf.lr(round),
+            metrics=self._evaluate(0, 0) if evaluated else {},
+            nodes=self._evaluate_nodes() if evaluated else {},
+            refused=tuple(refused),
+            bytes_per_client=self.federation.communication.bytes_per_client,
+            seconds=time.perf_counter() - began,
+        )
+        self.history.append(result)
+        return result
+
+    def run(self) -> Result:
+        """Do the rounds that are left."""
+        for _ in self:
+            pass
+        return self.result()
+
+    def result(self) -> Result:
+        """The run as it stands now."""
+        federation = self.federation
+        return Result(
+            tree=federation.tree,
+            module=self.flat.build(federation.held[0][0], federation.held_buffers[0][0]),
+            models=list(federation.own),
+            corrections=federation.correction[1:],
+            history=list(self.history),
+            communication=federation.communication,
+            flat=self.flat,
+            buffers=list(federation.own_buffers),
+        )
+
+    def _evaluate(self, level: int, node: int) -> dict[str, float]:
+        if self.test is None:
+            return {}
+        x_P = self.federation.own[level][node]
+        b_B = self.federation.own_buffers[level][node]
+        self.flat.module.eval()
+        return evaluate(lambda inputs: self.flat.call(x_P, b_B, inputs), self.loss, *self.test)
+
+    def _evaluate_nodes(self) -> dict[str, dict[str, float]]:
+        names = self.federation.tree.names
+        return {
+            name: self._evaluate(level, node)
+            for level in self.evaluate_levels
+            if level > 0
+            for node, name in enumerate(names[level])
+        }
+
+
+def simulate(
+    model: nn.Module | Callable[[], nn.Module],
+    data: Data,
+    partition: Sequence[Sequence[int] | np.ndarray | Tensor],
+    tree: Tree | Shape,
+    rules: RuleLike | Sequence[RuleLike] = "mtgc",
+    *,
+    periods: Sequence[int] | Schedule,
+    rounds: int,
+    leaf: Leaf | float = 0.1,
+    batch: int | None = 32,
+    sampling: Sampling = "epochs",
+    test: Data | None = None,
+    loss: Loss | None = None,
+    weights: str | Sequence | np.ndarray | None = None,
+    participation: Participation | Sequence[Participation] = None,
+    seed: int = 0,
+    initial: Mapping[str, Tensor] | None = None,
+    evaluate_every: int = 1,
+    evaluate_levels: Sequence[int] = (0,),
+    device: str | torch.device = "cpu",
+) -> Simulation:
+    """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
+
+    model: a module, or a function that builds one (called with torch's generator set from the seed).
+    data, test: (inputs, targets) tensors, or a map-style data set of such pairs.
+    partition: each client's sample numbers, in the order of the tree's leaves.
+    tree: a `Tree` or one of its notations, such as "4x5".
+    rules: a method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one rule per edge
+        level, root first.
+    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper).
+    leaf: the clients' chain, or just its learning rate.
+    batch: samples per step, None for full batches; `sampling` "epochs" shuffles without replacement.
+    loss: (outputs, targets) -> scalar; cross-entropy unless given.
+    weights: of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless given.
+    participation: per level, root first, or just the clients': all, a fraction, a number, or a function.
+    initial: a state dict to start from instead of the module's own values.
+    evaluate_levels: levels whose every node is evaluated besides the root.
+    """
+    shape = Tree.of(tree)
+    train_inputs, train_targets = checks.tensors("data", data)
+    parts = checks.partition(partition, shape, len(train_inputs))
+    if weights is not None:
+        shape = shape.weighted(weights, [len(part) for part in parts])
+    edge_rules = rules_for(rules, shape.depth)
+    schedule = periods if isinstance(periods, Schedule) else Schedule.of(periods, shape.depth)
+    chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
+    number("rounds", rounds, at_least=1, whole=True)
+    number("evaluate_every", evaluate_every, at_least=1, whole=True)
+    checks.levels("evaluate_levels", evaluate_levels, shape.depth)
+    checks.batching(batch, sampling)
+    shares = check_participation(participation, shape.depth)
+
+    module = model
+    if not isinstance(module, nn.Module):
+        with torch.random.fork_rng():
+            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
+            module = model()
+    flat = Flat(module)
+    x_P, b_B = flat.row(flat.module) if initial is None else flat.row_of(initial)
+    objective = F.cross_entropy if loss is None else loss
+
+    def placed(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs, targets = (
+            t.to(device, flat.dtype if t.is_floating_point() else t.dtype) for t in pair
+        )
+        return inputs, targets
+
+    train = placed((train_inputs, train_targets))
+    held_out = None if test is None else placed(checks.tensors("test", test))
+    flat.module.to(device)
+    x_P, b_B = x_P.to(device), b_B.to(device)
+    for name, pair in {"data": train, "test": held_out}.items():
+        if pair is not None:
+            checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
+
+    federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
+    engine = LoopEngine(
+        flat,
+        objective,
+        *train,
+        [part.to(device) for part in parts],
+        chain,
+        batch,
+        sampling,
+        seed,
+    )
+    return Simulation(
+        federation, engine, flat, schedule, chain, objective, held_out, rounds, evaluate_every, evaluate_levels
+    )
