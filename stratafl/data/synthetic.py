@@ -3,9 +3,9 @@
 After Synthetic(alpha, beta) of FedProx (Li et al., 2020): a leaf draws x ~ N(v, diag(j^-1.2)) and
 labels it by the arg max of W x + b. Here W, b and v are sums along the leaf's path: a root model,
 plus at each level m a model shift scaled by alpha_m and a feature shift scaled by beta_m, shared by
-all leaves below the node. So zero at a level means that its siblings are alike, which FedProx's (0, 0)
-does not: there each client has a model of its own. FedProx's shift common to all weights is left
-out, since it moves all logits alike and so no label.
+all leaves below the node. So zero at a level means that its siblings are alike, which FedProx's
+(0, 0) does not: there each client has a model of its own. FedProx's shift common to all weights is
+left out, since it moves all logits alike and so no label.
 """
 
 from __future__ import annotations

@@ -82,10 +82,13 @@ class Files(ABC):
             raise self.broken(what, "one such file", f"{len(found)}: {', '.join(found[:4])}")
         return found[0]
 
-    def _inside(self, name: str) -> str:
+    def _safe(self, name: str, size: int) -> str:
+        """The name of an archive's member, if it stays inside and is of sane size."""
         path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+        if path.is_absolute() or ".." in path.parts or re.match("[A-Za-z]:", name):
             raise self.broken(name, "an archive whose members stay inside it", "one that leaves it")
+        if size > UNPACKED_LIMIT:
+            raise self.broken(name, f"at most {UNPACKED_LIMIT:,} bytes", f"{size:,}")
         return name
 
     def broken(self, name: str, expected: str, found: object) -> InvalidInput:
@@ -120,7 +123,7 @@ class _Tar(Files):
     def _list(self) -> list[str]:
         with tarfile.open(self.path) as archive:
             # Links are left out: a data file that points elsewhere is not data.
-            return [self._inside(member.name) for member in archive if member.isreg()]
+            return [self._safe(member.name, member.size) for member in archive if member.isreg()]
 
     def _each(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(self.path) as archive:
@@ -138,7 +141,9 @@ class _Zip(Files):
     def _list(self) -> list[str]:
         with zipfile.ZipFile(self.path) as archive:
             return [
-                self._inside(entry.filename) for entry in archive.infolist() if not entry.is_dir()
+                self._safe(entry.filename, entry.file_size)
+                for entry in archive.infolist()
+                if not entry.is_dir()
             ]
 
     def _each(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:

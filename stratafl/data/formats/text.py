@@ -72,7 +72,7 @@ def in_time_order(role: Role) -> bool:
 def split_roles(roles: Iterable[Role]) -> Samples:
     """Keep roles long enough; the first 1,500 sequences train, up to 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
-    seen = foreign = 0
+    seen = 0
     given = False
     for role in roles:
         seen += 1
@@ -138,7 +138,9 @@ def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
         f"per role the first {TRAIN_PER_ROLE:,} train, up to {TEST_PER_ROLE} later test; {split}",
     ]
     if foreign:
-        notes.append(f"{foreign:,} characters outside LEAF's alphabet became spaces")
+        notes.append(
+            f"{foreign:,} characters of the sequences, outside LEAF's alphabet, became spaces"
+        )
     return tuple(notes)
 
 
@@ -150,6 +152,10 @@ def _document(files: Files, name: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise files.broken(name, "a JSON object", type(document).__name__)
     return document
+
+
+def _strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def fits_roles(files: Files) -> bool:
@@ -210,6 +216,8 @@ def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
             pairs = data.get(user)
             if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
                 raise files.broken(name, f"x and y of {user!r}", "no such entry")
+            if not all(_strings(pairs[field]) for field in ("x", "y")):
+                raise files.broken(name, f"x and y of {user!r} as lists of text", "something else")
             if user in seen:
                 raise files.broken(name, f"{user!r} once", "a second time")
             seen.add(user)
