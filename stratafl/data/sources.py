@@ -1,0 +1,230 @@
+"""Getting at data sets: prepare one from its published files, load it, say what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from stratafl.data.canonical import (
+    Dataset,
+    Kind,
+    Samples,
+    complete,
+    data_root,
+    read,
+    read_meta,
+    write,
+)
+from stratafl.data.digits import FORM as DIGITS_FORM
+from stratafl.data.digits import TITLE as DIGITS_TITLE
+from stratafl.data.digits import digits
+from stratafl.data.formats.files import Files, open_files
+from stratafl.data.known import ORIGINALS_VARIABLE, SOURCES, Form, usual_places
+from stratafl.errors import InvalidInput, MissingExtra, unknown
+from stratafl.streams import Purpose, bits
+
+NAMES = ("digits", *SOURCES, "synthetic")
+_SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
+
+State = Literal["embedded", "generated", "prepared", "not prepared", "damaged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What is known of a data set; the measured fields are empty until it is prepared."""
+
+    name: str
+    title: str
+    kind: Kind
+    state: State
+    advice: str = ""
+    forms: tuple[str, ...] = ()
+    hub: str = ""
+    path: Path | None = None
+    form: str = ""
+    where: str = ""
+    train: int = 0
+    test: int = 0
+    shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    train_per_class: tuple[int, ...] = ()
+    owners: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    checksum: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> Dataset:
+    """A prepared data set, memory-mapped; `verify` checks every byte against its checksums."""
+    _known(name)
+    if name == "digits":
+        return digits()
+    if name == "synthetic":
+        raise InvalidInput(
+            "data set", name, "generated for a tree: call stratafl.data.synthetic.synthetic"
+        )
+    folder = data_root(root)
+    if not (folder / name).exists():
+        raise InvalidInput(
+            "data set", name, f"not prepared under {folder}; run: stratafl data prepare {name}"
+        )
+    return read(name, folder, verify)
+
+
+def prepare(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    root: str | Path | None = None,
+    allow_partial: bool = False,
+) -> Description:
+    """Read a set in one of its published forms and store it; the result says which form was found.
+
+    `source` is a file, a folder, an archive, "hub", or None for the usual places. A set of another
+    size than the published one is refused, unless `allow_partial` takes it as it is, with a note.
+    """
+    _known(name)
+    if name not in SOURCES:
+        raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(SOURCES)}")
+    folder = data_root(root)
+    if source == "hub":
+        remote = SOURCES[name].remote
+        form, where = f"hub repository {remote.repository}", remote.repository
+        samples, sizes = remote.read(remote.repository), remote.sizes
+    else:
+        files = _find(name, folder) if source is None else open_files(Path(source).expanduser())
+        found = _recognise(name, files)
+        if found is None:
+            raise _unrecognised(name, files)
+        form, where = found.name, str(files.path.resolve())
+        samples, sizes = found.read(files), found.sizes
+    samples = _sized(where, form, samples, sizes, allow_partial)
+    write(complete(name, form, _mixed(samples)), where, folder)
+    return describe(name, root=folder)
+
+
+def _known(name: str) -> None:
+    if name not in NAMES:
+        raise unknown("data set", name, NAMES)
+
+
+def _find(name: str, root: Path) -> Files:
+    for place in usual_places(name, root):
+        files = open_files(place)
+        if _recognise(name, files):
+            return files
+    raise InvalidInput(
+        "source",
+        None,
+        f"no copy of {name} in the usual places; name a path, or set {ORIGINALS_VARIABLE} to a "
+        f"folder of downloads; to get one: {SOURCES[name].obtain}",
+    )
+
+
+def _recognise(name: str, files: Files) -> Form | None:
+    return next((form for form in SOURCES[name].forms if form.fits(files)), None)
+
+
+def _unrecognised(name: str, files: Files) -> InvalidInput:
+    forms = ", ".join(form.name for form in SOURCES[name].forms)
+    some = ", ".join(files.names[:5]) + (", ..." if len(files.names) > 5 else "")
+    return InvalidInput(
+        "source",
+        str(files.path),
+        f"expected {name} as one of: {forms}; found {len(files.names):,} files: {some or 'none'}",
+    )
+
+
+def _sized(
+    where: str, form: str, samples: Samples, sizes: tuple[tuple[int, int], ...], partial: bool
+) -> Samples:
+    found = (len(samples.y_train), len(samples.y_test))
+    if not sizes or found in sizes:
+        return samples
+    expected = " or ".join(f"{train:,} + {test:,}" for train, test in sizes)
+    difference = f"expected {expected} samples (training + test), found {found[0]:,} + {found[1]:,}"
+    if not partial:
+        raise InvalidInput(
+            "source", where, f"{form}: {difference}; allow_partial takes it as it is"
+        )
+    return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
+
+
+def _mixed(samples: Samples) -> Samples:
+    """Put images stored class by class into a fixed random order, so that no slice is one class."""
+    changed: dict[str, Any] = {}
+    for number, part in enumerate(("train", "test")):
+        y = getattr(samples, f"y_{part}")
+        if samples.kind == "image" and (np.diff(y) >= 0).all():
+            order = torch.argsort(bits(0, Purpose.SAMPLES, number, torch.arange(len(y)))).numpy()
+            changed |= {f"x_{part}": getattr(samples, f"x_{part}")[order], f"y_{part}": y[order]}
+    if not changed:
+        return samples
+    note = "stored class by class in the source; put into a fixed random order"
+    return replace(samples, notes=(*samples.notes, note), **changed)
+
+
+def describe(name: str, *, root: str | Path | None = None) -> Description:
+    """What a data set is and, if it is prepared, what was measured when it was."""
+    _known(name)
+    if name == "synthetic":
+        return Description(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
+    if name == "digits":
+        return _describe_digits()
+    source, folder = SOURCES[name], data_root(root)
+    about: dict[str, Any] = {
+        "name": name,
+        "title": source.title,
+        "kind": source.kind,
+        "forms": tuple(form.name for form in source.forms),
+        "hub": source.remote.repository,
+    }
+    if not (folder / name).exists():
+        return Description(**about, state="not prepared", advice=source.obtain)
+    try:
+        dataset, meta = read(name, folder), read_meta(name, folder)
+    except InvalidInput as error:
+        return Description(**about, state="damaged", path=folder / name, advice=str(error))
+    return Description(
+        **about,
+        state="prepared",
+        path=folder / name,
+        where=str(meta["source"]["where"]),
+        checksum=str(meta["checksum"]),
+        **_measured(dataset),
+    )
+
+
+def _describe_digits() -> Description:
+    about: dict[str, Any] = {"name": "digits", "title": DIGITS_TITLE, "kind": "image"}
+    try:
+        measured = _measured(digits())
+    except MissingExtra as error:
+        return Description(**about, state="embedded", form=DIGITS_FORM, advice=str(error))
+    return Description(**about, state="embedded", **measured)
+
+
+def _measured(dataset: Dataset) -> dict[str, Any]:
+    counts = np.bincount(dataset.y_train, minlength=len(dataset.classes))
+    return {
+        "form": dataset.form,
+        "train": len(dataset.y_train),
+        "test": len(dataset.y_test),
+        "shape": tuple(dataset.x_train.shape[1:]),
+        "classes": dataset.classes,
+        "train_per_class": tuple(int(count) for count in counts),
+        "owners": len(dataset.owners),
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "notes": dataset.notes,
+    }
+
+
+def catalogue(*, root: str | Path | None = None) -> list[Description]:
+    """Every data set with its state, in a fixed order."""
+    return [describe(name, root=root) for name in NAMES]

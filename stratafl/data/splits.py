@@ -1,0 +1,213 @@
+"""The ways to split one node's samples over its children, one function per idea.
+
+Each function returns a `Split`: its name, its parameters, the sizes it was asked for, and a pure
+function from a node's samples and a generator to the child of every sample, -1 for a sample that is
+dropped.
+
+Shape suffixes: S samples of the node, N children, K classes the node holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stratafl.data import sizes as sizing
+from stratafl.data.filling import flattening, keeping
+from stratafl.data.label_shift import choose_classes, share_out
+from stratafl.errors import InvalidInput, unknown
+
+DROPPED = -1
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a split sees of the node it divides."""
+
+    labels_S: np.ndarray
+    owner_S: np.ndarray | None
+    leaves_N: np.ndarray  # leaves below each child
+    owners_N: np.ndarray  # how many owners each child has to hold, for `natural`
+    least: int  # samples an owner must have, for `natural`
+    sizes: Callable[[int, np.random.Generator], np.ndarray] | None  # None: as the method makes them
+
+
+class Split(NamedTuple):
+    name: str
+    params: Mapping[str, Any]
+    sizes: sizing.Sizes | None  # as asked for
+    otherwise: sizing.Sizes | None  # where nothing was asked for; None: as the method makes them
+    assign: Callable[[Node, np.random.Generator], np.ndarray]
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        given = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
+        parts = [self.name, f"({given})" if given else "", self.sizes.text if self.sizes else ""]
+        return " ".join(part for part in parts if part)
+
+
+def iid(sizes: object = None) -> Split:
+    """Samples at random, whatever their class."""
+
+    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+        sizes_N = _wanted(node, len(node.labels_S), rng)
+        child_S = np.full(len(node.labels_S), DROPPED)
+        child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
+        return rng.permutation(child_S)
+
+    return Split("iid", {}, sizing.parse(sizes), sizing.Equal(), assign)
+
+
+def lognormal(sigma: float) -> Split:
+    """Samples at random, numbers log-normal: `iid` with such sizes under a name of its own."""
+    return iid({"lognormal": sigma})._replace(name="lognormal")
+
+
+def dirichlet(alpha: float, sizes: object = None) -> Split:
+    """Each child draws classes from its own symmetric Dirichlet(alpha) prior, which it keeps.
+
+    A class that has run out leaves the prior, the rest is renormalised: alpha means what it says.
+    """
+    alpha = _positive("alpha", alpha)
+    assign = _by_class(lambda pool_K, sizes_N, rng: keeping(pool_K, sizes_N, alpha, rng))
+    return Split("dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
+
+
+def release_dirichlet(alpha: float, sizes: object = None) -> Split:
+    """The procedure of the paper's released code: milder, since priors flatten on the way."""
+    alpha = _positive("alpha", alpha)
+    assign = _by_class(lambda pool_K, sizes_N, rng: flattening(pool_K, sizes_N, alpha, rng))
+    return Split("release_dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
+
+
+def classes(k: int, sizes: object = None) -> Split:
+    """Label shift: each child holds k of its parent's classes.
+
+    Larger classes get more holders, so that a child has about as many samples of each of its
+    classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
+    for need it; classes that nobody holds (more classes than k times the children) are dropped.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise InvalidInput("k", k, "must be a whole number, at least 1")
+
+    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+        _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
+        holds_NK = choose_classes(pool_K, len(node.leaves_N), int(k), rng)
+        pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
+        sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
+        counts_NK = share_out(pool_K, holds_NK, node.leaves_N, sizes_N)
+        return _deal(class_S, counts_NK, rng)
+
+    return Split("classes", {"k": int(k)}, sizing.parse(sizes), None, assign)
+
+
+def natural(samples: int | None = None) -> Split:
+    """One owner (a role, a writer, a hospital) per node, random among those with enough samples.
+
+    On several levels in a row, a node holds as many owners as it has nodes below it on the last of
+    them. `samples` keeps that many of each owner, the first in the data's order; owners with fewer
+    are left out.
+    """
+    if samples is not None and (
+        isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
+    ):
+        raise InvalidInput("samples", samples, "must be a whole number, at least 1")
+
+    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+        if node.owner_S is None:
+            raise InvalidInput("name", "natural", "this data set does not say who owns a sample")
+        _, owner_S, count_O = np.unique(node.owner_S, return_inverse=True, return_counts=True)
+        eligible = np.flatnonzero(count_O >= node.least)
+        wanted = int(node.owners_N.sum())
+        if len(eligible) < wanted:
+            raise InvalidInput(
+                "name",
+                "natural",
+                f"needs {wanted} owners with at least {node.least} samples, has {len(eligible)}",
+            )
+        child_O = np.full(len(count_O), DROPPED)
+        chosen = rng.permutation(eligible)[:wanted]
+        child_O[chosen] = np.repeat(np.arange(len(node.owners_N)), node.owners_N)
+        child_S = child_O[owner_S]
+        if samples is not None:
+            order = np.argsort(owner_S, kind="stable")
+            rank_S = np.empty(len(order), dtype=np.int64)
+            rank_S[order] = np.arange(len(order)) - np.repeat(np.cumsum(count_O) - count_O, count_O)
+            child_S[rank_S >= samples] = DROPPED
+        return child_S
+
+    return Split("natural", {"samples": samples}, None, None, assign)
+
+
+SPLITS: dict[str, Callable[..., Split]] = {
+    function.__name__: function
+    for function in (iid, lognormal, dirichlet, release_dirichlet, classes, natural)
+}
+
+
+def parse(spec: object, field: str) -> Split:
+    """A split from its config form: a name, a table with name and parameters, or a split."""
+    if isinstance(spec, Split):
+        return spec
+    table = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(table, Mapping) or "name" not in table:
+        raise InvalidInput(field, spec, "must be a name, or a table with a name and its parameters")
+    if table["name"] not in SPLITS:
+        raise unknown(f"{field}.name", table["name"], SPLITS)
+    function = SPLITS[table["name"]]
+    params = {key: value for key, value in table.items() if key != "name"}
+    known = inspect.signature(function).parameters
+    for key in params:
+        if key not in known:
+            raise unknown(f"{field}.{key}", params[key], known)
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in params:
+            raise InvalidInput(f"{field}.{key}", None, f"{table['name']} needs it")
+    try:
+        return function(**params)
+    except InvalidInput as error:
+        raise InvalidInput(f"{field}.{error.field}", error.value, error.allowed) from None
+
+
+def _by_class(
+    allocate: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray],
+) -> Callable[[Node, np.random.Generator], np.ndarray]:
+    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+        _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
+        sizes_N = _wanted(node, len(class_S), rng)
+        return _deal(class_S, allocate(pool_K, sizes_N, rng), rng)
+
+    return assign
+
+
+def _wanted(node: Node, total: int, rng: np.random.Generator) -> np.ndarray:
+    if node.sizes is None:
+        raise TypeError("this split has no sizes of its own")
+    return node.sizes(total, rng)
+
+
+def _deal(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random samples of each class, as many as the counts say; the others are dropped."""
+    n, k = counts_NK.shape
+    child_S = np.full(len(class_S), DROPPED)
+    shuffled_S = rng.permutation(len(class_S))
+    by_class_S = shuffled_S[np.argsort(class_S[shuffled_S], kind="stable")]
+    ends_K = np.cumsum(np.bincount(class_S, minlength=k))
+    given_K = counts_NK.sum(axis=0)
+    rank = np.arange(given_K.sum()) - np.repeat(np.cumsum(given_K) - given_K, given_K)
+    starts_K = np.concatenate([[0], ends_K[:-1]])
+    who = np.repeat(np.tile(np.arange(n), k), counts_NK.T.ravel())
+    child_S[by_class_S[np.repeat(starts_K, given_K) + rank]] = who
+    return child_S
+
+
+def _positive(field: str, value: object) -> float:
+    number = sizing.non_negative(field, value)
+    if number == 0:
+        raise InvalidInput(field, value, "must be above 0")
+    return number

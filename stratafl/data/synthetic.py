@@ -1,0 +1,119 @@
+"""Logistic-regression clients whose differences are set level by level.
+
+After Synthetic(alpha, beta) of FedProx (Li et al., 2020): a leaf draws x ~ N(v, diag(j^-1.2)) and
+labels it by the arg max of W x + b. Here W, b and v are sums along the leaf's path: a root model,
+plus at each level m a model shift scaled by alpha_m and a feature shift scaled by beta_m, shared by
+all leaves below the node. So zero at a level means that its siblings are alike, which FedProx's
+(0, 0) does not: there each client has a model of its own. FedProx's shift common to all weights is
+left out, since it moves all logits alike and so no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stratafl.data.canonical import Dataset
+from stratafl.errors import InvalidInput
+from stratafl.streams import Purpose, generator
+
+
+def synthetic(
+    parents: Sequence[np.ndarray],
+    samples: int | Sequence[int] | np.ndarray,
+    alpha: float | Sequence[float] = 1.0,
+    beta: float | Sequence[float] = 1.0,
+    *,
+    features: int = 60,
+    classes: int = 10,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> tuple[Dataset, list[np.ndarray]]:
+    """A data set for a tree, and the training samples of each leaf.
+
+    `parents[m][i]` is the parent on level m - 1 of node i on level m; `parents[0]` is empty, as the
+    root has none. `alpha` and `beta` are one number for all levels or one per level below the root.
+    `samples` is how many training samples a leaf has; each adds `test_share` as many of its own to
+    the test set.
+    """
+    depth = len(parents) - 1
+    leaves = _check_tree(parents)
+    alphas, betas = _knobs("alpha", alpha, depth), _knobs("beta", beta, depth)
+    sizes = _sizes(samples, leaves)
+    for field, value, least in (("features", features, 1), ("classes", classes, 2)):
+        if value < least:
+            raise InvalidInput(field, value, f"at least {least}")
+    if not 0.0 < test_share <= 1.0:
+        raise InvalidInput("test_share", test_share, "in (0, 1]")
+
+    path = _paths(parents, leaves)
+    scale = np.arange(1, features + 1) ** -0.6
+    weights_CF1 = generator(seed, Purpose.SAMPLES, 0, 0).standard_normal((classes, features + 1))
+    parts: dict[str, list[np.ndarray]] = {"x_train": [], "y_train": [], "x_test": [], "y_test": []}
+    for leaf, size in enumerate(sizes):
+        model_CF1, centre_F = weights_CF1.copy(), np.zeros(features)
+        for level in range(1, depth + 1):
+            draw = generator(seed, Purpose.SAMPLES, level, int(path[level][leaf]))
+            model_CF1 += alphas[level - 1] * draw.standard_normal(model_CF1.shape)
+            common = draw.standard_normal()
+            centre_F += betas[level - 1] * (common + draw.standard_normal(features))
+        draw = generator(seed, Purpose.SAMPLES, depth + 1, leaf)
+        for part, count in (("train", size), ("test", max(1, round(test_share * size)))):
+            x = (centre_F + scale * draw.standard_normal((count, features))).astype(np.float32)
+            parts[f"x_{part}"].append(x)
+            parts[f"y_{part}"].append((x @ model_CF1[:, :-1].T + model_CF1[:, -1]).argmax(1))
+    arrays: dict[str, Any] = {field: np.concatenate(pieces) for field, pieces in parts.items()}
+    owner = np.arange(leaves, dtype=np.int32)
+    dataset = Dataset(
+        name="synthetic",
+        kind="vector",
+        form="generated",
+        classes=tuple(str(label) for label in range(classes)),
+        owner_train=np.repeat(owner, sizes),
+        owner_test=np.repeat(owner, [len(y) for y in parts["y_test"]]),
+        owners=tuple(f"leaf {leaf}" for leaf in range(leaves)),
+        notes=(f"alpha {alphas}, beta {betas} by level, seed {seed}",),
+        **arrays,
+    )
+    return dataset, np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+
+
+def _check_tree(parents: Sequence[np.ndarray]) -> int:
+    if len(parents) < 2 or len(parents[0]):
+        raise InvalidInput(
+            "parents", len(parents), "an empty array, then one array per level below"
+        )
+    above = 1
+    for level, array in enumerate(parents[1:], start=1):
+        nodes = np.asarray(array)
+        if nodes.ndim != 1 or not len(nodes) or nodes.min() < 0 or nodes.max() >= above:
+            raise InvalidInput(f"parents[{level}]", array, f"a list of numbers in 0..{above - 1}")
+        above = len(nodes)
+    return above
+
+
+def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
+    """Each leaf's ancestor on every level."""
+    path = [np.arange(leaves)]
+    for level in range(len(parents) - 1, 0, -1):
+        path.append(np.asarray(parents[level])[path[-1]])
+    return path[::-1]
+
+
+def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[float, ...]:
+    knobs = np.full(depth, value) if np.ndim(value) == 0 else np.asarray(value)
+    checked = tuple(float(knob) for knob in knobs)
+    if len(checked) != depth or not all(np.isfinite(knob) and knob >= 0 for knob in checked):
+        raise InvalidInput(
+            field, value, f"one number >= 0, or {depth}: one per level below the root"
+        )
+    return checked
+
+
+def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray:
+    sizes = np.full(leaves, samples) if np.ndim(samples) == 0 else np.asarray(samples)
+    if sizes.shape != (leaves,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
+        raise InvalidInput("samples", samples, f"a whole number >= 1, or {leaves}: one per leaf")
+    return sizes.astype(np.int64)

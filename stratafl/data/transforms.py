@@ -1,0 +1,82 @@
+"""From stored images to what a model sees, on the device and for many clients at once.
+
+Every draw is keyed by (seed, client, step, position in the batch), so a client gets the same pixels
+whether it is computed alone or stacked with others.
+
+Shape suffixes: B batch, K channels, H height, W width; `...` may hold a leading axis of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stratafl.errors import InvalidInput
+from stratafl.streams import Purpose, uniform
+
+PAD = 4
+
+
+def channels_first(images: Tensor) -> Tensor:
+    """Stored images, (N, H, W) or (N, H, W, K), as models take them: (N, K, H, W). Done once."""
+    if images.dim() == 3:
+        return images[:, None]
+    if images.dim() == 4:
+        return images.permute(0, 3, 1, 2).contiguous()
+    raise InvalidInput("images", tuple(images.shape), "must be (N, H, W) or (N, H, W, K)")
+
+
+def normalise(images_BKHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 pixels to float32, per channel: (pixel / 255 - mean) / std."""
+    channels = images_BKHW.shape[-3]
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise InvalidInput(name, tuple(values), f"needs one value per channel, {channels}")
+    if min(std) <= 0:
+        raise InvalidInput("std", tuple(std), "must be above 0")
+    mean_K11 = torch.tensor(mean, device=images_BKHW.device, dtype=torch.float32)[:, None, None]
+    std_K11 = torch.tensor(std, device=images_BKHW.device, dtype=torch.float32)[:, None, None]
+    return (images_BKHW.float() / 255.0 - mean_K11) / std_K11
+
+
+def flip_and_crop(
+    images_BKHW: Tensor, seed: int, client: int | Tensor, step: int | Tensor, pad: int = PAD
+) -> Tensor:
+    """Mirror an image with probability 1/2, then crop it from a zero padding with probability 1/2.
+
+    For stacked clients the images are (clients, B, K, H, W), `client` holds their numbers, and
+    `step` is one number or one per client. The paper's code pads normalised images, so zero is the
+    mean colour and not black: call this after `normalise`.
+    """
+    *_, batch, _, height, width = images_BKHW.shape
+    device = images_BKHW.device
+    position_B = torch.arange(batch, device=device)
+    key = [
+        where[:, None] if isinstance(where, Tensor) and where.dim() else where
+        for where in (client, step)
+    ]
+    flips, crops, down, right = (
+        uniform(seed, Purpose.TRANSFORM, *key, position_B, torch.tensor(draw, device=device))
+        for draw in range(4)
+    )
+    offsets = 2 * pad + 1
+    cropped = crops < 0.5
+    down = torch.where(cropped, (down * offsets).long() - pad, 0)
+    right = torch.where(cropped, (right * offsets).long() - pad, 0)
+    row_BH = torch.arange(height, device=device) + down[..., None]
+    column_BW = torch.arange(width, device=device) + right[..., None]
+    column_BW = torch.where((flips < 0.5)[..., None], width - 1 - column_BW, column_BW)
+
+    inside_BHW = _within(row_BH, height)[..., :, None] & _within(column_BW, width)[..., None, :]
+    source_BHW = row_BH.clamp(0, height - 1)[..., :, None] * width
+    source_BHW = source_BHW + column_BW.clamp(0, width - 1)[..., None, :]
+    flat = images_BKHW.flatten(-2)
+    source = source_BHW.flatten(-2)[..., None, :].expand_as(flat)
+    moved = flat.gather(-1, source).unflatten(-1, (height, width))
+    return torch.where(inside_BHW[..., None, :, :], moved, moved.new_zeros(()))
+
+
+def _within(index: Tensor, size: int) -> Tensor:
+    return (index >= 0) & (index < size)
