@@ -1,0 +1,3 @@
+from stratafl.cli import main
+
+main()

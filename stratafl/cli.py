@@ -1,0 +1,166 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stratafl import __version__, demo, output, plots
+from stratafl.config import Config
+from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.experiment import experiment, import_plugins
+from stratafl.metrics import rounds_to
+from stratafl.progress import Display
+from stratafl.registry import entries
+from stratafl.simulate import Result
+
+app = typer.Typer(
+    help="Hierarchical federated learning on trees of any depth.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see docs/config.md.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the results.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run what a config file describes."""
+    settings = Config.load(config, change or ())
+    if out is not None:
+        output.check_free(out)
+    result = _run(config.stem, settings, quiet)
+    if out is not None:
+        output.write(out, settings, result)
+    summary = output.summary(result)
+    if as_json:
+        print(json.dumps(summary))
+        return
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["final"].items())
+    print(f"{config.stem}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
+    print(f"sent and received per client: {_bytes(summary['bytes_per_client'])}")
+    for name, times in summary["refused"].items():
+        print(f"refused {times} times, its update was not finite: {name}")
+    if out is not None:
+        print(f"written to {out}")
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
+    seed: int = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare four methods on handwritten digits, in about a minute."""
+    plots.pyplot()
+    rows = []
+    lines = {}
+    for title, settings in demo.configs(seed):
+        result = _run(title, settings, quiet)
+        rounds = [r.round for r in result.history]
+        accuracy = [r.metrics["accuracy"] for r in result.history]
+        lines[title] = (rounds, accuracy)
+        rows.append(
+            {
+                "method": title,
+                "final_accuracy": accuracy[-1],
+                "rounds_to_target": rounds_to(demo.TARGET, rounds, accuracy),
+                "bytes_per_client": result.communication.bytes_per_client,
+            }
+        )
+    title = "Handwritten digits on a 4x5 tree, non-i.i.d. at both levels"
+    plots.curves(out, lines, title=title, target=demo.TARGET)
+    if as_json:
+        print(json.dumps({"target": demo.TARGET, "methods": rows, "picture": str(out)}))
+        return
+    table = Table("method", title=title)
+    table.add_column("final accuracy", justify="right")
+    table.add_column(f"rounds to {demo.TARGET:g}", justify="right")
+    table.add_column("per client", justify="right")
+    for row in rows:
+        reached = row["rounds_to_target"]
+        table.add_row(
+            str(row["method"]),
+            f"{row['final_accuracy']:.3f}",
+            f">{len(lines['MTGC'][0])}" if reached is None else str(reached),
+            _bytes(float(str(row["bytes_per_client"]))),
+        )
+    Console().print(table)
+    print(f"picture: {out}")
+
+
+@app.command("methods")
+def methods_command(
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file that registers rules; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, what each is, and its parameters."""
+    import_plugins(plugin or ())
+    known = sorted(entries(), key=lambda entry: entry.name)
+    if as_json:
+        fields = ("name", "at", "summary", "parameters")
+        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known]))
+        return
+    table = Table("name", "edges", "what it is", "parameters")
+    for entry in known:
+        params = ", ".join(f"{name}={value!r}" for name, value in entry.parameters.items())
+        table.add_row(entry.name, entry.at, entry.summary, params)
+    Console().print(table)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def _run(title: str, settings: Config, quiet: bool) -> Result:
+    simulation = experiment(settings)
+    with Display(title, simulation.rounds, quiet) as display:
+        for result in simulation:
+            display.show(result)
+    return simulation.result()
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            break
+        count /= 1000
+    else:
+        unit = "TB"
+    return f"{count:.3g} {unit}"
+
+
+def main() -> None:
+    """Errors a user can mend are one line and exit code 2; an interrupt is 130."""
+    try:
+        app(standalone_mode=True)
+    except (InvalidInput, MissingExtra) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)

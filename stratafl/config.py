@@ -1,0 +1,184 @@
+"""A run as data: what a TOML file may say, checked key by key.
+
+    [tree]      shape, weights
+    [data]      name, partition
+    [model]     name and its parameters
+    [method]    name and its parameters, or rules: one per edge level, root first
+    [schedule]  periods or steps_per_sync, participation
+    [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
+    [run]       rounds, seed, evaluate_every, evaluate_levels, device, plugins
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import InvalidInput, unknown
+from stratafl.local import Leaf, constant, cosine, leaf, step_decay
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    shape: Any = "4x5"
+    weights: Any = "uniform"
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "digits"
+    partition: Any = field(default_factory=list)
+    """One split per edge level, root first; i.i.d. on every level where it is empty."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    periods: Any = None
+    steps_per_sync: Any = None
+    participation: Any = None
+
+
+@dataclass(frozen=True)
+class LeafConfig:
+    lr: float = 0.1
+    batch: int | None = 32
+    """0 for full batches: a TOML file cannot say None."""
+    sampling: str = "epochs"
+    clip: float | None = None
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    schedule: Any = "constant"
+
+    def chain(self, rounds: int) -> Leaf:
+        schedules = {"constant": constant, "step": step_decay, "cosine": cosine}
+        name, params = named("leaf.schedule", self.schedule)
+        if name not in schedules:
+            raise unknown("leaf.schedule", name, schedules)
+        if name == "cosine":
+            params = {"rounds": rounds, **params}
+        allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}[name]
+        for key in params:
+            if key not in allowed:
+                raise unknown(f"leaf.schedule.{key}", params[key], allowed)
+        if name == "step" and "every" not in params:
+            raise InvalidInput("leaf.schedule", self.schedule, "step needs every = a number of rounds")
+        return leaf(
+            schedules[name](self.lr, **params),
+            clip_norm=self.clip,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    rounds: int = 20
+    seed: int = 0
+    evaluate_every: int = 1
+    evaluate_levels: Any = (0,)
+    device: str = "cpu"
+    plugins: Any = ()
+    """Python files imported first, so that rules they register can be named."""
+
+
+@dataclass(frozen=True)
+class Config:
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp"})
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "mtgc"})
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    leaf: LeafConfig = field(default_factory=LeafConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Config:
+        """From nested tables, such as a parsed TOML file."""
+        return _fill(Config, values, "")
+
+    @staticmethod
+    def load(path: Path, changes: Iterable[str] = ()) -> Config:
+        """From a TOML file, with "section.key=value" changes on top."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+            raise InvalidInput("config", str(path), reason) from None
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as problem:
+            raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
+        for change in changes:
+            _change(values, change)
+        return Config.of(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def named(field: str, value: Any) -> tuple[str, dict[str, Any]]:
+    """A name with parameters: either the bare name or a table that has one."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return value["name"], {key: each for key, each in value.items() if key != "name"}
+    raise InvalidInput(field, value, "must be a name, or a table with a name")
+
+
+def _fill(kind: Any, values: Any, path: str) -> Any:
+    """A dataclass from a table; a key it does not have is refused with the nearest it has."""
+    if not isinstance(values, Mapping):
+        raise InvalidInput(path or "config", values, "must be a table")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    filled = {}
+    for key, value in values.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            raise unknown(where, value, fields)
+        default = _default(fields[key])
+        if dataclasses.is_dataclass(default):
+            filled[key] = _fill(type(default), value, where)
+        else:
+            filled[key] = _typed(where, value, default, str(fields[key].type))
+    return kind(**filled)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _typed(where: str, value: Any, default: Any, kind: str) -> Any:
+    if kind == "str" and not isinstance(value, str):
+        raise InvalidInput(where, value, "must be a text")
+    if kind.startswith("Mapping") and not isinstance(value, Mapping):
+        raise InvalidInput(where, value, "must be a table")
+    if isinstance(default, list | tuple) and not isinstance(value, list | tuple):
+        raise InvalidInput(where, value, "must be a list")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind.startswith(("int", "float")) and not (is_number or (value is None and "None" in kind)):
+        raise InvalidInput(where, value, "must be a number")
+    return value
+
+
+def _change(values: dict[str, Any], change: str) -> None:
+    """Apply one "section.key=value"; the value is TOML, or a plain text where it is not."""
+    path, equals, text = change.partition("=")
+    keys = path.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise InvalidInput("--set", change, "must look like section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = values
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise InvalidInput("--set", change, f"{key} is not a table")
+    table[keys[-1]] = value

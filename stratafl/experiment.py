@@ -1,0 +1,136 @@
+"""From a config to a run: data, partition, model and method put together."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stratafl import models
+from stratafl.checks import first_line
+from stratafl.config import Config, DataConfig, named
+from stratafl.data import sources
+from stratafl.data.partition import Partition, partition
+from stratafl.data.transforms import channels_first, normalise
+from stratafl.errors import InvalidInput
+from stratafl.schedule import Schedule
+from stratafl.simulate import Simulation, simulate
+from stratafl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Material:
+    """A data set as the model sees it, and who holds what."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: tuple[str, ...]
+    partition: Partition
+
+
+def material(config: DataConfig, tree: Tree, seed: int) -> Material:
+    """Load a prepared data set and split it over the tree."""
+    dataset = sources.load(config.name)
+    arrays = dataset.tensors()
+
+    def seen(x: Tensor) -> Tensor:
+        if dataset.kind != "image":
+            return x
+        return normalise(channels_first(x), dataset.mean, dataset.std)
+
+    levels = config.partition or [{"name": "iid"}] * tree.depth
+    try:
+        split = partition(dataset.y_train, tree.parents, levels, seed, owner=dataset.owner_train)
+    except InvalidInput as error:
+        field = error.field.replace("levels", "data.partition", 1)
+        raise InvalidInput(field, error.value, error.allowed) from None
+    return Material(
+        (seen(arrays.x_train), arrays.y_train),
+        (seen(arrays.x_test), arrays.y_test),
+        dataset.classes,
+        split,
+    )
+
+
+def experiment(config: Config) -> Simulation:
+    """The run a config describes, ready to iterate."""
+    import_plugins(config.run.plugins)
+    tree = Tree.of(config.tree.shape)
+    schedule = _schedule(config, tree.depth)
+    chain = config.leaf.chain(config.run.rounds)
+    rules = _rules(config)
+    device = _device(config.run.device)
+    held = material(config.data, tree, config.run.seed)
+    name, params = named("model", config.model)
+    shape = tuple(held.train[0].shape[1:])
+    return simulate(
+        lambda: models.build(name, shape, len(held.classes), **params),
+        held.train,
+        held.partition.leaves,
+        tree,
+        rules,
+        periods=schedule,
+        rounds=config.run.rounds,
+        leaf=chain,
+        batch=config.leaf.batch or None,
+        sampling=config.leaf.sampling,  # type: ignore[arg-type]  # simulate checks it
+        test=held.test,
+        weights=config.tree.weights,
+        participation=config.schedule.participation,
+        seed=config.run.seed,
+        evaluate_every=config.run.evaluate_every,
+        evaluate_levels=config.run.evaluate_levels,
+        device=device,
+    )
+
+
+def import_plugins(paths: Sequence[str]) -> None:
+    """Run the user's own files, which register rules."""
+    for path in paths:
+        spec = importlib.util.spec_from_file_location(Path(str(path)).stem, str(path))
+        if spec is None or spec.loader is None or not Path(str(path)).is_file():
+            raise InvalidInput("run.plugins", path, "no such Python file")
+        try:
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {first_line(problem)}"
+            raise InvalidInput("run.plugins", path, f"cannot be imported: {reason}") from problem
+
+
+def _schedule(config: Config, depth: int) -> Schedule:
+    given = config.schedule
+    if (given.periods is None) == (given.steps_per_sync is None):
+        raise InvalidInput(
+            "schedule.periods", given.periods, "give either periods or steps_per_sync, a list per level"
+        )
+    for name in ("periods", "steps_per_sync"):
+        value = getattr(given, name)
+        if value is not None and not isinstance(value, list | tuple):
+            raise InvalidInput(f"schedule.{name}", value, "must be a list, one number per edge level")
+    if given.periods is not None:
+        return Schedule.of(given.periods, depth)
+    return Schedule.of_steps(given.steps_per_sync, depth)
+
+
+def _rules(config: Config) -> object:
+    if "rules" not in config.method:
+        return config.method
+    if len(config.method) > 1:
+        raise InvalidInput("method", dict(config.method), "give either a name or rules, not both")
+    rules = config.method["rules"]
+    if not isinstance(rules, list | tuple):
+        raise InvalidInput("method.rules", rules, "must be a list, one rule per edge level")
+    return rules
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise InvalidInput("run.device", name, first_line(problem)) from None
+    return device

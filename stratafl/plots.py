@@ -1,0 +1,62 @@
+"""Pictures of runs; needs matplotlib, not torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import MissingExtra
+
+Curve = tuple[Sequence[float], Sequence[float]]
+COLOURS = ("#8a8f98", "#2f7ed8", "#e08a1e", "#c2255c", "#2b8a3e", "#7048e8", "#0b7285", "#5c3c10")
+
+
+def pyplot() -> Any:
+    """matplotlib without a display."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("a picture", "matplotlib", "plots") from None
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def curves(
+    path: Path,
+    lines: Mapping[str, Curve],
+    *,
+    title: str,
+    x: str = "global rounds",
+    y: str = "test accuracy",
+    target: float | None = None,
+) -> None:
+    """One line per run, the last drawn on top; its name stands at its end as well as in the legend."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for number, (name, (xs, ys)) in enumerate(lines.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(xs, ys, label=name, color=colour, linewidth=2, marker="o", markersize=3)
+    if target is not None:
+        axes.axhline(target, color="#444444", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"{target:g}", (1, target), xycoords=("axes fraction", "data"), xytext=(4, -3),
+            textcoords="offset points", fontsize=8, color="#444444", annotation_clip=False,
+        )  # fmt: skip
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure so that nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(partial, dpi=150)
+    partial.replace(path)
+    pyplot().close(figure)
