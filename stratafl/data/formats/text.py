@@ -50,17 +50,18 @@ def windows(name: str, text: str) -> Role:
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 
 
-def from_pairs(name: str, pairs_x: list[str], pairs_y: list[str]) -> Role:
+def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
     """A role given as sequences and next characters, as LEAF writes them."""
-    if len(pairs_x) != len(pairs_y) or not pairs_x:
-        raise InvalidInput(
-            "role", name, f"as many x as y expected, found {len(pairs_x)}, {len(pairs_y)}"
-        )
-    if any(len(x) != LENGTH for x in pairs_x) or any(len(y) != 1 for y in pairs_y):
-        raise InvalidInput(
-            "role", name, f"x of {LENGTH} characters and y of one expected, found others"
-        )
-    return Role(name, encode("".join(pairs_x)).reshape(-1, LENGTH), encode("".join(pairs_y)))
+    if len(xs) != len(ys) or not xs:
+        raise InvalidInput("role", name, f"as many x as y expected, found {len(xs)}, {len(ys)}")
+    # A table may hold gaps or numbers where text belongs.
+    for texts, length in ((xs, LENGTH), (ys, 1)):
+        odd = [item for item in texts if not isinstance(item, str) or len(item) != length]
+        if odd:
+            raise InvalidInput(
+                "role", name, f"text of {length} characters expected, found {odd[0]!r}"
+            )
+    return Role(name, encode("".join(xs)).reshape(-1, LENGTH), encode("".join(ys)))
 
 
 def in_time_order(role: Role) -> bool:
@@ -154,10 +155,6 @@ def _document(files: Files, name: str) -> dict[str, Any]:
     return document
 
 
-def _strings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
 def fits_roles(files: Files) -> bool:
     """One JSON document that maps each role to its whole text."""
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
@@ -216,8 +213,8 @@ def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
             pairs = data.get(user)
             if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
                 raise files.broken(name, f"x and y of {user!r}", "no such entry")
-            if not all(_strings(pairs[field]) for field in ("x", "y")):
-                raise files.broken(name, f"x and y of {user!r} as lists of text", "something else")
+            if not all(isinstance(pairs[field], list) for field in ("x", "y")):
+                raise files.broken(name, f"x and y of {user!r} as lists", "something else")
             if user in seen:
                 raise files.broken(name, f"{user!r} once", "a second time")
             seen.add(user)
