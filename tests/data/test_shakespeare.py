@@ -111,6 +111,28 @@ def test_a_split_made_by_leaf_is_kept(root: Path, tmp_path: Path) -> None:
     assert decoded == spoken[2_079 : 2_079 + LENGTH]
 
 
+def test_lines_that_start_anew_are_in_order(root: Path, tmp_path: Path) -> None:
+    """Early versions of LEAF put 80 spaces before each line and never cross its end."""
+    lines = [_text(60, seed).replace("\n", "!") + "\n" for seed in range(40)]
+    pairs = [_pairs(" " * LENGTH + line) for line in lines]
+    user = {key: [item for pair in pairs for item in pair[key]] for key in ("x", "y")}
+    (tmp_path / "all_data.json").write_text(_leaf({"A": user}))
+    found = prepare("shakespeare", tmp_path)
+    assert (found.train, found.test) == (TRAIN_PER_ROLE, TEST_PER_ROLE)
+    decoded = "".join(ALPHABET[code] for code in load("shakespeare").x_test[0])
+    assert decoded == user["x"][TRAIN_PER_ROLE + LENGTH]
+
+
+def test_a_split_at_random_is_refused(root: Path, tmp_path: Path) -> None:
+    pairs = _pairs(_text(4_000, 0))
+    chosen = np.random.default_rng(0).random(len(pairs["y"])) < 0.8
+    for part, mask in (("train", chosen), ("test", ~chosen)):
+        picked = {key: [items[i] for i in np.flatnonzero(mask)] for key, items in pairs.items()}
+        (tmp_path / f"all_data_niid_2_keep_0_{part}_8.json").write_text(_leaf({"A": picked}))
+    with pytest.raises(InvalidInput, match=r"found a break; LEAF's all_data can be split in time"):
+        prepare("shakespeare", tmp_path)
+
+
 def _spoiled(change: str) -> dict[str, Any]:
     pairs = _pairs(_text(ENOUGH + LENGTH, 0))
     user: dict[str, Any] = dict(pairs)
@@ -136,7 +158,7 @@ def _spoiled(change: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("order", "sequences at stride 1 in time order expected"),
+        ("order", "sequences in time order expected, found a break"),
         ("short x", "text of 80 characters expected, found "),
         ("uneven", "as many x as y expected, found 1880, 1879"),
         ("numbers", "text of 80 characters expected, found 0"),
