@@ -40,22 +40,14 @@ def split_figure(
     A node's bar stands above its descendants' bars; lines separate the nodes of the level above.
     Classes too many for a legend are shaded by their number.
     """
-    plt = _pyplot()
     counts = class_counts(labels, leaves, parents)
     used = np.flatnonzero(counts[0][0])
     left, width = _places(parents)
     depth = len(counts) - 1
     wide = float(np.clip(0.11 * len(leaves) + 3.0, 8.0, 16.0))
     heights = [height for _ in range(depth) for height in (2.2, 0.9)]
-    figure, axes = plt.subplots(
-        2 * depth,
-        1,
-        figsize=(wide, 0.75 * sum(heights) + 1.0),
-        height_ratios=heights,
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = _figure(wide, 0.75 * sum(heights) + 1.0)
+    axes = figure.subplots(2 * depth, 1, height_ratios=heights, sharex=True, squeeze=False)
     colours = _colours(len(used))
     for level in range(1, depth + 1):
         shares, sizes = axes[2 * level - 2, 0], axes[2 * level - 1, 0]
@@ -71,7 +63,7 @@ def split_figure(
     _explain(figure, axes, colours, [_class_name(int(c), class_names) for c in used])
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
-    return _save(plt, figure, path)
+    return _save(figure, path)
 
 
 def contact_sheet(
@@ -92,19 +84,13 @@ def contact_sheet(
     depth = len(parents) - 1
     if not 1 <= level <= depth:
         raise InvalidInput("level", level, f"must be a level of the tree, 1 to {depth}")
-    plt = _pyplot()
     node_of_leaf = np.arange(len(leaves))
     for lower in range(depth, level, -1):
         node_of_leaf = np.asarray(parents[lower])[node_of_leaf]
     nodes = int(node_of_leaf.max()) + 1
     side = 0.62
-    figure, axes = plt.subplots(
-        nodes,
-        1,
-        figsize=(per_node * side + 1.6, nodes * side + (0.6 if title else 0.2)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = _figure(per_node * side + 1.6, nodes * side + (0.6 if title else 0.2))
+    axes = figure.subplots(nodes, 1, squeeze=False)
     for node, axis in enumerate(axes[:, 0]):
         mine = np.flatnonzero(node_of_leaf == node)
         strip = _strip(images, [leaves[int(i)] for i in mine], mine, angles, per_node)
@@ -119,7 +105,7 @@ def contact_sheet(
         axis.set_ylabel(label, rotation=0, ha="right", va="center", color=INK)
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
-    return _save(plt, figure, path)
+    return _save(figure, path)
 
 
 def _strip(
@@ -251,17 +237,17 @@ def _degrees(angles: np.ndarray) -> str:
     return f"{low:+g}°" if low == high else f"{low:+g}° to {high:+g}°"
 
 
-def _pyplot() -> Any:
+def _figure(width: float, height: float) -> Figure:
+    """A figure that belongs to no window and no global state."""
     try:
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("a figure", "matplotlib", "plots") from None
-    return plt
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(plt: Any, figure: Figure, path: str | Path) -> Path:
+def _save(figure: Figure, path: str | Path) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)
-    plt.close(figure)
     return target

@@ -164,7 +164,7 @@ def parse(spec: object, field: str) -> Split:
     known = inspect.signature(function).parameters
     for key in params:
         if key not in known:
-            raise unknown(f"{field}.{key}", params[key], known)
+            raise unknown(f"{field} key", key, known)
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{table['name']} needs it")
