@@ -24,6 +24,15 @@ SHAPES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Thousands of tiny operations lose more to waiting threads than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def batch(shape: tuple[int, ...], classes: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, classes, (size,), generator=generator)
@@ -126,7 +135,7 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
     ):
         with pytest.raises(InvalidInput, match=message):
             build(name, (2,), 5)
-    with pytest.raises(InvalidInput, match="model key = 'widht'.*'width'"):
+    with pytest.raises(InvalidInput, match=r"model key = 'widht'.*'width'"):
         build("my_own_model:Net", (2,), 5, widht=4)
 
 

@@ -168,8 +168,8 @@ def test_release_dirichlet_agrees_with_the_literal_procedure():
 
 
 def test_a_kept_prior_survives_the_end_of_its_favourite_class():
-    # At this alpha a prior is one class after another, with next to nothing in the next one: a sibling
-    # whose first choice is the small class must go on with its second choice alone.
+    # At this alpha a prior is one class, then another far behind: a sibling whose first choice is
+    # the small class must go on with its second choice alone.
     rng = np.random.default_rng(0)
     for _ in range(20):
         counts = keeping(np.array([10, 5000, 5000]), np.array([600, 600]), 0.001, rng)
@@ -290,7 +290,7 @@ def test_rotation_travels_with_the_partition():
             ["iid", {"name": "dirichlet", "alfa": 1}],
             r"levels\[1\] key = 'alfa'.*did you mean 'alpha'",
         ),
-        (["iid", {"name": "dirichlet", "alpha": 0}], r"levels\[1\].alpha = 0: must be above 0"),
+        (["iid", {"name": "dirichlet", "alpha": 0}], r"levels\[1\].alpha = 0: must be from"),
         (
             ["iid", {"name": "dirichlet", "alpha": "x"}],
             r"levels\[1\].alpha = 'x': must be a number",
