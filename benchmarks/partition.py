@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
 from stratafl.data.partition import partition
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
     "dirichlet 0.1": {"name": "dirichlet", "alpha": 0.1},
     "dirichlet 0.1, log-normal sizes": {

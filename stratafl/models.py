@@ -225,7 +225,7 @@ def build(name: str, input_shape: Shape, classes: int, **params: Any) -> nn.Modu
         raise unknown("model.name", name, MODELS)
     for key in params:
         if key in given or (key not in accepted and not open_ended):
-            raise unknown(f"model.{key}", params[key], [k for k in accepted if k not in given])
+            raise unknown("model key", key, [k for k in accepted if k not in given])
     try:
         inspect.signature(maker).bind(**arguments, **params)
     except TypeError as error:
@@ -251,7 +251,7 @@ def _load(path: str) -> Callable[..., Any]:
         raise InvalidInput("model.name", path, f"cannot be imported: {error}") from error
     maker = getattr(module, attribute, None)
     if not callable(maker):
-        raise unknown("model.name", path, [n for n in vars(module) if not n.startswith("_")])
+        raise unknown("model.name", attribute, [n for n in vars(module) if not n.startswith("_")])
     return maker
 
 

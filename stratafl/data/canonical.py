@@ -314,4 +314,7 @@ def _array(path: Path, entry: dict[str, Any], verify: bool) -> np.ndarray:
 
 def _damaged(path: Path, expected: str, found: object, advice: str) -> InvalidInput:
     text = " ".join(str(found).split())
-    return InvalidInput("data set", str(path), f"expected {expected}, found {text}; {advice}")
+    # A long path is cut short in the message, so the file is named again.
+    return InvalidInput(
+        "data set", str(path.parent), f"{path.name}: expected {expected}, found {text}; {advice}"
+    )

@@ -57,7 +57,7 @@ CIFAR100 = tuple(_CIFAR100_NAMES.split())
 _MNIST_SIZES = ((60_000, 10_000),)
 _CIFAR_SIZES = ((50_000, 10_000),)
 _CINIC_SIZES = ((90_000, 90_000),)
-# NIST counted the unbalanced letters differently in its first release.
+# Two sizes of the official letters are in circulation.
 _LETTERS_SIZES = ((124_800, 20_800), (88_800, 14_800))
 _REBUILT_SIZES = ((95_105, 10_400),)
 _REBUILT_NOTE = (

@@ -165,7 +165,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
 def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
     for key in rotation:
         if key not in ROTATION:
-            raise unknown(f"rotation.{key}", rotation[key], ROTATION)
+            raise unknown("rotation key", key, ROTATION)
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 

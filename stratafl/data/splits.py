@@ -73,14 +73,19 @@ def dirichlet(alpha: float, sizes: object = None) -> Split:
 
     A class that has run out leaves the prior, the rest is renormalised: alpha means what it says.
     """
-    alpha = _positive("alpha", alpha)
+    alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: keeping(pool_K, sizes_N, alpha, rng))
     return Split("dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
 
 
 def release_dirichlet(alpha: float, sizes: object = None) -> Split:
-    """The procedure of the paper's released code: milder, since priors flatten on the way."""
-    alpha = _positive("alpha", alpha)
+    """The procedure of the paper's released code: milder, since priors flatten on the way.
+
+    With alpha 0.1 on both levels, 50,000 samples of 10 classes over 10 x 10 nodes, label
+    distributions are 0.22 (client to group) and 0.38 (group to global) apart in total variation;
+    with `dirichlet` 0.38 and 0.58.
+    """
+    alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: flattening(pool_K, sizes_N, alpha, rng))
     return Split("release_dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
 
@@ -164,7 +169,7 @@ def parse(spec: object, field: str) -> Split:
     known = inspect.signature(function).parameters
     for key in params:
         if key not in known:
-            raise unknown(f"{field}.{key}", params[key], known)
+            raise unknown(f"{field} key", key, known)
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{table['name']} needs it")
@@ -206,8 +211,9 @@ def _deal(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) 
     return child_S
 
 
-def _positive(field: str, value: object) -> float:
-    number = sizing.non_negative(field, value)
-    if number == 0:
-        raise InvalidInput(field, value, "must be above 0")
+def _alpha(value: object) -> float:
+    # Beyond these a prior is one class or an even split to the last bit, and logarithms run out.
+    number = sizing.non_negative("alpha", value)
+    if not 1e-6 <= number <= 1e9:
+        raise InvalidInput("alpha", value, "must be from 1e-6 to 1e9")
     return number

@@ -15,10 +15,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     absent = [
         f"{report.nodeid}: {report.longrepr[2]}"
         for report in terminalreporter.stats.get("skipped", [])
-        if "real_data" in report.keywords
+        if "/data/" in report.nodeid
     ]
     if absent:
-        terminalreporter.section("REAL DATA NOT TESTED", sep="!", yellow=True)
+        terminalreporter.section("DATA NOT TESTED", sep="!", yellow=True)
         for line in absent:
             terminalreporter.line(line)
 

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def _write_folder(folder: Path, parts: dict[str, tuple]) -> None:
             Image.fromarray(image).save(place / f"n{number:04}.png")
 
 
-def _pack(folder: Path, target: Path, mode: str = "w:gz") -> Path:
+def _pack(folder: Path, target: Path, mode: Literal["w", "w:gz"] = "w:gz") -> Path:
     with tarfile.open(target, mode) as archive:
         archive.add(folder, arcname=folder.name)
     return target

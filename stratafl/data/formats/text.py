@@ -50,23 +50,27 @@ def windows(name: str, text: str) -> Role:
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 
 
-def from_pairs(name: str, pairs_x: list[str], pairs_y: list[str]) -> Role:
+def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
     """A role given as sequences and next characters, as LEAF writes them."""
-    if len(pairs_x) != len(pairs_y) or not pairs_x:
-        raise InvalidInput(
-            "role", name, f"as many x as y expected, found {len(pairs_x)}, {len(pairs_y)}"
-        )
-    if any(len(x) != LENGTH for x in pairs_x) or any(len(y) != 1 for y in pairs_y):
-        raise InvalidInput(
-            "role", name, f"x of {LENGTH} characters and y of one expected, found others"
-        )
-    return Role(name, encode("".join(pairs_x)).reshape(-1, LENGTH), encode("".join(pairs_y)))
+    if len(xs) != len(ys) or not xs:
+        raise InvalidInput("role", name, f"as many x as y expected, found {len(xs)}, {len(ys)}")
+    # A table may hold gaps or numbers where text belongs.
+    for texts, length in ((xs, LENGTH), (ys, 1)):
+        odd = [item for item in texts if not isinstance(item, str) or len(item) != length]
+        if odd:
+            raise InvalidInput(
+                "role", name, f"text of {length} characters expected, found {odd[0]!r}"
+            )
+    return Role(name, encode("".join(xs)).reshape(-1, LENGTH), encode("".join(ys)))
 
 
-def in_time_order(role: Role) -> bool:
-    """Does each sequence start one character after the last? Only then does a gap separate."""
-    x, y = role.x, role.y
-    return bool((x[1:, :-1] == x[:-1, 1:]).all() and (x[1:, -1] == y[:-1]).all())
+def in_time_order(x: np.ndarray, y: np.ndarray) -> bool:
+    """Does each sequence start one character after the last? Only then does a gap separate.
+
+    Early versions of LEAF start anew at each line of a role, with nothing but spaces before it.
+    """
+    follows = (x[1:, :-1] == x[:-1, 1:]).all(1) & (x[1:, -1] == y[:-1])
+    return bool((follows | (x[1:] == ALPHABET.index(" ")).all(1)).all())
 
 
 def split_roles(roles: Iterable[Role]) -> Samples:
@@ -76,19 +80,18 @@ def split_roles(roles: Iterable[Role]) -> Samples:
     given = False
     for role in roles:
         seen += 1
-        x, y = role.x[:TRAIN_PER_ROLE], role.y[:TRAIN_PER_ROLE]
-        if role.test is not None:
-            given = True
-            later_x, later_y = (part[:TEST_PER_ROLE] for part in role.test)
-        else:
-            if not in_time_order(role):
+        given = role.test is not None
+        start = TRAIN_PER_ROLE + LENGTH
+        later_x, later_y = role.test or (role.x[start:], role.y[start:])
+        for x, y in ((role.x, role.y), (later_x, later_y)):
+            if not in_time_order(x, y):
+                advice = "; LEAF's all_data can be split in time" if given else ""
                 raise InvalidInput(
-                    "role", role.name, "sequences at stride 1 in time order expected, found a break"
+                    "role", role.name, f"sequences in time order expected, found a break{advice}"
                 )
-            later = slice(TRAIN_PER_ROLE + LENGTH, TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE)
-            later_x, later_y = role.x[later], role.y[later]
-        if len(y) == TRAIN_PER_ROLE and len(later_y):
-            kept.append((role.name, x, y, later_x, later_y))
+        if len(role.y) >= TRAIN_PER_ROLE and len(later_y):
+            train, test = slice(TRAIN_PER_ROLE), slice(TEST_PER_ROLE)
+            kept.append((role.name, role.x[train], role.y[train], later_x[test], later_y[test]))
     if not kept:
         raise InvalidInput(
             "source",
@@ -154,10 +157,6 @@ def _document(files: Files, name: str) -> dict[str, Any]:
     return document
 
 
-def _strings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
 def fits_roles(files: Files) -> bool:
     """One JSON document that maps each role to its whole text."""
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
@@ -175,22 +174,23 @@ def read_roles(files: Files) -> Samples:
 
 
 def _leaf_parts(files: Files) -> dict[str, list[str]]:
-    """LEAF's documents by the part they hold; files of other names are not LEAF's."""
-    parts: dict[str, list[str]] = {"all": [], "train": [], "test": []}
-    for name in files.matching(r".*\.json"):
-        folder, _, base = f"/{name}".rpartition("/")
-        for part in ("train", "test", "all"):
-            words = {"all": "all_data"}.get(part, part)
-            if folder.endswith(f"/{words}") or words in base:
-                parts[part].append(name)
-                break
-    return parts
+    """LEAF's documents by the part they hold: by folder, else by name."""
+    names = files.matching(r".*\.json")
+    return {
+        part: [name for name in names if f"/{name}".rpartition("/")[0].endswith(f"/{part}")]
+        or files.matching(pattern)
+        for part, pattern in (
+            ("all_data", r"all_data(?!.*_(?:train|test)_).*\.json"),
+            ("train", r".*_train_\d+\.json"),
+            ("test", r".*_test_\d+\.json"),
+        )
+    }
 
 
 def fits_leaf(files: Files) -> bool:
     """LEAF's all_data, or its train and test documents."""
     parts = _leaf_parts(files)
-    return bool(parts["all"] or (parts["train"] and parts["test"]))
+    return bool(parts["all_data"] or (parts["train"] and parts["test"]))
 
 
 def read_leaf(files: Files) -> Samples:
@@ -202,7 +202,7 @@ def read_leaf(files: Files) -> Samples:
             train[name]._replace(test=(test[name].x, test[name].y))
             for name in sorted(train.keys() & test.keys())
         )
-    return split_roles(role for _, role in sorted(_leaf_users(files, parts["all"])))
+    return split_roles(role for _, role in sorted(_leaf_users(files, parts["all_data"])))
 
 
 def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
@@ -216,8 +216,8 @@ def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
             pairs = data.get(user)
             if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
                 raise files.broken(name, f"x and y of {user!r}", "no such entry")
-            if not all(_strings(pairs[field]) for field in ("x", "y")):
-                raise files.broken(name, f"x and y of {user!r} as lists of text", "something else")
+            if not all(isinstance(pairs[field], list) for field in ("x", "y")):
+                raise files.broken(name, f"x and y of {user!r} as lists", "something else")
             if user in seen:
                 raise files.broken(name, f"{user!r} once", "a second time")
             seen.add(user)
