@@ -25,7 +25,10 @@ def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
         data = [torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in range(2)]
     if not isinstance(data, Sequence) or len(data) != 2:
         raise InvalidInput(field, type(data).__name__, wanted)
-    inputs, targets = (torch.as_tensor(part) for part in data)
+    try:
+        inputs, targets = (torch.as_tensor(part) for part in data)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(field, [type(part).__name__ for part in data], "must be arrays of numbers") from None
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
         shapes = tuple(inputs.shape), tuple(targets.shape)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
@@ -34,24 +37,25 @@ def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
 
 def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
+    if not hasattr(given, "__len__"):
+        raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
     if len(given) != tree.leaves:
-        raise InvalidInput(
-            "partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them"
-        )
+        raise InvalidInput("partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
     owner = np.full(samples, -1)
     parts = []
     for leaf, indices in enumerate(given):
         name = tree.names[-1][leaf]
-        mine = np.asarray(indices)
+        try:
+            mine = np.asarray(indices)
+        except ValueError:
+            raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers") from None
         if mine.size == 0:
             raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
         if mine.ndim != 1 or mine.dtype.kind not in "iu":
             raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers")
         if mine.min() < 0 or mine.max() >= samples:
             outside = mine[(mine < 0) | (mine >= samples)][0]
-            raise InvalidInput(
-                f"partition[{leaf}]", int(outside), f"sample numbers go from 0 to {samples - 1}"
-            )
+            raise InvalidInput(f"partition[{leaf}]", int(outside), f"sample numbers go from 0 to {samples - 1}")
         values, counts = np.unique(mine, return_counts=True)
         taken = values[(owner[values] >= 0) | (counts > 1)]
         if taken.size:
@@ -66,20 +70,34 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     return parts
 
 
-def levels(field: str, given: Sequence[int], depth: int) -> None:
-    for level in given:
-        number(field, level, at_least=0, at_most=depth, whole=True)
+def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
+    if not isinstance(given, Sequence):
+        raise InvalidInput(field, given, "must be a list of levels")
+    return [int(number(field, level, at_least=0, at_most=depth, whole=True)) for level in given]
 
 
-def batching(batch: int | None, sampling: str) -> None:
-    if batch is not None:
-        number("batch", batch, at_least=1, whole=True)
+def batching(batch: int | None, sampling: str) -> int | None:
     if sampling not in ("epochs", "replacement"):
         raise unknown("sampling", sampling, ("epochs", "replacement"))
+    return None if batch is None else int(number("batch", batch, at_least=1, whole=True))
+
+
+def place(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as problem:
+        raise InvalidInput("device", device, first_line(problem)) from None
 
 
 def model_fits(
-    field: str, flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss, classes: bool
+    field: str,
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    classes: bool,
 ) -> None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
     flat.module.eval()
@@ -89,7 +107,9 @@ def model_fits(
             outputs = flat.call(x_P, b_B.clone(), inputs[:2])
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise InvalidInput(
-            "model", kind, f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {first_line(problem)}"
+            "model",
+            kind,
+            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {first_line(problem)}",
         ) from None
     if classes:
         if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):

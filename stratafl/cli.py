@@ -108,9 +108,7 @@ def demo_command(
 
 @app.command("methods")
 def methods_command(
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file that registers rules; repeatable.")
-    ] = None,
+    plugin: Annotated[list[str] | None, typer.Option(help="A Python file that registers rules; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, what each is, and its parameters."""
@@ -145,13 +143,10 @@ def _run(title: str, settings: Config, quiet: bool) -> Result:
 
 
 def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            break
-        count /= 1000
-    else:
-        unit = "TB"
-    return f"{count:.3g} {unit}"
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count, units = count / 1000, units[1:]
+    return f"{count:.3g} {units[0]}"
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
 """A run as data: what a TOML file may say, checked key by key.
 
-    [tree]      shape, weights
-    [data]      name, partition
-    [model]     name and its parameters
-    [method]    name and its parameters, or rules: one per edge level, root first
-    [schedule]  periods or steps_per_sync, participation
-    [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-    [run]       rounds, seed, evaluate_every, evaluate_levels, device, plugins
+[tree]      shape, weights
+[data]      name, partition
+[model]     name and its parameters
+[method]    name and its parameters, or rules: one per edge level, root first
+[schedule]  periods or steps_per_sync, participation
+[leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
+[run]       rounds, seed, evaluate_every, evaluate_levels, device, plugins
 """
 
 from __future__ import annotations

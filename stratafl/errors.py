@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Real
 
 
 class InvalidInput(ValueError):
@@ -19,9 +20,7 @@ class MissingExtra(ImportError):
     """A feature needs a package that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str):
-        super().__init__(
-            f"{feature} needs the package {package}: pip install 'stratafl[{extra}]'"
-        )
+        super().__init__(f"{feature} needs the package {package}: pip install 'stratafl[{extra}]'")
 
 
 def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
@@ -51,8 +50,11 @@ def number(
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     allowed = f"must be a {'whole' if whole else 'finite'} number {wanted}".rstrip()
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (whole and value != int(value)):
+    try:
+        finite = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite or (whole and value != int(value)):
         raise InvalidInput(field, value, allowed)
     if (
         (above is not None and not value > above)
@@ -61,4 +63,4 @@ def number(
         or (at_most is not None and not value <= at_most)
     ):
         raise InvalidInput(field, value, allowed)
-    return int(value) if whole else value
+    return int(value) if whole else float(value)

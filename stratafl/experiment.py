@@ -104,9 +104,7 @@ def import_plugins(paths: Sequence[str]) -> None:
 def _schedule(config: Config, depth: int) -> Schedule:
     given = config.schedule
     if (given.periods is None) == (given.steps_per_sync is None):
-        raise InvalidInput(
-            "schedule.periods", given.periods, "give either periods or steps_per_sync, a list per level"
-        )
+        raise InvalidInput("schedule.periods", given.periods, "give either periods or steps_per_sync, a list per level")
     for name in ("periods", "steps_per_sync"):
         value = getattr(given, name)
         if value is not None and not isinstance(value, list | tuple):

@@ -70,9 +70,7 @@ class Federation:
     def begin(self) -> None:
         """Draw who takes part on every level that just met, and give them their parents' models."""
         for level in self._edges(self.top):
-            taking_part = draw(
-                self.participation[level], self.tree, level, self.rounds[level], self.seed
-            )
+            taking_part = draw(self.participation[level], self.tree, level, self.rounds[level], self.seed)
             self.active_N[level] = taking_part & self.active_N[level - 1][self.tree.parents[level]]
             self.rounds[level] += 1
             self._pull(level)
@@ -115,10 +113,7 @@ class Federation:
             local = self.rules[level].local
             if local is not None:
                 edge = Edge(
-                    *(
-                        None if rows is None else self.tree.spread_to_leaves(level, rows)
-                        for rows in self._edge(level)
-                    )
+                    *(None if rows is None else self.tree.spread_to_leaves(level, rows) for rows in self._edge(level))
                 )
                 pulls.append(Pull(local, edge))
         return Work(

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, unknown
 
 
 class Flat:
     """How one architecture lies in rows: P parameters, B floating buffer values."""
 
     def __init__(self, module: nn.Module):
+        if not isinstance(module, nn.Module):
+            raise InvalidInput("model", module, "must be an nn.Module or a function that builds one")
         self.module = copy.deepcopy(module)
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if any(is_lazy(p) for p in parameters.values()):
@@ -31,9 +33,7 @@ class Flat:
         buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
         dtypes = {t.dtype for t in [*parameters.values(), *buffers.values()]}
         if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-            raise InvalidInput(
-                "model", sorted(map(str, dtypes)), "parameters and buffers must share one floating type"
-            )
+            raise InvalidInput("model", sorted(map(str, dtypes)), "parameters and buffers must share one floating type")
         self.dtype: torch.dtype = dtypes.pop()
         self._shapes = {n: p.shape for n, p in parameters.items()}
         self._buffer_shapes = {n: b.shape for n, b in buffers.items()}
@@ -42,7 +42,19 @@ class Flat:
 
     def row(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The module's parameters (P) and buffers (B)."""
-        return self.row_of(dict(module.state_dict(keep_vars=False)))
+        return self.row_of({**dict(module.named_parameters()), **dict(module.named_buffers())})
+
+    def start(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of a state dict, whose frozen parameters and integer buffers the module takes over."""
+        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        for name in values:
+            if name not in own:
+                raise unknown(f"initial.{name}", tuple(values[name].shape), own)
+        rows = self.row_of(values)
+        with torch.no_grad():
+            for name in values.keys() - self._shapes.keys() - self._buffer_shapes.keys():
+                own[name].copy_(values[name])
+        return rows
 
     def row_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of a state dict."""
@@ -50,9 +62,7 @@ class Flat:
             if name not in values:
                 raise InvalidInput("initial", sorted(values), f"lacks {name!r}")
             if values[name].shape != shape:
-                raise InvalidInput(
-                    f"initial.{name}", tuple(values[name].shape), f"must have the shape {tuple(shape)}"
-                )
+                raise InvalidInput(f"initial.{name}", tuple(values[name].shape), f"must have the shape {tuple(shape)}")
 
         def joined(shapes: Mapping[str, torch.Size]) -> Tensor:
             parts = [values[name].detach().reshape(-1).to(self.dtype) for name in shapes]
@@ -66,7 +76,9 @@ class Flat:
 
     def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
-        values = self.named(x_P, b_B)
+        # a counter that the module moves on (batch norm has one) is a copy, so that no call sees another's
+        whole = {n: b.clone() for n, b in self.module.named_buffers() if n not in self._buffer_shapes}
+        values = {**self.named(x_P, b_B), **whole}
         outputs = functional_call(self.module, values, (inputs,))
         for name, view in _views(self._buffer_shapes, b_B).items():
             if values[name].data_ptr() != view.data_ptr():
@@ -88,9 +100,11 @@ class Flat:
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
         """A module of its own with these values."""
         module = copy.deepcopy(self.module)
-        values = {name: view.clone() for name, view in self.named(x_P, b_B).items()}
-        module.load_state_dict(values, strict=False)
-        return module
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, view in self.named(x_P, b_B).items():
+                own[name].copy_(view)
+        return module.eval()
 
 
 def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:

@@ -102,6 +102,4 @@ def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
     number("leaf.lr", lr, above=0)
     number("leaf.schedule.rounds", rounds, at_least=1, whole=True)
     number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
-    return lambda round: (
-        floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2
-    )
+    return lambda round: floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2

@@ -12,9 +12,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.no_grad()
-def evaluate(
-    predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048
-) -> dict[str, float]:
+def evaluate(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> dict[str, float]:
     """Mean loss, and the accuracy where the targets are classes and the outputs their scores."""
     total_loss, right, seen = 0.0, 0, 0
     classifies = False

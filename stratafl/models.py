@@ -114,17 +114,14 @@ class Recurrent(nn.LSTM):
     def forward(self, x_BTF: Tensor) -> Tensor:  # type: ignore[override]
         for layer in range(self.num_layers):
             weight_in, weight_state, bias_in, bias_state = (
-                getattr(self, f"{name}_l{layer}")
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
             gates_BTG = functional.linear(x_BTF, weight_in, bias_in + bias_state)
             hidden = torch.zeros_like(gates_BTG[:, 0, : self.hidden_size])
             cell = torch.zeros_like(hidden)
             outputs = []
             for gates in gates_BTG.unbind(1):
-                enter, forget, new, leave = (gates + functional.linear(hidden, weight_state)).chunk(
-                    4, dim=-1
-                )
+                enter, forget, new, leave = (gates + functional.linear(hidden, weight_state)).chunk(4, dim=-1)
                 cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
                 hidden = leave.sigmoid() * cell.tanh()
                 outputs.append(hidden)

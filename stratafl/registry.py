@@ -90,10 +90,10 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
     if isinstance(rules, str | Mapping):
         return place(rules, depth)
     listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
+    if not isinstance(listed, Sequence):
+        raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
     if len(listed) != depth:
-        raise InvalidInput(
-            "rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them"
-        )
+        raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
     return tuple(_one(rule) for rule in listed)
 
 

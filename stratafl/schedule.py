@@ -32,10 +32,8 @@ class Schedule:
 
     @staticmethod
     def of(periods: Sequence[int], depth: int) -> Schedule:
-        if len(periods) != depth:
-            raise InvalidInput(
-                "periods", list(periods), f"needs one number per edge level, {depth} of them"
-            )
+        if not isinstance(periods, Sequence) or len(periods) != depth:
+            raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
         for period in periods:
             number("periods", period, at_least=1, whole=True)
         return Schedule(tuple(int(p) for p in periods))
@@ -44,6 +42,8 @@ class Schedule:
     def of_steps(steps: Sequence[int], depth: int) -> Schedule:
         """From the paper's P list: level m synchronises every P_m local steps, root first."""
         wanted = "each must be a whole number that divides the one before it"
+        if not isinstance(steps, Sequence) or len(steps) != depth:
+            raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
         for period in steps:
             number("steps_per_sync", period, at_least=1, whole=True)
         ratios = []
@@ -88,18 +88,14 @@ def check_participation(
     if isinstance(participation, Sequence) and not isinstance(participation, str):
         per_level = tuple(participation)
         if len(per_level) != depth:
-            raise InvalidInput(
-                "participation", list(per_level), f"needs one entry per edge level, {depth} of them"
-            )
+            raise InvalidInput("participation", list(per_level), f"needs one entry per edge level, {depth} of them")
     else:
         per_level = (None,) * (depth - 1) + (participation,)
     for each in per_level:
         if each is None or each == "all" or callable(each):
             continue
         if isinstance(each, str):
-            raise InvalidInput(
-                "participation", each, 'must be "all", a fraction, a number or a function'
-            )
+            raise InvalidInput("participation", each, 'must be "all", a fraction, a number or a function')
         if isinstance(each, float):
             number("participation", each, above=0, at_most=1)
         else:
@@ -117,9 +113,7 @@ def draw(participation: Participation, tree: Tree, level: int, round: int, seed:
     if callable(participation):
         mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
-            raise InvalidInput(
-                "participation", mask, f"the function must give a boolean mask of {count} nodes"
-            )
+            raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")
         return mask
     assert not isinstance(participation, str)
     parents = tree.parents[level]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from stratafl.engine.work import Engine
 from stratafl.errors import number
 from stratafl.federation import Federation
 from stratafl.flat import Flat
-from stratafl.local import Leaf, leaf as usual_leaf
+from stratafl.local import Leaf
+from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, evaluate
 from stratafl.registry import RuleLike, rules_for
 from stratafl.schedule import Participation, Schedule, check_participation
@@ -87,7 +89,6 @@ class Simulation:
         engine: Engine,
         flat: Flat,
         schedule: Schedule,
-        leaf: Leaf,
         loss: Loss,
         test: tuple[Tensor, Tensor] | None,
         rounds: int,
@@ -95,11 +96,20 @@ class Simulation:
         evaluate_levels: Sequence[int],
     ):
         self.federation, self.engine, self.flat = federation, engine, flat
-        self.schedule, self.leaf, self.loss, self.test = schedule, leaf, loss, test
+        self.schedule, self.test, self._loss = schedule, test, loss
         self.rounds, self.evaluate_every = rounds, evaluate_every
         self.evaluate_levels = tuple(evaluate_levels)
         self.history: list[RoundResult] = []
         self.step = 0
+
+    @property
+    def leaf(self) -> Leaf:
+        """The clients' chain; the engine's own, so that steps and rates cannot disagree."""
+        return self.engine.leaf
+
+    @leaf.setter
+    def leaf(self, leaf: Leaf) -> None:
+        self.engine.leaf = leaf
 
     def __iter__(self) -> Iterator[RoundResult]:
         return self
@@ -109,6 +119,7 @@ class Simulation:
         if round >= self.rounds:
             raise StopIteration
         began = time.perf_counter()
+        number("leaf.lr", self.leaf.lr(round), at_least=0)
         refused: list[str] = []
         for steps, top in self.schedule.events():
             self.federation.begin()
@@ -148,7 +159,7 @@ class Simulation:
             models=list(federation.own),
             corrections=federation.correction[1:],
             history=list(self.history),
-            communication=federation.communication,
+            communication=copy.deepcopy(federation.communication),
             flat=self.flat,
             buffers=list(federation.own_buffers),
         )
@@ -159,7 +170,7 @@ class Simulation:
         x_P = self.federation.own[level][node]
         b_B = self.federation.own_buffers[level][node]
         self.flat.module.eval()
-        return evaluate(lambda inputs: self.flat.call(x_P, b_B, inputs), self.loss, *self.test)
+        return evaluate(lambda inputs: self.flat.call(x_P, b_B, inputs), self._loss, *self.test)
 
     def _evaluate_nodes(self) -> dict[str, dict[str, float]]:
         names = self.federation.tree.names
@@ -216,27 +227,27 @@ def simulate(
     if weights is not None:
         shape = shape.weighted(weights, [len(part) for part in parts])
     edge_rules = rules_for(rules, shape.depth)
-    schedule = periods if isinstance(periods, Schedule) else Schedule.of(periods, shape.depth)
+    schedule = Schedule.of(periods.periods if isinstance(periods, Schedule) else periods, shape.depth)
     chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
-    number("rounds", rounds, at_least=1, whole=True)
-    number("evaluate_every", evaluate_every, at_least=1, whole=True)
-    checks.levels("evaluate_levels", evaluate_levels, shape.depth)
-    checks.batching(batch, sampling)
+    rounds = int(number("rounds", rounds, at_least=1, whole=True))
+    evaluate_every = int(number("evaluate_every", evaluate_every, at_least=1, whole=True))
+    evaluate_levels = checks.levels("evaluate_levels", evaluate_levels, shape.depth)
+    batch = checks.batching(batch, sampling)
+    seed = int(number("seed", seed, whole=True))
+    device = checks.place(device)
     shares = check_participation(participation, shape.depth)
 
     module = model
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module) and callable(module):
         with torch.random.fork_rng():
             torch.manual_seed(integer(seed, Purpose.WEIGHTS))
             module = model()
     flat = Flat(module)
-    x_P, b_B = flat.row(flat.module) if initial is None else flat.row_of(initial)
+    x_P, b_B = flat.row(flat.module) if initial is None else flat.start(initial)
     objective = F.cross_entropy if loss is None else loss
 
     def placed(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        inputs, targets = (
-            t.to(device, flat.dtype if t.is_floating_point() else t.dtype) for t in pair
-        )
+        inputs, targets = (t.to(device, flat.dtype if t.is_floating_point() else t.dtype) for t in pair)
         return inputs, targets
 
     train = placed((train_inputs, train_targets))
@@ -258,6 +269,4 @@ def simulate(
         sampling,
         seed,
     )
-    return Simulation(
-        federation, engine, flat, schedule, chain, objective, held_out, rounds, evaluate_every, evaluate_levels
-    )
+    return Simulation(federation, engine, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels)

@@ -79,8 +79,7 @@ def uniform(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
 
 def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
     """A NumPy generator of its own for draws made on the host."""
-    words = [word & 0xFFFFFFFFFFFFFFFF for word in (seed, int(purpose), *where)]
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+    return np.random.Generator(np.random.Philox(key=integer(seed, purpose, *where)))
 
 
 def integer(seed: int, purpose: Purpose, *where: int) -> int:

@@ -22,6 +22,7 @@ from stratafl.errors import InvalidInput
 
 Shape = int | str | Sequence | Mapping
 ROOT = "root"
+LEAF = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Tree:
             parents[level].append(parent)
             names[level].append(path)
             me = len(parents[level]) - 1
-            if below is None:
+            if below is LEAF:
                 leaf_level.add(level)
                 return
             for name, child in _children(below):
@@ -112,9 +113,7 @@ class Tree:
             up = self.parents[lower][up]
         return up
 
-    def weighted(
-        self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None
-    ) -> Tree:
+    def weighted(self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None) -> Tree:
         """The same tree with other sibling weights.
 
         `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per leaf, which
@@ -128,38 +127,31 @@ class Tree:
                     raise InvalidInput("weights", weights, "needs the leaves' sample counts")
                 per_level = self._summed_up(np.asarray(samples, dtype=float))
             else:
-                raise InvalidInput(
-                    "weights", weights, 'must be "uniform", "samples" or positive numbers'
-                )
+                raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers')
         else:
-            given = list(weights)
-            if given and isinstance(given[0], Sequence | np.ndarray):
-                if len(given) != self.depth:
-                    raise InvalidInput(
-                        "weights", given, f"needs one list per level, {self.depth} of them"
-                    )
-                per_level = [np.ones(1), *(np.asarray(w, dtype=float) for w in given)]
-            else:
-                per_level = self._summed_up(np.asarray(given, dtype=float))
-        for level, values in enumerate(per_level):
-            if len(values) != self.sizes[level]:
-                raise InvalidInput(
-                    "weights", values, f"level {level} has {self.sizes[level]} nodes"
-                )
+            try:
+                given = list(weights)
+                nested = bool(given) and isinstance(given[0], Sequence | np.ndarray)
+                arrays = [np.asarray(w, dtype=float) for w in (given if nested else [given])]
+            except (TypeError, ValueError):
+                raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
+            if nested and len(given) != self.depth:
+                raise InvalidInput("weights", given, f"needs one list per level, {self.depth} of them")
+            per_level = [np.ones(1), *arrays] if nested else self._summed_up(arrays[0])
+        # the leaves first: sums of what the user gave would say less
+        for level, values in reversed(list(enumerate(per_level))):
+            if values.shape != (self.sizes[level],):
+                raise InvalidInput("weights", values, f"level {level} has {self.sizes[level]} nodes")
             if not (np.isfinite(values).all() and (values > 0).all()):
                 raise InvalidInput("weights", values, "must be positive and finite")
         return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
         if len(leaf_weights) != self.leaves:
-            raise InvalidInput(
-                "weights", leaf_weights, f"needs one per leaf, {self.leaves} of them"
-            )
+            raise InvalidInput("weights", leaf_weights, f"needs one per leaf, {self.leaves} of them")
         levels = [leaf_weights]
         for level in range(self.depth, 0, -1):
-            sums = np.bincount(
-                self.parents[level], weights=levels[0], minlength=self.sizes[level - 1]
-            )
+            sums = np.bincount(self.parents[level], weights=levels[0], minlength=self.sizes[level - 1])
             levels.insert(0, sums)
         return levels
 
@@ -175,9 +167,7 @@ class Tree:
             total_M = self.share(level, present_N)
             weights_N = weights_N / torch.where(total_M > 0, total_M, 1.0)[parents_N]
         mixing_MN = rows_NP.new_zeros(self.sizes[level - 1], self.sizes[level])
-        mixing_MN[parents_N, torch.arange(self.sizes[level], device=rows_NP.device)] = weights_N.to(
-            rows_NP.dtype
-        )
+        mixing_MN[parents_N, torch.arange(self.sizes[level], device=rows_NP.device)] = weights_N.to(rows_NP.dtype)
         return mixing_MN @ rows_NP
 
     def spread(self, level: int, rows_MP: Tensor) -> Tensor:
@@ -215,9 +205,7 @@ class Tree:
         return " > ".join(map(str, self.sizes)) + " nodes"
 
 
-def _normalised(
-    parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]
-) -> tuple[np.ndarray, ...]:
+def _normalised(parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     shares = [np.ones(1)]
     for parent, weight in zip(parents[1:], weights[1:], strict=True):
         shares.append(weight / np.bincount(parent, weights=weight)[parent])
@@ -240,13 +228,13 @@ def _balanced(text: str) -> object:
 
 
 def _children(shape: object) -> list[tuple[str, object]]:
-    """The children a notation stands for, each with its name and its own notation (None for a leaf)."""
+    """The children a notation stands for, each with its name and its own notation (LEAF for a leaf)."""
     if isinstance(shape, bool) or not isinstance(shape, int | Sequence | Mapping):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if isinstance(shape, int):
         if shape < 1:
             raise InvalidInput("tree", shape, "a group needs at least one child")
-        return [(str(i), None) for i in range(shape)]
+        return [(str(i), LEAF) for i in range(shape)]
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")
     if isinstance(shape, Mapping):
@@ -254,5 +242,5 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if isinstance(shape, str):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if all(isinstance(child, str) for child in shape):
-        return [(child, None) for child in shape]
+        return [(child, LEAF) for child in shape]
     return [(str(i), child) for i, child in enumerate(shape)]

@@ -48,9 +48,7 @@ class LeastSquares:
         self.tree = tree if weights is None else tree.weighted(weights, self.sizes)
         self.x0 = rng.normal(size=dim)
         ends = np.cumsum(self.sizes)
-        self.partition = [
-            np.arange(end - n, end) for end, n in zip(ends, self.sizes, strict=True)
-        ]
+        self.partition = [np.arange(end - n, end) for end, n in zip(ends, self.sizes, strict=True)]
 
     def gradient(self, client: int, x: np.ndarray) -> np.ndarray:
         A, b = self.A[client], self.b[client]
@@ -89,9 +87,7 @@ class LeastSquares:
         for level in range(1, self.tree.depth + 1):
             leaf_weights = leaf_weights[self.tree.parents[level]] * self.tree.weights[level]
         H = sum(w * A.T @ A / len(A) for w, A in zip(leaf_weights, self.A, strict=True))
-        c = sum(
-            w * A.T @ b / len(b) for w, A, b in zip(leaf_weights, self.A, self.b, strict=True)
-        )
+        c = sum(w * A.T @ b / len(b) for w, A, b in zip(leaf_weights, self.A, self.b, strict=True))
         return np.linalg.solve(H, c)
 
 

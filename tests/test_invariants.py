@@ -86,9 +86,7 @@ def test_one_group_with_one_group_round_is_scaffold_if_corrections_are_kept(clie
 
 @few
 @given(st.integers(2, 5), seeds)
-def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero(
-    clients, seed
-) -> None:
+def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero(clients, seed) -> None:
     """Section 3.3 of the paper does not say it: the client correction is reset before it ever acts."""
     group = LeastSquares([clients], None, seed)
     restarted = group.run("mtgc", periods=[1, 4], rounds=5)
@@ -100,9 +98,7 @@ def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero
 
 @few
 @given(shapes.filter(lambda s: Tree.of(s).depth < 3), seeds)
-def test_an_aggregator_with_a_single_child_changes_nothing_if_corrections_are_kept(
-    shape, seed
-) -> None:
+def test_an_aggregator_with_a_single_child_changes_nothing_if_corrections_are_kept(shape, seed) -> None:
     keep = {"name": "mtgc", "restart": "keep"}
     plain = LeastSquares(shape, None, seed)
     periods = PERIODS[plain.tree.depth]

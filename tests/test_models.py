@@ -49,9 +49,7 @@ def test_catalogue_lists_every_model_with_its_parameters():
     for entry in entries.values():
         assert entry.description and "\n" not in entry.description
         if entry.name != "resnet18_gn":
-            assert (
-                parameters(build(entry.name, entry.input_shape, entry.classes)) == entry.parameters
-            )
+            assert parameters(build(entry.name, entry.input_shape, entry.classes)) == entry.parameters
 
 
 @pytest.mark.parametrize("data", SHAPES)

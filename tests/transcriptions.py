@@ -29,9 +29,7 @@ class Setting:
         return len(self.P)
 
     def level(self, m: int) -> list[Node]:
-        return sorted(
-            {child for kids in self.children.values() for child in kids if len(child) == m}
-        )
+        return sorted({child for kids in self.children.values() for child in kids if len(child) == m})
 
     def mean(self, node: Node, value: dict[Node, np.ndarray]) -> np.ndarray:
         return sum(self.weight[child] * value[child] for child in self.children[node])
@@ -91,9 +89,7 @@ def mtgc(s: Setting, restart: str, corrected: set[int]) -> tuple[np.ndarray, dic
     return at[()], nu, before
 
 
-def inside_groups(
-    s: Setting, group_round: Callable[[Node, np.ndarray], np.ndarray]
-) -> np.ndarray:
+def inside_groups(s: Setting, group_round: Callable[[Node, np.ndarray], np.ndarray]) -> np.ndarray:
     """HFedAvg above, some method of plain federated learning between each lowest aggregator and its clients."""
 
     def run(node: Node, x: np.ndarray) -> np.ndarray:
@@ -101,7 +97,7 @@ def inside_groups(
         if m == s.M - 1:
             return group_round(node, x)
         repeats = s.P[m] // s.P[m + 1]
-        held = {child: x for child in s.children[node]}
+        held = dict.fromkeys(s.children[node], x)
         for child in s.children[node]:
             for _ in range(repeats):
                 held[child] = run(child, held[child])
@@ -159,9 +155,7 @@ def scaffold(s: Setting) -> np.ndarray:
             for _ in range(K):
                 x[i] = x[i] - s.lr * (s.gradient(i, x[i]) - control[i] + server[group])
             new[i] = control[i] - server[group] + (start - x[i]) / (K * s.lr)
-        server[group] = server[group] + sum(
-            s.weight[i] * (new[i] - control[i]) for i in s.children[group]
-        )
+        server[group] = server[group] + sum(s.weight[i] * (new[i] - control[i]) for i in s.children[group])
         control.update(new)
         return s.mean(group, x)
 
@@ -181,7 +175,7 @@ def algorithm_1(s: Setting, restart: str) -> tuple[np.ndarray, dict, dict]:
         f = sum(s.weight[j] * f_j[j] for j in groups)
         y = {j: -f_j[j] + f for j in groups}
     for _t in range(s.rounds):
-        x_group = {j: x_bar for j in groups}
+        x_group = dict.fromkeys(groups, x_bar)
         for j in groups:
             for i in C[j]:
                 if restart == "zero":
@@ -190,7 +184,7 @@ def algorithm_1(s: Setting, restart: str) -> tuple[np.ndarray, dict, dict]:
                     mean = sum(s.weight[k] * grad(k, x_bar) for k in C[j])
                     z[i] = -grad(i, x_bar) + mean
             for _e in range(E):
-                x = {i: x_group[j] for i in C[j]}
+                x = dict.fromkeys(C[j], x_group[j])
                 for _h in range(H):
                     for i in C[j]:
                         x[i] = x[i] - lr * (grad(i, x[i]) + z[i] + y[j])

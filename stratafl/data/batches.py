@@ -33,8 +33,7 @@ def batches(
     if sampling == "replacement":
         places = torch.arange(batch)
         return [
-            (uniform(seed, Purpose.BATCH, client, step, places) * size).long()
-            for step in range(first, first + steps)
+            (uniform(seed, Purpose.BATCH, client, step, places) * size).long() for step in range(first, first + steps)
         ]
     per_epoch = -(-size // batch)
     chosen = []

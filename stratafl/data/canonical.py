@@ -82,9 +82,7 @@ class Dataset(Samples):
 
     def tensors(self, device: str | torch.device = "cpu") -> Tensors:
         """Copy the arrays to a device, each straight from its file."""
-        return Tensors(
-            *(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS)
-        )
+        return Tensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -132,9 +130,7 @@ def _check(name: str, samples: Samples) -> None:
             raise refuse(f"{part} labels in 0..{len(samples.classes) - 1}", f"{y.min()}..{y.max()}")
         if (owner is not None) != bool(samples.owners):
             raise refuse("an owner per sample exactly where owners are named", f"{part} without")
-        if owner is not None and (
-            owner.shape != y.shape or owner.min() < 0 or owner.max() >= len(samples.owners)
-        ):
+        if owner is not None and (owner.shape != y.shape or owner.min() < 0 or owner.max() >= len(samples.owners)):
             raise refuse(f"{part} owners in 0..{len(samples.owners) - 1}", owner.shape)
     if samples.x_train.shape[1:] != samples.x_test.shape[1:]:
         raise refuse(f"test inputs shaped {samples.x_train.shape[1:]}", samples.x_test.shape[1:])
@@ -150,9 +146,7 @@ def write(dataset: Dataset, where: str, root: Path) -> Path:
             _fill(folder, dataset, where)
             _publish(folder, final)
     except OSError as error:
-        raise InvalidInput(
-            "data root", str(root), f"{dataset.name} cannot be written there: {error}"
-        ) from error
+        raise InvalidInput("data root", str(root), f"{dataset.name} cannot be written there: {error}") from error
     return final
 
 
@@ -258,9 +252,7 @@ def read_meta(name: str, root: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise _damaged(path, "a readable meta.json", error, again) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("name") != name:
-        found = (
-            f"format {meta.get('format')} of {meta.get('name')}" if isinstance(meta, dict) else meta
-        )
+        found = f"format {meta.get('format')} of {meta.get('name')}" if isinstance(meta, dict) else meta
         raise _damaged(path, f"format {FORMAT} of {name}", found, again)
     return meta
 
@@ -286,9 +278,7 @@ def read(name: str, root: Path, verify: bool = False) -> Dataset:
             **arrays,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(
-            root / name / "meta.json", "all fields", repr(error), f"prepare {name} again"
-        ) from error
+        raise _damaged(root / name / "meta.json", "all fields", repr(error), f"prepare {name} again") from error
     _check(name, dataset)
     return dataset
 
@@ -315,6 +305,4 @@ def _array(path: Path, entry: dict[str, Any], verify: bool) -> np.ndarray:
 def _damaged(path: Path, expected: str, found: object, advice: str) -> InvalidInput:
     text = " ".join(str(found).split())
     # A long path is cut short in the message, so the file is named again.
-    return InvalidInput(
-        "data set", str(path.parent), f"{path.name}: expected {expected}, found {text}; {advice}"
-    )
+    return InvalidInput("data set", str(path.parent), f"{path.name}: expected {expected}, found {text}; {advice}")

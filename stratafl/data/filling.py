@@ -21,9 +21,7 @@ BLOCK = 1 << 16
 WhenEmpty = Callable[[int, int, list[int]], int]
 
 
-def keeping(
-    pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator
-) -> np.ndarray:
+def keeping(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """How many of each class each sibling gets: priors kept, renormalised over the classes left."""
     log_NK = log_dirichlet(len(sizes_N), len(pool_K), alpha, rng)
     weights_NK = np.exp(log_NK - log_NK.max(axis=1, keepdims=True))
@@ -38,9 +36,7 @@ def keeping(
     return _fill(pool_K, sizes_N, cumulative, when_empty, rng)
 
 
-def flattening(
-    pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator
-) -> np.ndarray:
+def flattening(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """The same by the procedure of the paper's released code, which flattens the priors as it goes.
 
     When a sibling draws a class that has run out, all classes found empty so far by any of the

@@ -110,9 +110,7 @@ def _images(
     label: str = "label",
     letters: bool = False,
 ) -> Remote:
-    read = partial(
-        hub.read_images, table=hub.Table(image, label), classes=classes, mode=mode, letters=letters
-    )
+    read = partial(hub.read_images, table=hub.Table(image, label), classes=classes, mode=mode, letters=letters)
     return Remote(repository, read, sizes)
 
 
@@ -134,9 +132,7 @@ def _folder(sizes: Sizes) -> Form:
 _FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
 _LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
 _CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
-_CIFAR100_HUB = _images(
-    "uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label"
-)
+_CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
 _CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
 _SHAKESPEARE_HUB = Remote("flwrlabs/shakespeare", hub.read_roles)
 

@@ -53,9 +53,7 @@ def _holders(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np
     return quota_K
 
 
-def share_out(
-    pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, sizes_N: np.ndarray | None
-) -> np.ndarray:
+def share_out(pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, sizes_N: np.ndarray | None) -> np.ndarray:
     """How many samples of each class each holder gets.
 
     Without sizes each class is divided over its holders by their leaves. With sizes, that table is
@@ -82,18 +80,14 @@ def share_out(
     return counts_NK
 
 
-def _settle(
-    counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndarray, sizes_N: np.ndarray
-) -> None:
+def _settle(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndarray, sizes_N: np.ndarray) -> None:
     """Give every child the samples it still lacks, in place."""
     for child in range(len(sizes_N)):
         while lacks := int(sizes_N[child] - counts_NK[child].sum()):
             spare_K = pool_K - counts_NK.sum(axis=0)
             path = _path(counts_NK, holds_NK, np.flatnonzero(holds_NK[child]), spare_K)
             if not path:
-                raise InvalidInput(
-                    "sizes", sizes_N.tolist(), "the classes the nodes hold cannot give these sizes"
-                )
+                raise InvalidInput("sizes", sizes_N.tolist(), "the classes the nodes hold cannot give these sizes")
             moved = min(lacks, int(spare_K[path[-1][0]]))
             for (c, _), (_, giver) in pairwise(path):
                 moved = min(moved, int(counts_NK[giver, c]))
@@ -103,9 +97,7 @@ def _settle(
                 counts_NK[giver, d] += moved
 
 
-def _path(
-    counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray
-) -> list[tuple[int, int]]:
+def _path(counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray) -> list[tuple[int, int]]:
     """Classes from `start` to one with samples to spare, each with the child that changes to it."""
     came: dict[int, tuple[int, int]] = {int(c): (-1, -1) for c in start}
     queue = list(came)

@@ -118,14 +118,10 @@ def _sizes_of(
 
     def draw(total: int, rng: np.random.Generator) -> np.ndarray:
         if total < leaves_N.sum():
-            raise InvalidInput(
-                "sizes", total, f"too few samples for {leaves_N.sum()} leaves; each needs one"
-            )
+            raise InvalidInput("sizes", total, f"too few samples for {leaves_N.sum()} leaves; each needs one")
         wanted_N = sizes.draw(total, leaves_N, nodes, rng)
         if wanted_N.sum() > total:
-            raise InvalidInput(
-                "sizes", wanted_N.tolist(), f"must not add up to more than the {total} there are"
-            )
+            raise InvalidInput("sizes", wanted_N.tolist(), f"must not add up to more than the {total} there are")
         return wanted_N
 
     return draw
@@ -136,9 +132,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
     if isinstance(levels, str | Mapping) or not isinstance(levels, Sequence):
         raise InvalidInput("levels", levels, "must be a list with one split per level")
     if len(levels) != depth:
-        raise InvalidInput(
-            "levels", list(levels), f"needs one split per level of the tree, {depth} of them"
-        )
+        raise InvalidInput("levels", list(levels), f"needs one split per level of the tree, {depth} of them")
     methods = [splits.parse(spec, f"levels[{m}]") for m, spec in enumerate(levels)]
     counts: np.ndarray | None = None
     for level in range(depth, 0, -1):

@@ -211,9 +211,7 @@ def _explain(figure: Figure, axes: np.ndarray, colours: list[Any], names: list[s
 
     if len(names) <= LEGEND_CLASSES:
         patches = [Patch(color=c, label=n) for c, n in zip(colours, names, strict=True)]
-        figure.legend(
-            handles=patches[::-1], loc="outside right upper", frameon=False, title="class"
-        )
+        figure.legend(handles=patches[::-1], loc="outside right upper", frameon=False, title="class")
     else:
         scale = ScalarMappable(Normalize(0, len(names) - 1), ListedColormap(colours))
         figure.colorbar(scale, ax=list(axes[:, 0]), label="class", pad=0.01, aspect=40)

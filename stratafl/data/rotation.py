@@ -45,15 +45,10 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
     degrees  one angle, or one per image
     """
     if images.dtype != torch.uint8 or images.dim() not in (3, 4):
-        raise InvalidInput(
-            "images", (images.dtype, tuple(images.shape)), "must be uint8 (N, H, W) or (N, H, W, C)"
-        )
+        raise InvalidInput("images", (images.dtype, tuple(images.shape)), "must be uint8 (N, H, W) or (N, H, W, C)")
     angles_N = torch.as_tensor(degrees, dtype=torch.float64, device=images.device)
     angles_N = angles_N.expand(len(images))
-    parts = [
-        _rotate(part, angles)
-        for part, angles in zip(images.split(CHUNK), angles_N.split(CHUNK), strict=True)
-    ]
+    parts = [_rotate(part, angles) for part, angles in zip(images.split(CHUNK), angles_N.split(CHUNK), strict=True)]
     return torch.cat(parts) if parts else images.clone()
 
 
@@ -73,8 +68,6 @@ def _rotate(images: Tensor, angles_N: Tensor) -> Tensor:
         dim=-2,
     ).float()
     grid = functional.affine_grid(theta, list(pixels.shape), align_corners=False)
-    turned = functional.grid_sample(
-        pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False
-    )
+    turned = functional.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     turned = turned.round().clamp(0, 255).to(torch.uint8)
     return turned.permute(0, 2, 3, 1).contiguous() if channels_last else turned[:, 0]

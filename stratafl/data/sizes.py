@@ -26,9 +26,7 @@ class Equal:
 
     text: ClassVar[str] = "equal sizes"
 
-    def draw(
-        self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
         return leaves_N * (total // int(leaves_N.sum()))
 
 
@@ -42,9 +40,7 @@ class LogNormal:
     def text(self) -> str:
         return f"log-normal sizes (sigma {self.sigma:g})"
 
-    def draw(
-        self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
         # Shifted by the largest so that no sigma overflows.
         powers_N = self.sigma * rng.standard_normal(len(leaves_N))
         return apportion(total, leaves_N * np.exp(powers_N - powers_N.max()), leaves_N)
@@ -57,9 +53,7 @@ class Counts:
     counts: tuple[int, ...]
     text: ClassVar[str] = "given sizes"
 
-    def draw(
-        self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
         return np.array(self.counts[nodes], dtype=np.int64)
 
 

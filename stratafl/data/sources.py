@@ -65,14 +65,10 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     if name == "digits":
         return digits()
     if name == "synthetic":
-        raise InvalidInput(
-            "data set", name, "generated for a tree: call stratafl.data.synthetic.synthetic"
-        )
+        raise InvalidInput("data set", name, "generated for a tree: call stratafl.data.synthetic.synthetic")
     folder = data_root(root)
     if not (folder / name).exists():
-        raise InvalidInput(
-            "data set", name, f"not prepared under {folder}; run: stratafl data prepare {name}"
-        )
+        raise InvalidInput("data set", name, f"not prepared under {folder}; run: stratafl data prepare {name}")
     return read(name, folder, verify)
 
 
@@ -140,18 +136,14 @@ def _unrecognised(name: str, files: Files) -> InvalidInput:
     )
 
 
-def _sized(
-    where: str, form: str, samples: Samples, sizes: tuple[tuple[int, int], ...], partial: bool
-) -> Samples:
+def _sized(where: str, form: str, samples: Samples, sizes: tuple[tuple[int, int], ...], partial: bool) -> Samples:
     found = (len(samples.y_train), len(samples.y_test))
     if not sizes or found in sizes:
         return samples
     expected = " or ".join(f"{train:,} + {test:,}" for train, test in sizes)
     difference = f"expected {expected} samples (training + test), found {found[0]:,} + {found[1]:,}"
     if not partial:
-        raise InvalidInput(
-            "source", where, f"{form}: {difference}; allow_partial takes it as it is"
-        )
+        raise InvalidInput("source", where, f"{form}: {difference}; allow_partial takes it as it is")
     return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
 
 

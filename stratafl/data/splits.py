@@ -118,9 +118,7 @@ def natural(samples: int | None = None) -> Split:
     them. `samples` keeps that many of each owner, the first in the data's order; owners with fewer
     are left out.
     """
-    if samples is not None and (
-        isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
-    ):
+    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
         raise InvalidInput("samples", samples, "must be a whole number, at least 1")
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
@@ -150,8 +148,7 @@ def natural(samples: int | None = None) -> Split:
 
 
 SPLITS: dict[str, Callable[..., Split]] = {
-    function.__name__: function
-    for function in (iid, lognormal, dirichlet, release_dirichlet, classes, natural)
+    function.__name__: function for function in (iid, lognormal, dirichlet, release_dirichlet, classes, natural)
 }
 
 

@@ -82,9 +82,7 @@ def synthetic(
 
 def _check_tree(parents: Sequence[np.ndarray]) -> int:
     if len(parents) < 2 or len(parents[0]):
-        raise InvalidInput(
-            "parents", len(parents), "an empty array, then one array per level below"
-        )
+        raise InvalidInput("parents", len(parents), "an empty array, then one array per level below")
     above = 1
     for level, array in enumerate(parents[1:], start=1):
         nodes = np.asarray(array)
@@ -106,9 +104,7 @@ def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[floa
     knobs = np.full(depth, value) if np.ndim(value) == 0 else np.asarray(value)
     checked = tuple(float(knob) for knob in knobs)
     if len(checked) != depth or not all(np.isfinite(knob) and knob >= 0 for knob in checked):
-        raise InvalidInput(
-            field, value, f"one number >= 0, or {depth}: one per level below the root"
-        )
+        raise InvalidInput(field, value, f"one number >= 0, or {depth}: one per level below the root")
     return checked
 
 

@@ -41,9 +41,7 @@ def normalise(images_BKHW: Tensor, mean: Sequence[float], std: Sequence[float]) 
     return (images_BKHW.float() / 255.0 - mean_K11) / std_K11
 
 
-def flip_and_crop(
-    images_BKHW: Tensor, seed: int, client: int | Tensor, step: int | Tensor, pad: int = PAD
-) -> Tensor:
+def flip_and_crop(images_BKHW: Tensor, seed: int, client: int | Tensor, step: int | Tensor, pad: int = PAD) -> Tensor:
     """Mirror an image with probability 1/2, then crop it from a zero padding with probability 1/2.
 
     For stacked clients the images are (clients, B, K, H, W), `client` holds their numbers, and
@@ -53,13 +51,9 @@ def flip_and_crop(
     *_, batch, _, height, width = images_BKHW.shape
     device = images_BKHW.device
     position_B = torch.arange(batch, device=device)
-    key = [
-        where[:, None] if isinstance(where, Tensor) and where.dim() else where
-        for where in (client, step)
-    ]
+    key = [where[:, None] if isinstance(where, Tensor) and where.dim() else where for where in (client, step)]
     flips, crops, down, right = (
-        uniform(seed, Purpose.TRANSFORM, *key, position_B, torch.tensor(draw, device=device))
-        for draw in range(4)
+        uniform(seed, Purpose.TRANSFORM, *key, position_B, torch.tensor(draw, device=device)) for draw in range(4)
     )
     offsets = 2 * pad + 1
     cropped = crops < 0.5

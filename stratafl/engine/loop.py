@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from stratafl.engine.work import Work
 from stratafl.flat import Flat
 from stratafl.local import Leaf
 from stratafl.streams import Purpose, integer
+
+SMALL = 100_000
+"""Parameters below which one thread is faster than several."""
 
 
 class LoopEngine:
@@ -41,7 +45,7 @@ class LoopEngine:
         x_NP, b_NB = work.x_NP.clone(), work.b_NB.clone()
         lr = self.leaf.lr(work.round)
         self.flat.module.train()
-        with torch.random.fork_rng():
+        with self._quiet():
             for client in work.active:
                 x_1P, b_B = x_NP[client : client + 1], b_NB[client]
                 velocity_1P = torch.zeros_like(x_1P)
@@ -56,13 +60,26 @@ class LoopEngine:
     def gradients(self, work: Work) -> Tensor:
         g_NP = torch.zeros_like(work.x_NP)
         self.flat.module.train()
-        with torch.random.fork_rng():
+        with self._quiet():
             for client in work.active:
                 (batch,) = self._batches(client, work.step, 1)
                 # a look ahead must leave the running statistics as they are
                 x_1P, b_B = work.x_NP[client : client + 1], work.b_NB[client].clone()
                 g_NP[client] = self._gradient(client, work.step, x_1P, b_B, batch)
         return g_NP
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Leave torch's generator as it was; and for a small model use one thread, since sharing out its
+        operations costs more than they do."""
+        threads = torch.get_num_threads()
+        if self.flat.parameters < SMALL:
+            torch.set_num_threads(1)
+        try:
+            with torch.random.fork_rng():
+                yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _batches(self, client: int, first: int, steps: int) -> list[Tensor]:
         mine = self.partition[client]

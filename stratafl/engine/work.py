@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from stratafl.local import Leaf
 from stratafl.rule import Edge
 
 
@@ -49,6 +50,8 @@ class Work(NamedTuple):
 
 class Engine(Protocol):
     """Trains leaves. All engines give the same result for the same work, up to rounding."""
+
+    leaf: Leaf
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The leaves' models and buffers afterwards; rows of inactive leaves are as they were given."""

@@ -38,9 +38,7 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
     if restart == "zero":
         return rule._replace(relay=forget)
     if restart == "gradient":
-        return rule._replace(
-            relay=forget, from_gradient=lambda state, g, mean_g: {"z": mean_g - g}
-        )
+        return rule._replace(relay=forget, from_gradient=lambda state, g, mean_g: {"z": mean_g - g})
     raise InvalidInput("mtgc.restart", restart, 'must be "zero", "gradient" or "keep"')
 
 

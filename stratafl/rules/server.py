@@ -28,9 +28,7 @@ def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
 @register("adam", at="root")
 def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
     """Adam at the parent (FedAdam), at the root when named for a whole tree."""
-    return _adaptive(
-        "adam", lr, beta1, beta2, tau, lambda v, square: beta2 * v + (1 - beta2) * square
-    )
+    return _adaptive("adam", lr, beta1, beta2, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
 @register("yogi", at="root")

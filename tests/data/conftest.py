@@ -7,10 +7,6 @@ from pathlib import Path
 import pytest
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "real_data: reads a published data set, if it is at hand")
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     absent = [
         f"{report.nodeid}: {report.longrepr[2]}"

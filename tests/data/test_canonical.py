@@ -111,9 +111,7 @@ def test_a_file_of_another_size_or_type_is_refused_at_once(tmp_path: Path, chang
         path.write_bytes(data.replace(b"|u1", b"|i1"))
     else:
         path.write_bytes(data.replace(b"|u1", b"|O "))
-    with pytest.raises(
-        InvalidInput, match=r"x_train\.npy: expected 1,928 bytes of \|u1 \(20, 6, 5, 3\), found"
-    ):
+    with pytest.raises(InvalidInput, match=r"x_train\.npy: expected 1,928 bytes of \|u1 \(20, 6, 5, 3\), found"):
         read("cifar10", tmp_path)
 
 
@@ -143,9 +141,7 @@ def test_meta_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         ("owners", ("one",), "an owner per sample"),
     ],
 )
-def test_arrays_that_do_not_fit_together_are_refused(
-    field: str, value: object, complaint: str
-) -> None:
+def test_arrays_that_do_not_fit_together_are_refused(field: str, value: object, complaint: str) -> None:
     fields = {name: getattr(_images(), name) for name in Samples.__dataclass_fields__}
     with pytest.raises(InvalidInput, match=complaint):
         complete("cifar10", "a form", Samples(**fields | {field: value}))

@@ -106,9 +106,7 @@ def _assert_holds(name: str, parts: dict[str, tuple]) -> None:
     for part, (x, y) in parts.items():
         found_x, found_y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
         wanted = sorted((int(b), a.tobytes()) for a, b in zip(x, y, strict=True))
-        assert (
-            sorted((int(b), a.tobytes()) for a, b in zip(found_x, found_y, strict=True)) == wanted
-        )
+        assert sorted((int(b), a.tobytes()) for a, b in zip(found_x, found_y, strict=True)) == wanted
 
 
 def _every_class(parts: dict[str, tuple]) -> dict[str, tuple]:
@@ -249,9 +247,7 @@ def test_noise_in_place_of_a_file_is_refused(root: Path, tmp_path: Path, case: C
     assert not root.exists()
 
 
-def test_images_stored_class_by_class_are_mixed_the_same_way_each_time(
-    root: Path, tmp_path: Path
-) -> None:
+def test_images_stored_class_by_class_are_mixed_the_same_way_each_time(root: Path, tmp_path: Path) -> None:
     name, source, _ = _cinic(tmp_path)
     first = prepare(name, source, allow_partial=True)
     labels = load(name).y_train
@@ -319,9 +315,7 @@ def test_pickles_are_not_opened(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("member", ["../out.bin", "/out.bin", "a/../../out.bin", "C:\\out.bin"])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_an_archive_that_reaches_outside_is_refused(
-    root: Path, tmp_path: Path, member: str, kind: str
-) -> None:
+def test_an_archive_that_reaches_outside_is_refused(root: Path, tmp_path: Path, member: str, kind: str) -> None:
     name, folder, _ = _cifar10_folder(tmp_path)
     if kind == "tar":
         archive = _pack(folder, tmp_path / "cifar-10-binary.tar", "w")

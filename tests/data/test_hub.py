@@ -84,9 +84,7 @@ def _redirect(datasets: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> l
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_images_of_the_hub(
-    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_images_of_the_hub(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     parts = _parts(name)
     asked = _redirect(hub, monkeypatch, _write(hub, name, tmp_path / "repository", parts))
     found = prepare(name, "hub", allow_partial=True)
@@ -132,9 +130,7 @@ def test_another_schema_is_refused(hub: Any, tmp_path: Path) -> None:
         prepare("cinic10", clone)
 
 
-def test_classes_in_another_order_are_refused(
-    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_in_another_order_are_refused(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = _parts("cifar10")
     monkeypatch.setitem(SCHEMAS, "cifar10", ("img", {"label": [*CIFAR10[::-1]]}, (32, 32, 3)))
     clone = _write(hub, "cifar10", tmp_path / "clone", parts)

@@ -263,18 +263,14 @@ def test_seeds_differ_and_levels_may_be_objects():
     parents = balanced(3, 2)
     first = partition(CIFAR_LIKE[:600], parents, [splits.iid(), splits.dirichlet(0.5)], seed=1)
     other = partition(CIFAR_LIKE[:600], parents, [splits.iid(), splits.dirichlet(0.5)], seed=2)
-    table = partition(
-        CIFAR_LIKE[:600], parents, [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.5}], seed=1
-    )
+    table = partition(CIFAR_LIKE[:600], parents, [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.5}], seed=1)
     assert all(map(np.array_equal, first.leaves, table.leaves))
     assert not all(map(np.array_equal, first.leaves, other.leaves))
     assert table.methods == ("iid equal sizes", "dirichlet (alpha 0.5) equal sizes")
 
 
 def test_rotation_travels_with_the_partition():
-    result = partition(
-        CIFAR_LIKE, balanced(10, 10), ["iid", "iid"], 0, rotation={"start": -50, "step": 10}
-    )
+    result = partition(CIFAR_LIKE, balanced(10, 10), ["iid", "iid"], 0, rotation={"start": -50, "step": 10})
     assert result.angles is not None
     assert result.angles.reshape(10, 10)[:, 0].tolist() == list(range(-50, 50, 10))
     assert (np.ptp(result.angles.reshape(10, 10), axis=1) == 0).all()

@@ -80,6 +80,4 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match="matplotlib"):
-        split_figure(
-            tmp_path / "x.png", np.zeros(3, int), [np.array([i]) for i in range(3)], PARENTS
-        )
+        split_figure(tmp_path / "x.png", np.zeros(3, int), [np.array([i]) for i in range(3)], PARENTS)

@@ -91,9 +91,7 @@ def test_leaf_is_split_as_its_text_would_be(root: Path, tmp_path: Path, place: s
     found = prepare("shakespeare", tmp_path / "leaf")
     assert found.form == "LEAF's JSON"
     for field in ("x_train", "y_train", "x_test", "y_test", "owner_train", "owner_test"):
-        np.testing.assert_array_equal(
-            getattr(load("shakespeare"), field), getattr(wanted, field), err_msg=field
-        )
+        np.testing.assert_array_equal(getattr(load("shakespeare"), field), getattr(wanted, field), err_msg=field)
 
 
 def test_a_split_made_by_leaf_is_kept(root: Path, tmp_path: Path) -> None:
@@ -168,9 +166,7 @@ def _spoiled(change: str) -> dict[str, Any]:
         ("few", "at least one role with 1,500 sequences"),
     ],
 )
-def test_what_is_not_leafs_is_refused(
-    root: Path, tmp_path: Path, change: str, complaint: str
-) -> None:
+def test_what_is_not_leafs_is_refused(root: Path, tmp_path: Path, change: str, complaint: str) -> None:
     users = _spoiled(change)
     (tmp_path / "all_data.json").write_text(json.dumps({"users": ["A"], "user_data": users}))
     with pytest.raises(InvalidInput, match=complaint):
@@ -187,9 +183,7 @@ def test_what_is_not_leafs_is_refused(
         (lzma.compress(b'{"roles": [1]}'), '"roles" mapping each role to its text'),
     ],
 )
-def test_a_damaged_roles_file_is_refused(
-    root: Path, tmp_path: Path, content: bytes, complaint: str
-) -> None:
+def test_a_damaged_roles_file_is_refused(root: Path, tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "shakespeare_roles.json.xz"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=complaint):

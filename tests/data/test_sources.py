@@ -70,8 +70,7 @@ def test_what_is_not_prepared_says_how_to(root: Path) -> None:
 
 def test_the_catalogue_lists_every_set_with_its_state(root: Path, tmp_path: Path) -> None:
     assert {d.name: d.state for d in catalogue()} == {
-        name: {"digits": "embedded", "synthetic": "generated"}.get(name, "not prepared")
-        for name in NAMES
+        name: {"digits": "embedded", "synthetic": "generated"}.get(name, "not prepared") for name in NAMES
     }
     prepare("emnist_letters", _letters(tmp_path / "emnist_letters.npz"), allow_partial=True)
     (entry,) = (d for d in catalogue() if d.state == "prepared")
@@ -103,9 +102,7 @@ def test_originals_are_found_where_the_variable_says(
         prepare("emnist_letters")
     (tmp_path / "a" / "emnist_letters").mkdir(parents=True)  # empty: passed over
     path = _letters(tmp_path / "b" / "emnist_letters.npz")
-    monkeypatch.setenv(
-        "STRATAFL_REAL_DATA", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")])
-    )
+    monkeypatch.setenv("STRATAFL_REAL_DATA", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
     assert prepare("emnist_letters", allow_partial=True).where == str(path)
 
 
@@ -122,9 +119,7 @@ def test_a_place_without_the_set_says_what_it_holds(root: Path, tmp_path: Path) 
         prepare("cifar10", tmp_path / "nowhere")
 
 
-def test_the_root_is_an_argument_a_variable_or_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_an_argument_a_variable_or_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("STRATAFL_DATA", raising=False)
     assert sources.data_root() == tmp_path / ".cache" / "stratafl" / "data"

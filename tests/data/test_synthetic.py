@@ -84,9 +84,7 @@ def test_a_leaf_does_not_depend_on_leaves_beside_it() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 2**31), st.data())
-def test_any_tree_is_served_and_the_seed_decides(
-    widths: list[int], seed: int, data: st.DataObject
-) -> None:
+def test_any_tree_is_served_and_the_seed_decides(widths: list[int], seed: int, data: st.DataObject) -> None:
     parents = [np.array([], int)]
     above = 1
     for width in widths:

@@ -12,9 +12,7 @@ from stratafl.errors import InvalidInput
 
 
 def pixels(*shape: int) -> torch.Tensor:
-    return torch.randint(
-        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def test_normalise_centres_each_channel():

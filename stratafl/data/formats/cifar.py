@@ -34,18 +34,13 @@ def read(files: Files, classes: tuple[str, ...]) -> Samples:
     for part, pattern in (("train", train), ("test", test)):
         # One pass in stored order, then the order of the names.
         records = dict(files.each(files.matching(pattern)))
-        parts = [
-            _records(files, name, data, label_bytes, len(classes))
-            for name, data in sorted(records.items())
-        ]
+        parts = [_records(files, name, data, label_bytes, len(classes)) for name, data in sorted(records.items())]
         arrays[f"x_{part}"] = np.concatenate([x for x, _ in parts])
         arrays[f"y_{part}"] = np.concatenate([y for _, y in parts])
     return Samples(kind="image", classes=classes, **arrays)
 
 
-def _records(
-    files: Files, name: str, data: bytes, label_bytes: int, classes: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _records(files: Files, name: str, data: bytes, label_bytes: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     size = label_bytes + _PIXELS
     if not data or len(data) % size:
         raise files.broken(name, f"whole records of {size:,} bytes", f"{len(data):,} bytes")

@@ -71,9 +71,7 @@ class Files(ABC):
 
     def matching(self, pattern: str) -> list[str]:
         """Names whose last part matches a pattern in full."""
-        return [
-            name for name in self.names if re.fullmatch(pattern, name.rsplit("/", maxsplit=1)[-1])
-        ]
+        return [name for name in self.names if re.fullmatch(pattern, name.rsplit("/", maxsplit=1)[-1])]
 
     def one(self, pattern: str, what: str) -> str:
         """The only name that matches."""
@@ -99,11 +97,7 @@ class Files(ABC):
 
 class _Folder(Files):
     def _list(self) -> list[str]:
-        return [
-            path.relative_to(self.path).as_posix()
-            for path in self.path.rglob("*")
-            if path.is_file()
-        ]
+        return [path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()]
 
     def _each(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         for name in sorted(wanted):
@@ -140,11 +134,7 @@ class _Tar(Files):
 class _Zip(Files):
     def _list(self) -> list[str]:
         with zipfile.ZipFile(self.path) as archive:
-            return [
-                self._safe(entry.filename, entry.file_size)
-                for entry in archive.infolist()
-                if not entry.is_dir()
-            ]
+            return [self._safe(entry.filename, entry.file_size) for entry in archive.infolist() if not entry.is_dir()]
 
     def _each(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(self.path) as archive:

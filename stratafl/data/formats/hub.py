@@ -23,9 +23,7 @@ class Table(NamedTuple):
 
 def fits(files: Files) -> bool:
     """A folder of parquet files named after their split, as a clone of a hub repository has."""
-    return files.path.is_dir() and all(
-        files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test")
-    )
+    return files.path.is_dir() and all(files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test"))
 
 
 def fits_roles(files: Files) -> bool:
@@ -53,9 +51,7 @@ def load(where: str | Path, split: str) -> Any:
         raise InvalidInput("source", str(where), f"{split} cannot be loaded: {text}") from error
 
 
-def read_images(
-    where: str | Path, table: Table, classes: tuple[str, ...], mode: str, letters: bool = False
-) -> Samples:
+def read_images(where: str | Path, table: Table, classes: tuple[str, ...], mode: str, letters: bool = False) -> Samples:
     """Images and labels of the train and test splits; other splits are left alone."""
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):

@@ -115,9 +115,7 @@ def fits_arrays(files: Files, stem: str) -> bool:
     return bool(files.matching(stem))
 
 
-def read_arrays(
-    files: Files, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]
-) -> Samples:
+def read_arrays(files: Files, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> Samples:
     """The four arrays of an .npz, images as they are."""
     name = files.one(stem, "arrays")
     arrays: dict[str, Any] = numpy_archive(files, name, ("x_train", "y_train", "x_test", "y_test"))

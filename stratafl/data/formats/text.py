@@ -58,9 +58,7 @@ def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
     for texts, length in ((xs, LENGTH), (ys, 1)):
         odd = [item for item in texts if not isinstance(item, str) or len(item) != length]
         if odd:
-            raise InvalidInput(
-                "role", name, f"text of {length} characters expected, found {odd[0]!r}"
-            )
+            raise InvalidInput("role", name, f"text of {length} characters expected, found {odd[0]!r}")
     return Role(name, encode("".join(xs)).reshape(-1, LENGTH), encode("".join(ys)))
 
 
@@ -86,9 +84,7 @@ def split_roles(roles: Iterable[Role]) -> Samples:
         for x, y in ((role.x, role.y), (later_x, later_y)):
             if not in_time_order(x, y):
                 advice = "; LEAF's all_data can be split in time" if given else ""
-                raise InvalidInput(
-                    "role", role.name, f"sequences in time order expected, found a break{advice}"
-                )
+                raise InvalidInput("role", role.name, f"sequences in time order expected, found a break{advice}")
         if len(role.y) >= TRAIN_PER_ROLE and len(later_y):
             train, test = slice(TRAIN_PER_ROLE), slice(TEST_PER_ROLE)
             kept.append((role.name, role.x[train], role.y[train], later_x[test], later_y[test]))
@@ -141,9 +137,7 @@ def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
         f"per role the first {TRAIN_PER_ROLE:,} train, up to {TEST_PER_ROLE} later test; {split}",
     ]
     if foreign:
-        notes.append(
-            f"{foreign:,} characters of the sequences, outside LEAF's alphabet, became spaces"
-        )
+        notes.append(f"{foreign:,} characters of the sequences, outside LEAF's alphabet, became spaces")
     return tuple(notes)
 
 
@@ -168,17 +162,14 @@ def read_roles(files: Files) -> Samples:
     roles = _document(files, name).get("roles")
     if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):
         raise files.broken(name, '"roles" mapping each role to its text', type(roles).__name__)
-    return split_roles(
-        windows(role, text) for role, text in sorted(roles.items()) if len(text) > LENGTH
-    )
+    return split_roles(windows(role, text) for role, text in sorted(roles.items()) if len(text) > LENGTH)
 
 
 def _leaf_parts(files: Files) -> dict[str, list[str]]:
     """LEAF's documents by the part they hold: by folder, else by name."""
     names = files.matching(r".*\.json")
     return {
-        part: [name for name in names if f"/{name}".rpartition("/")[0].endswith(f"/{part}")]
-        or files.matching(pattern)
+        part: [name for name in names if f"/{name}".rpartition("/")[0].endswith(f"/{part}")] or files.matching(pattern)
         for part, pattern in (
             ("all_data", r"all_data(?!.*_(?:train|test)_).*\.json"),
             ("train", r".*_train_\d+\.json"),
@@ -199,8 +190,7 @@ def read_leaf(files: Files) -> Samples:
     if parts["train"] and parts["test"]:
         train, test = (dict(_leaf_users(files, parts[part])) for part in ("train", "test"))
         return split_roles(
-            train[name]._replace(test=(test[name].x, test[name].y))
-            for name in sorted(train.keys() & test.keys())
+            train[name]._replace(test=(test[name].x, test[name].y)) for name in sorted(train.keys() & test.keys())
         )
     return split_roles(role for _, role in sorted(_leaf_users(files, parts["all_data"])))
 

@@ -1,0 +1,12 @@
+"""A method of one's own in a few lines: children that take smaller steps the further they are from home.
+
+    stratafl run examples/own_rule.toml
+"""
+
+from stratafl import Rule, average, register
+
+
+@register("homesick")
+def homesick(pull: float = 0.05) -> Rule:
+    """Pull towards the parent's model, the harder the larger the coordinate's distance."""
+    return average()._replace(local=lambda x, g, edge: g + pull * (x - edge.model) * (x - edge.model).abs())

@@ -1,0 +1,85 @@
+"""The samples a client uses in a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratafl.data.batches import batches
+
+
+def positions(**changes) -> list[list[int]]:
+    call = {"seed": 0, "client": 0, "size": 10, "first": 0, "steps": 6, "batch": 4, **changes}
+    return [batch.tolist() for batch in batches(**call)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 20), batch=st.integers(1, 25), epoch=st.integers(0, 5))
+def test_an_epoch_covers_each_sample_once(size: int, batch: int, epoch: int) -> None:
+    per_epoch = -(-size // min(batch, size))
+    chosen = positions(size=size, batch=batch, first=epoch * per_epoch, steps=per_epoch)
+    assert sorted(i for part in chosen for i in part) == list(range(size))
+    assert [len(part) for part in chosen[:-1]] == [min(batch, size)] * (per_epoch - 1)
+
+
+def test_the_last_batch_holds_what_is_left() -> None:
+    assert [len(part) for part in positions()] == [4, 4, 2, 4, 4, 2]
+    assert [len(part) for part in positions(size=8)] == [4] * 6
+
+
+def test_epochs_differ() -> None:
+    chosen = positions(steps=9)
+    epochs = [chosen[i : i + 3] for i in (0, 3, 6)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_a_client_smaller_than_a_batch_uses_all_it_has() -> None:
+    chosen = positions(size=3, batch=32)
+    assert [sorted(part) for part in chosen] == [[0, 1, 2]] * 6
+    assert positions(size=1, batch=32) == [[0]] * 6
+
+
+def test_replacement_draws_within_the_client() -> None:
+    chosen = positions(sampling="replacement", steps=200)
+    assert {len(part) for part in chosen} == {4}
+    drawn = torch.tensor(chosen).flatten()
+    assert drawn.unique().tolist() == list(range(10))
+    assert any(len(set(part)) < 4 for part in chosen), "draws are independent, so some repeat"
+    assert (torch.bincount(drawn) - 80).abs().max() < 40
+
+
+def test_replacement_caps_the_batch_at_the_client_s_size() -> None:
+    chosen = positions(sampling="replacement", size=3, batch=32, steps=20)
+    assert {len(part) for part in chosen} == {3}
+    assert all(0 <= i < 3 for part in chosen for i in part)
+
+
+@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+def test_full_batches_are_in_order(sampling: str) -> None:
+    assert positions(batch=None, size=4, steps=3, sampling=sampling) == [[0, 1, 2, 3]] * 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(1, 12),
+    batch=st.one_of(st.none(), st.integers(1, 8)),
+    first=st.integers(0, 10),
+    steps=st.integers(0, 8),
+    sampling=st.sampled_from(["epochs", "replacement"]),
+)
+def test_a_later_start_is_a_slice_of_a_longer_call(
+    size: int, batch: int | None, first: int, steps: int, sampling: str
+) -> None:
+    whole = positions(size=size, batch=batch, steps=first + steps, sampling=sampling)
+    part = positions(size=size, batch=batch, first=first, steps=steps, sampling=sampling)
+    assert part == whole[first:]
+
+
+@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+def test_clients_and_seeds_differ(sampling: str) -> None:
+    base = positions(sampling=sampling)
+    assert positions(sampling=sampling) == base
+    assert positions(sampling=sampling, client=1) != base
+    assert positions(sampling=sampling, seed=1) != base

@@ -1,0 +1,401 @@
+"""A run from the outside: iterating, results, data, participation, NaN clients and dropout."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from stratafl import Draw, InvalidInput, Result, Tree, leaf, simulate, step_decay
+from tests.problems import LeastSquares, root
+
+PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8], [9, 10, 11]]
+TREE = {"north": 2, "south": ["a", "b"]}
+
+
+def samples(n: int = 12) -> tuple[Tensor, Tensor]:
+    maker = torch.Generator().manual_seed(1)
+    return torch.randn(n, 3, generator=maker), torch.arange(n) % 3
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def dropout_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def study(model=network, data=None, **changes):
+    """A classification study of four clients in two groups; batches of two."""
+    settings = {
+        "partition": PARTS,
+        "tree": TREE,
+        "rules": "mtgc",
+        "periods": [2, 2],
+        "rounds": 3,
+        "batch": 2,
+        **changes,
+    }
+    return simulate(model, samples() if data is None else data, **settings)
+
+
+def assert_same(one: Result, other: Result) -> None:
+    for mine, theirs in zip(one.models, other.models, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(one.corrections, other.corrections, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+# -- iterating ------------------------------------------------------------------------------------
+
+
+def test_iterating_gives_one_result_per_round() -> None:
+    results = list(study(test=samples()))
+    assert [each.round for each in results] == [1, 2, 3]
+    assert [each.steps for each in results] == [4, 8, 12]
+    assert [each.lr for each in results] == [0.1] * 3
+    assert all(each.seconds > 0 and each.refused == () for each in results)
+    assert all(set(each.metrics) == {"loss", "accuracy"} for each in results)
+
+
+def test_stopping_and_going_on_changes_nothing() -> None:
+    sim = study()
+    for each in sim:
+        if each.round == 1:
+            break
+    early = sim.result()
+    assert [each.round for each in early.history] == [1]
+    late = sim.run()
+    assert [each.round for each in late.history] == [1, 2, 3]
+    assert_same(late, study().run())
+    assert len(early.history) == 1
+    assert not torch.equal(early.models[0], late.models[0])
+    assert list(sim) == []
+
+
+def test_more_rounds_can_be_asked_for() -> None:
+    sim = study(rounds=1)
+    sim.run()
+    sim.rounds = 3
+    assert_same(sim.run(), study(rounds=3).run())
+
+
+def test_an_early_result_is_not_changed_by_the_rounds_after_it() -> None:
+    sim = study()
+    next(sim)
+    early = sim.result()
+    account, model = early.communication.client(0), early.models[0].clone()
+    sim.run()
+    assert torch.equal(early.models[0], model)
+    assert early.communication.client(0) == account
+
+
+def test_the_leaf_may_be_changed_between_rounds() -> None:
+    sim = study(leaf=0.1)
+    next(sim)
+    sim.leaf = leaf(0.05)
+    changed = [each.lr for each in sim]
+    scheduled = study(leaf=leaf(step_decay(0.1, every=1, factor=0.5)), rounds=2).run()
+    assert changed[0] == scheduled.history[1].lr
+    sim = study(leaf=0.1, rounds=2)
+    next(sim)
+    sim.leaf = leaf(0.05)
+    assert_same(sim.run(), scheduled)
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def test_the_root_module_predicts_like_its_row() -> None:
+    result = study().run()
+    inputs = samples()[0]
+    module = result.module.eval()
+    assert torch.equal(torch.cat([p.flatten() for p in module.parameters()]), result.models[0][0])
+    row, buffers = result.models[0][0], result.buffers[0][0]
+    torch.testing.assert_close(module(inputs), result.flat.call(row, buffers, inputs))
+
+
+def test_models_and_corrections_of_every_level() -> None:
+    result = study().run()
+    P = 3 * 4 + 4 + 4 * 3 + 3
+    assert [tuple(rows.shape) for rows in result.models] == [(1, P), (2, P), (4, P)]
+    assert [tuple(rows.shape) for rows in result.corrections] == [(2, P), (4, P)]
+    mean = result.tree.mean(1, result.models[1])
+    torch.testing.assert_close(mean, result.models[0])
+    assert result.corrections[0].abs().max() > 0
+    assert study(rules="hfedavg").run().corrections == [None, None]
+
+
+def test_a_named_node_s_model() -> None:
+    result = study().run()
+    for level, names in enumerate(result.tree.names):
+        for i, name in enumerate(names):
+            parameters = result.model_of(name).parameters()
+            row = torch.cat([p.detach().flatten() for p in parameters])
+            assert torch.equal(row, result.models[level][i])
+    with pytest.raises(InvalidInput, match="node = 'west'"):
+        result.model_of("west")
+
+
+@pytest.mark.parametrize("test", [None, samples()], ids=["no test data", "test data"])
+def test_the_module_s_mode_does_not_depend_on_test_data(test) -> None:
+    expected = study(dropout_network, rounds=1, test=samples()).run().module.training
+    assert study(dropout_network, rounds=1, test=test).run().module.training == expected
+
+
+def test_no_test_data_no_metrics() -> None:
+    assert [each.metrics for each in study()] == [{}, {}, {}]
+
+
+def test_evaluate_every_and_at_the_end() -> None:
+    evaluated = [bool(each.metrics) for each in study(rounds=5, evaluate_every=2, test=samples())]
+    assert evaluated == [False, True, False, True, True]
+
+
+def test_metrics_are_those_of_the_root_module() -> None:
+    inputs, labels = samples()
+    result = study(test=(inputs, labels)).run()
+    with torch.no_grad():
+        scores = result.module.eval()(inputs)
+    metrics = result.history[-1].metrics
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(scores, labels)), rel=1e-6)
+    assert metrics["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).float().mean()))
+
+
+def test_every_node_of_the_levels_asked_for() -> None:
+    inputs, labels = samples()
+    result = study(test=(inputs, labels), evaluate_levels=[0, 1, 2]).run()
+    nodes = result.history[-1].nodes
+    assert list(nodes) == ["north", "south", "north/0", "north/1", "south/a", "south/b"]
+    with torch.no_grad():
+        scores = result.model_of("south/a").eval()(inputs)
+    loss = float(F.cross_entropy(scores, labels))
+    assert nodes["south/a"]["loss"] == pytest.approx(loss, rel=1e-6)
+    assert study(rounds=1, test=samples()).run().history[0].nodes == {}
+
+
+# -- what goes in ---------------------------------------------------------------------------------
+
+
+def test_a_data_set_is_as_good_as_tensors() -> None:
+    tensors = study(test=samples()).run()
+    loaded = study(data=TensorDataset(*samples()), test=TensorDataset(*samples())).run()
+    assert_same(tensors, loaded)
+    assert loaded.history[-1].metrics == tensors.history[-1].metrics
+    arrays = study(data=tuple(t.numpy() for t in samples())).run()
+    assert_same(tensors, arrays)
+
+
+def test_partitions_of_any_kind() -> None:
+    lists = study().run()
+    assert_same(lists, study(partition=[np.array(part) for part in PARTS]).run())
+    assert_same(lists, study(partition=[torch.tensor(part) for part in PARTS]).run())
+
+
+def test_a_factory_is_called_under_the_seed() -> None:
+    one, again, other = (study(seed=seed, rounds=1).run() for seed in (0, 0, 1))
+    assert_same(one, again)
+    assert not torch.equal(one.models[0], other.models[0])
+    made: list[nn.Module] = []
+
+    def factory() -> nn.Module:
+        made.append(network())
+        return made[-1]
+
+    study(factory)
+    assert len(made) == 1
+    assert_same(study(copy.deepcopy(made[0]), rounds=1).run(), one)
+
+
+def test_a_loss_of_one_s_own() -> None:
+    def scaled(outputs: Tensor, labels: Tensor) -> Tensor:
+        return 2 * F.cross_entropy(outputs, labels)
+
+    doubled = study(loss=scaled, leaf=0.05, rules="hfedavg").run()
+    plain = study(leaf=0.1, rules="hfedavg").run()
+    torch.testing.assert_close(doubled.models[0], plain.models[0])
+
+
+def test_a_client_smaller_than_a_batch() -> None:
+    small = study(batch=3, sampling="epochs").run()
+    assert small.models[2].isfinite().all()
+    # with batches larger than any client, every step is a full batch in another order
+    huge, full = study(batch=100).run(), study(batch=None).run()
+    torch.testing.assert_close(huge.models[0], full.models[0])
+
+
+def test_weights_by_samples() -> None:
+    given = study(weights="samples").run()
+    assert_same(given, study(weights=[4, 2, 3, 3]).run())
+    tree = Tree.of(TREE).weighted("samples", [4, 2, 3, 3])
+    assert_same(given, study(tree=tree).run())
+    assert not torch.equal(given.models[0], study().run().models[0])
+
+
+def test_the_seed_decides_the_batches() -> None:
+    module = network()
+    assert_same(study(module, seed=5).run(), study(module, seed=5).run())
+    other = study(module, seed=6).run()
+    assert not torch.equal(study(module, seed=5).run().models[0], other.models[0])
+
+
+# -- participation and refusal --------------------------------------------------------------------
+
+
+def without(*absent: int):
+    def present(chance: Draw) -> np.ndarray:
+        return ~np.isin(np.arange(chance.tree.sizes[chance.level]), absent)
+
+    return present
+
+
+def test_participation_by_function() -> None:
+    problem = LeastSquares("2x2")
+    seen: list[tuple[int, int]] = []
+
+    def first_only(chance: Draw) -> np.ndarray:
+        seen.append((chance.level, chance.round))
+        return np.array([True, False, True, True])
+
+    result = problem.run("hfedavg", periods=[2, 2], rounds=2, participation=first_only)
+    assert seen == [(2, round) for round in range(4)]
+    np.testing.assert_array_equal(result.models[2][1], problem.x0)
+    assert torch.equal(result.models[1][0], result.models[2][0]), "alone, its model is the mean"
+
+
+@pytest.mark.parametrize("restart", ["zero", "gradient", "keep"])
+def test_corrections_cancel_out_also_when_a_group_loses_a_round(restart: str) -> None:
+    """Group 0 has nobody in every other group round, so it trained less than its sibling."""
+
+    def sometimes(chance: Draw) -> np.ndarray:
+        return np.array([chance.round % 2 == 0] * 2 + [True] * 2)
+
+    problem = LeastSquares("2x2", "samples")
+    rules = {"name": "mtgc", "restart": restart}
+    result = problem.run(rules, periods=[3, 2], rounds=3, participation=sometimes)
+    for level in (1, 2):
+        total = result.tree.mean(level, result.corrections[level - 1])
+        torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-13)
+    assert result.corrections[0].abs().min() > 1e-3
+
+
+def poisoned(*clients: int, rules: str | dict, **settings) -> Result:
+    """A run whose clients in the list have NaN in their data."""
+    problem = LeastSquares("2x2", "samples")
+    for client in clients:
+        problem.A[client][0, 0] = np.nan
+    return problem.run(rules, periods=[2, 2], rounds=3, **settings)
+
+
+METHODS = pytest.mark.parametrize(
+    "rules",
+    [
+        "hfedavg",
+        "mtgc",
+        {"name": "mtgc", "restart": "keep"},
+        {"name": "mtgc", "restart": "gradient"},
+        "scaffold",
+        "feddyn",
+        "fedprox",
+        "median",
+        "adam",
+    ],
+    ids=str,
+)
+
+
+@METHODS
+def test_a_nan_client_counts_as_absent(rules) -> None:
+    result = poisoned(1, rules=rules)
+    assert result.refused == {"0/1": 6}
+    assert result.history[0].refused == ("0/1", "0/1")
+    expected = poisoned(rules=rules, participation=without(1))
+    assert expected.refused == {}
+    np.testing.assert_array_equal(root(result), root(expected))
+    np.testing.assert_array_equal(result.models[1], expected.models[1])
+    for mine, theirs in zip(result.corrections, expected.corrections, strict=True):
+        if theirs is not None:
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@METHODS
+def test_a_group_of_nan_clients_keeps_its_model(rules) -> None:
+    result = poisoned(0, 1, rules=rules)
+    assert result.refused == {"0/0": 6, "0/1": 6}
+    expected = poisoned(rules=rules, participation=without(0, 1))
+    np.testing.assert_array_equal(root(result), root(expected))
+    assert np.isfinite(root(result)).all()
+    assert result.models[1].isfinite().all()
+
+
+def test_a_group_of_nan_clients_has_the_root_s_last_model() -> None:
+    problem = LeastSquares("2x2")
+    problem.A[0][:] = problem.A[1][:] = np.nan
+    sim = problem.simulation("hfedavg", rounds=2)
+    next(sim)
+    np.testing.assert_array_equal(sim.result().models[1][0], problem.x0)
+    last = sim.result().models[0][0]
+    next(sim)
+    assert torch.equal(sim.result().models[1][0], last)
+    assert not torch.equal(sim.result().models[0][0], last)
+
+
+def test_when_all_are_nan_nothing_moves() -> None:
+    result = poisoned(0, 1, 2, 3, rules="mtgc")
+    np.testing.assert_array_equal(root(result), LeastSquares("2x2", "samples").x0)
+    assert sum(result.refused.values()) == 24
+
+
+def test_a_client_that_diverges_is_refused_then_too() -> None:
+    problem = LeastSquares("1x2")
+    problem.A[0] *= 1e200
+    result = problem.run("hfedavg", rounds=1)
+    assert set(result.refused) == {"0/0"}
+    assert np.isfinite(root(result)).all()
+
+
+# -- randomness inside the model ------------------------------------------------------------------
+
+
+def test_dropout_is_repeatable_and_draws_from_the_seed() -> None:
+    torch.manual_seed(3)
+    module = dropout_network()
+    one = study(module, seed=1).run()
+    torch.manual_seed(99)
+    torch.rand(5)
+    assert_same(one, study(module, seed=1).run())
+    assert not torch.equal(one.models[0], study(module, seed=2).run().models[0])
+    plain = copy.deepcopy(module)
+    plain[1] = nn.Identity()
+    assert not torch.equal(one.models[0], study(plain, seed=1).run().models[0])
+
+
+def test_twins_drop_out_differently() -> None:
+    inputs, labels = samples(6)
+    twins = torch.cat([inputs, inputs]), torch.cat([labels, labels])
+    settings = {"partition": [range(6), range(6, 12)], "tree": 2, "periods": [2], "batch": None}
+    rows = study(dropout_network, twins, rounds=1, **settings).run().models[1]
+    assert not torch.equal(rows[0], rows[1])
+    rows = study(network, twins, rounds=1, **settings).run().models[1]
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_a_client_s_dropout_does_not_depend_on_the_others() -> None:
+    whole = study(dropout_network, rules="hfedavg", rounds=1, periods=[1, 2]).run()
+    some = study(dropout_network, rules="hfedavg", rounds=1, periods=[1, 2], participation=without(0, 2)).run()
+    assert torch.equal(whole.models[2][3], some.models[2][3])
+
+
+@pytest.mark.parametrize("restart", ["zero", "gradient"])
+def test_the_global_generator_is_left_alone(restart: str) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    rules = {"name": "mtgc", "restart": restart}
+    study(dropout_network, rules=rules, test=samples(), participation=0.5).run()
+    assert torch.equal(torch.get_rng_state(), before)
