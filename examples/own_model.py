@@ -30,5 +30,7 @@ for result in simulation:
 
 outcome = simulation.result()
 print("seoul's model:", outcome.model_of("asia/seoul"))
-print("correction of each region:", outcome.corrections[0].norm(dim=1))
+for rows in outcome.corrections:
+    if rows is not None:
+        print("size of each correction of a level:", rows.norm(dim=1))
 print("the lab sent and received", outcome.communication.client(9).bytes, "bytes")

@@ -1,6 +1,6 @@
-"""A method of one's own in a few lines: children that take smaller steps the further they are from home.
+"""A method of one's own in a few lines: clients pulled home, the harder the further away they are.
 
-    stratafl run examples/own_rule.toml
+stratafl run examples/own_rule.toml
 """
 
 from stratafl import Rule, average, register

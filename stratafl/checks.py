@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from stratafl.errors import InvalidInput, number, unknown
+from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.flat import Flat
 from stratafl.metrics import Loss, is_classification
 from stratafl.tree import Tree
@@ -73,13 +73,13 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     if not isinstance(given, Sequence):
         raise InvalidInput(field, given, "must be a list of levels")
-    return [int(number(field, level, at_least=0, at_most=depth, whole=True)) for level in given]
+    return [whole(field, level, at_least=0, at_most=depth) for level in given]
 
 
 def batching(batch: int | None, sampling: str) -> int | None:
     if sampling not in ("epochs", "replacement"):
         raise unknown("sampling", sampling, ("epochs", "replacement"))
-    return None if batch is None else int(number("batch", batch, at_least=1, whole=True))
+    return None if batch is None else whole("batch", batch, at_least=1)
 
 
 def place(device: str | torch.device) -> torch.device:

@@ -26,6 +26,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+class Interrupted(Exception):
+    """The user stopped a run. Typer would answer a KeyboardInterrupt itself, without a word."""
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -136,9 +142,12 @@ def _version(
 
 def _run(title: str, settings: Config, quiet: bool) -> Result:
     simulation = experiment(settings)
-    with Display(title, simulation.rounds, quiet) as display:
-        for result in simulation:
-            display.show(result)
+    try:
+        with Display(title, simulation.rounds, quiet) as display:
+            for result in simulation:
+                display.show(result)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     return simulation.result()
 
 
@@ -156,6 +165,6 @@ def main() -> None:
     except (InvalidInput, MissingExtra) as problem:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except Interrupted:
         print("interrupted; nothing was written", file=sys.stderr)
         sys.exit(130)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stratafl.errors import InvalidInput, unknown
-from stratafl.local import Leaf, constant, cosine, leaf, step_decay
+from stratafl.local import Leaf, LearningRate, constant, cosine, leaf, step_decay
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LeafConfig:
     schedule: Any = "constant"
 
     def chain(self, rounds: int) -> Leaf:
-        schedules = {"constant": constant, "step": step_decay, "cosine": cosine}
+        schedules: dict[str, Callable[..., LearningRate]] = {"constant": constant, "step": step_decay, "cosine": cosine}
         name, params = named("leaf.schedule", self.schedule)
         if name not in schedules:
             raise unknown("leaf.schedule", name, schedules)
@@ -63,7 +63,7 @@ class LeafConfig:
         allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}[name]
         for key in params:
             if key not in allowed:
-                raise unknown(f"leaf.schedule.{key}", params[key], allowed)
+                raise unknown("leaf.schedule key", key, allowed)
         if name == "step" and "every" not in params:
             raise InvalidInput("leaf.schedule", self.schedule, "step needs every = a number of rounds")
         return leaf(
@@ -138,7 +138,7 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
     for key, value in values.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields:
-            raise unknown(where, value, fields)
+            raise unknown(f"{path or 'config'} key", key, fields)
         default = _default(fields[key])
         if dataclasses.is_dataclass(default):
             filled[key] = _fill(type(default), value, where)

@@ -44,23 +44,32 @@ def number(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
-    whole: bool = False,
+    kind: str = "finite",
 ) -> float:
     """The value itself if it is a finite number within the bounds, otherwise the complaint."""
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
-    allowed = f"must be a {'whole' if whole else 'finite'} number {wanted}".rstrip()
+    complaint = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise complaint
     try:
-        finite = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        result = float(value)
     except OverflowError:
-        finite = False
-    if not finite or (whole and value != int(value)):
-        raise InvalidInput(field, value, allowed)
+        raise complaint from None
     if (
-        (above is not None and not value > above)
-        or (at_least is not None and not value >= at_least)
-        or (below is not None and not value < below)
-        or (at_most is not None and not value <= at_most)
+        not math.isfinite(result)
+        or (above is not None and not result > above)
+        or (at_least is not None and not result >= at_least)
+        or (below is not None and not result < below)
+        or (at_most is not None and not result <= at_most)
     ):
-        raise InvalidInput(field, value, allowed)
-    return int(value) if whole else float(value)
+        raise complaint
+    return result
+
+
+def whole(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
+    """The value as an int if it is a whole number within the bounds, otherwise the complaint."""
+    result = number(field, value, at_least=at_least, at_most=at_most, kind="whole")
+    if result != int(result):
+        raise InvalidInput(field, value, "must be a whole number")
+    return int(value)  # type: ignore[call-overload]  # exact also beyond 2^53

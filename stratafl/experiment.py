@@ -17,6 +17,7 @@ from stratafl.data import sources
 from stratafl.data.partition import Partition, partition
 from stratafl.data.transforms import channels_first, normalise
 from stratafl.errors import InvalidInput
+from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
 from stratafl.simulate import Simulation, simulate
 from stratafl.tree import Tree
@@ -114,7 +115,7 @@ def _schedule(config: Config, depth: int) -> Schedule:
     return Schedule.of_steps(given.steps_per_sync, depth)
 
 
-def _rules(config: Config) -> object:
+def _rules(config: Config) -> RuleLike | Sequence[RuleLike]:
     if "rules" not in config.method:
         return config.method
     if len(config.method) > 1:

@@ -12,6 +12,7 @@ Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,9 +113,7 @@ class Federation:
                 total_NP = spread if total_NP is None else total_NP + spread
             local = self.rules[level].local
             if local is not None:
-                edge = Edge(
-                    *(None if rows is None else self.tree.spread_to_leaves(level, rows) for rows in self._edge(level))
-                )
+                edge = self._edge(level).each(functools.partial(self.tree.spread_to_leaves, level))
                 pulls.append(Pull(local, edge))
         return Work(
             x_NP=self.tree.spread(depth, self.held[depth - 1]),

@@ -49,7 +49,7 @@ class Flat:
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name in values:
             if name not in own:
-                raise unknown(f"initial.{name}", tuple(values[name].shape), own)
+                raise unknown("initial key", name, own)
         rows = self.row_of(values)
         with torch.no_grad():
             for name in values.keys() - self._shapes.keys() - self._buffer_shapes.keys():

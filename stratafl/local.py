@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stratafl.errors import number
+from stratafl.errors import number, whole
 
 Correct = Callable[[Tensor, Tensor], Tensor]
 """(model, gradient) -> the direction with everything the rules on the path to the root add."""
@@ -28,7 +27,8 @@ def corrections(direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
     return correct(x, direction)
 
 
-class clip(NamedTuple):
+@dataclass(frozen=True)
+class clip:
     """Stage: scale each client's direction down to this norm where it is longer."""
 
     norm: float
@@ -38,7 +38,8 @@ class clip(NamedTuple):
         return direction * (self.norm / length.clamp(min=self.norm))
 
 
-class decay(NamedTuple):
+@dataclass(frozen=True)
+class decay:
     """Stage: add weight decay."""
 
     rate: float
@@ -92,7 +93,7 @@ def constant(lr: float) -> LearningRate:
 def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
     """Multiply by `factor` after each `every` global rounds."""
     number("leaf.lr", lr, above=0)
-    number("leaf.schedule.every", every, at_least=1, whole=True)
+    whole("leaf.schedule.every", every, at_least=1)
     number("leaf.schedule.factor", factor, above=0, at_most=1)
     return lambda round: lr * factor ** (round // every)
 
@@ -100,6 +101,6 @@ def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
     """From `lr` towards `floor` along half a cosine over `rounds` global rounds."""
     number("leaf.lr", lr, above=0)
-    number("leaf.schedule.rounds", rounds, at_least=1, whole=True)
+    whole("leaf.schedule.rounds", rounds, at_least=1)
     number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
     return lambda round: floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2

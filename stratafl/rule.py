@@ -40,6 +40,11 @@ class Edge(NamedTuple):
     rate: Tensor
     """The sum of the learning rates used since, one per row."""
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Edge:
+        """The same change made to all its rows."""
+        correction = None if self.correction is None else change(self.correction)
+        return Edge(change(self.model), correction, change(self.rate))
+
 
 class Rule(NamedTuple):
     """The functions of one edge level. Those that may be None then do nothing and cost nothing."""

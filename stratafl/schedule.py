@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.errors import InvalidInput, number
+from stratafl.errors import InvalidInput, number, whole
 from stratafl.streams import Purpose, generator
 from stratafl.tree import Tree
 
@@ -35,7 +35,7 @@ class Schedule:
         if not isinstance(periods, Sequence) or len(periods) != depth:
             raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
         for period in periods:
-            number("periods", period, at_least=1, whole=True)
+            whole("periods", period, at_least=1)
         return Schedule(tuple(int(p) for p in periods))
 
     @staticmethod
@@ -45,7 +45,7 @@ class Schedule:
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
         for period in steps:
-            number("steps_per_sync", period, at_least=1, whole=True)
+            whole("steps_per_sync", period, at_least=1)
         ratios = []
         for above, below in zip(steps, [*steps[1:], 1], strict=True):
             if above % below:
@@ -99,7 +99,7 @@ def check_participation(
         if isinstance(each, float):
             number("participation", each, above=0, at_most=1)
         else:
-            number("participation", each, at_least=1, whole=True)
+            whole("participation", each, at_least=1)
     return per_level
 
 

@@ -18,7 +18,7 @@ from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.work import Engine
-from stratafl.errors import number
+from stratafl.errors import number, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf
@@ -229,11 +229,11 @@ def simulate(
     edge_rules = rules_for(rules, shape.depth)
     schedule = Schedule.of(periods.periods if isinstance(periods, Schedule) else periods, shape.depth)
     chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
-    rounds = int(number("rounds", rounds, at_least=1, whole=True))
-    evaluate_every = int(number("evaluate_every", evaluate_every, at_least=1, whole=True))
+    rounds = whole("rounds", rounds, at_least=1)
+    evaluate_every = whole("evaluate_every", evaluate_every, at_least=1)
     evaluate_levels = checks.levels("evaluate_levels", evaluate_levels, shape.depth)
     batch = checks.batching(batch, sampling)
-    seed = int(number("seed", seed, whole=True))
+    seed = whole("seed", seed)
     device = checks.place(device)
     shares = check_participation(participation, shape.depth)
 

@@ -7,6 +7,8 @@ in wrapping 64-bit integer arithmetic, which gives the same bits on every device
 
 from __future__ import annotations
 
+import functools
+import itertools
 from enum import IntEnum
 
 import numpy as np
@@ -45,14 +47,11 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     """64 random bits (int64) for each place; integer tensors in `where` broadcast against each other."""
-    words = (seed, int(purpose), *where)
-    fixed = next((i for i, word in enumerate(words) if isinstance(word, Tensor)), len(words))
-    state: int | Tensor = 0
-    for word in words[:fixed]:
-        state = _mixed_integer(state, word)
-    device = words[fixed].device if fixed < len(words) else None
-    state = torch.tensor(_signed(state), device=device)
-    for word in words[fixed:]:
+    # plain integers in front are mixed without tensors, which is a hundred times as fast
+    front = list(itertools.takewhile(lambda word: not isinstance(word, Tensor), where))
+    device = next((word.device for word in where if isinstance(word, Tensor)), None)
+    state = torch.tensor(_signed(_hash(seed, int(purpose), *map(int, front))), device=device)
+    for word in where[len(front) :]:
         state = _mixed(state, word if isinstance(word, Tensor) else _signed(word))
     return state
 
@@ -65,7 +64,6 @@ def _mixed(state: Tensor, word: Tensor | int) -> Tensor:
 
 
 def _mixed_integer(state: int, word: int) -> int:
-    """The same for plain integers, where a tensor operation would cost a hundred times as much."""
     state = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
     state = ((state ^ (state >> 30)) * _MULTIPLY_1) & _MASK
     state = ((state ^ (state >> 27)) * _MULTIPLY_2) & _MASK
@@ -84,7 +82,8 @@ def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
 
 def integer(seed: int, purpose: Purpose, *where: int) -> int:
     """One non-negative 63-bit integer, for seeding something else."""
-    state = 0
-    for word in (seed, int(purpose), *where):
-        state = _mixed_integer(state, word)
-    return state >> 1
+    return _hash(seed, int(purpose), *where) >> 1
+
+
+def _hash(*words: int) -> int:
+    return functools.reduce(_mixed_integer, words, 0)

@@ -17,7 +17,7 @@ FORM = "embedded in scikit-learn"
 def digits() -> Dataset:
     """Every fifth image of each class, in the order of the file, is for testing."""
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError:
         raise MissingExtra("the data set digits", "scikit-learn", "data") from None
     bunch = load_digits()

@@ -43,8 +43,7 @@ class Work(NamedTuple):
         if self.correction_NP is not None:
             direction_1P = direction_1P + self.correction_NP[leaf]
         for local, edge in self.pulls:
-            own = Edge(*(None if rows is None else rows[leaf : leaf + 1] for rows in edge))
-            direction_1P = local(x_1P, direction_1P, own)
+            direction_1P = local(x_1P, direction_1P, edge.each(lambda rows: rows[leaf : leaf + 1]))
         return direction_1P
 
 

@@ -48,6 +48,7 @@ def scaffold() -> Rule:
 
     def control(x: Tensor, edge: Edge) -> Tensor:
         # c_i - c + (start - x) / (K lr), where the edge's correction is c - c_i
+        assert edge.correction is not None
         return (edge.model - x) / edge.rate - edge.correction
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:

@@ -69,10 +69,11 @@ def test_every_sample_goes_to_one_leaf_or_is_counted(problem):
     labels, parents, levels, seed = problem
     try:
         result = partition(labels, parents, levels, seed)
-    except InvalidInput as error:
+    except InvalidInput:
         # One class per node can leave a small class with a whole subtree, and only that may fail.
-        assert any(level["name"] == "classes" for level in levels), error
-        return
+        if any(level["name"] == "classes" for level in levels):
+            return
+        raise
     check_cover(result, len(labels))
     again = partition(labels, parents, levels, seed)
     assert all(map(np.array_equal, result.leaves, again.leaves))
