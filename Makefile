@@ -5,13 +5,16 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test lint types theory clean
+.PHONY: demo test test-slow lint types theory clean
 
 demo: $(READY)
 	$(BIN)/stratafl demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

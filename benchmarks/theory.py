@@ -125,9 +125,11 @@ def picture(path: Path, scales: Sequence[float], ends: dict[str, list[float]],
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     for colour, (title, values) in zip(COLOURS, ends.items(), strict=False):
-        left.loglog(scales, values, label=title, color=colour, marker="o", linewidth=2)
+        # the two variants without bias coincide: the first is drawn broad, so that both are seen
+        style = {"label": title, "color": colour, "marker": "o", "linewidth": 7 if title == UNBIASED[0] else 2}
+        left.loglog(scales, values, **style)
         if title in floors:
-            right.loglog(clients, floors[title], label=title, color=colour, marker="o", linewidth=2)
+            right.loglog(clients, floors[title], **style)
     first = np.mean([values[0] for values in floors.values()])
     right.loglog(
         clients,

@@ -27,7 +27,7 @@ def settings(method: str, seed: int = 0) -> Mapping[str, Any]:
         "model": {"name": "mlp", "hidden": [32]},
         "method": {"name": method},
         "schedule": {"periods": [10, 5]},
-        "leaf": {"lr": 0.2, "batch": 20},
+        "leaf": {"lr": 0.1, "batch": 20},
         "run": {"rounds": 15, "seed": seed},
     }
 

@@ -1,0 +1,22 @@
+"""The demo tells the paper's story: each correction helps, both help most."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratafl import demo
+from stratafl.experiment import experiment
+from stratafl.metrics import rounds_to
+
+
+@pytest.mark.slow
+def test_the_order_of_the_methods_is_the_paper_s() -> None:
+    final, reached = {}, {}
+    for title, config in demo.configs():
+        history = experiment(config).run().history
+        accuracy = [r.metrics["accuracy"] for r in history]
+        final[title] = accuracy[-1]
+        reached[title] = rounds_to(demo.TARGET, range(1, len(accuracy) + 1), accuracy) or len(accuracy) + 1
+    order = ["MTGC", "group correction", "local correction", "HFedAvg"]
+    assert sorted(final, key=lambda title: -final[title]) == order
+    assert sorted(reached, key=lambda title: reached[title]) == order
