@@ -28,7 +28,7 @@ def settings(method: str, seed: int = 0) -> Mapping[str, Any]:
         "method": {"name": method},
         "schedule": {"periods": [10, 5]},
         "leaf": {"lr": 0.1, "batch": 20},
-        "run": {"rounds": 15, "seed": seed},
+        "run": {"rounds": 12, "seed": seed},
     }
 
 

@@ -37,6 +37,10 @@ class Flat:
         self.dtype: torch.dtype = dtypes.pop()
         self._shapes = {n: p.shape for n, p in parameters.items()}
         self._buffer_shapes = {n: b.shape for n, b in buffers.items()}
+        self._whole = [name for name, _ in self.module.named_buffers() if name not in buffers]
+        self._tied = len(list(self.module.named_parameters(remove_duplicate=False))) > len(
+            list(self.module.named_parameters())
+        )
         self.parameters = sum(p.numel() for p in parameters.values())
         self.buffers = sum(b.numel() for b in buffers.values())
 
@@ -77,9 +81,9 @@ class Flat:
     def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
         # a counter that the module moves on (batch norm has one) is a copy, so that no call sees another's
-        whole = {n: b.clone() for n, b in self.module.named_buffers() if n not in self._buffer_shapes}
+        whole = {name: self.module.get_buffer(name).clone() for name in self._whole}
         values = {**self.named(x_P, b_B), **whole}
-        outputs = functional_call(self.module, values, (inputs,))
+        outputs = functional_call(self.module, values, (inputs,), tie_weights=self._tied)
         for name, view in _views(self._buffer_shapes, b_B).items():
             if values[name].data_ptr() != view.data_ptr():
                 view.copy_(values[name].detach())
@@ -108,5 +112,7 @@ class Flat:
 
 
 def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
+    if not shapes:
+        return {}
     parts = row.split([shape.numel() for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
