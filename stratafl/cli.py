@@ -81,6 +81,7 @@ def demo_command(
 ) -> None:
     """Compare four methods on handwritten digits, in about a minute."""
     plots.pyplot()
+    output.check_picture(out)
     rows = []
     lines = {}
     for title, settings in demo.configs(seed):
@@ -169,6 +170,9 @@ def main() -> None:
         app(standalone_mode=True)
     except (InvalidInput, MissingExtra) as problem:
         print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as problem:
+        print(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}", file=sys.stderr)
         sys.exit(2)
     except Interrupted:
         print("interrupted; nothing was written", file=sys.stderr)

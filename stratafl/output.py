@@ -37,11 +37,22 @@ def check_free(folder: Path) -> None:
     """Refuse early what `write` could not do at the end."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput("--out", str(folder), "already exists; choose another folder")
-    parent = folder.absolute().parent
+    _check_parent(folder)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a place for a picture before the work that it is to show."""
+    if path.is_dir() or path.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidInput("--out", str(path), "must be a file that ends in .png, .svg or .pdf")
+    _check_parent(path)
+
+
+def _check_parent(path: Path) -> None:
+    parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InvalidInput("--out", str(folder), f"cannot write in {parent}")
+        raise InvalidInput("--out", str(path), f"cannot write in {parent}")
 
 
 def write(folder: Path, config: Config, result: Result) -> None:

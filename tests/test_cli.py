@@ -109,6 +109,13 @@ def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["demo.png"]
 
 
+@pytest.mark.parametrize("out", ["/proc/none.png", "here.txt", "."])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(out, monkeypatch, capsys) -> None:
+    assert command(monkeypatch, "demo", "--out", out) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ") and shown.count("\n") == 1
+
+
 def test_ctrl_c_ends_a_run_with_one_line_and_nothing_written(config, tmp_path) -> None:
     out = tmp_path / "result"
     arguments = ["run", str(config), "--set", "run.rounds=100000", "--out", str(out)]
