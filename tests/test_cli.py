@@ -109,9 +109,9 @@ def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["demo.png"]
 
 
-@pytest.mark.parametrize("out", ["/proc/none.png", "here.txt", "."])
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work(out, monkeypatch, capsys) -> None:
-    assert command(monkeypatch, "demo", "--out", out) == 2
+@pytest.mark.parametrize("out", ["small.toml/picture.png", "picture.txt", "."])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(out, config, monkeypatch, capsys) -> None:
+    assert command(monkeypatch, "demo", "--out", config.parent / out) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and shown.count("\n") == 1
 
