@@ -13,6 +13,7 @@ from rich.table import Table
 
 from stratafl import __version__, demo, output, plots
 from stratafl.config import Config
+from stratafl.data_cli import data, models_command
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.experiment import experiment, import_plugins
 from stratafl.metrics import rounds_to
@@ -26,6 +27,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(data, name="data")
+app.command("models")(models_command)
 
 
 class Interrupted(Exception):

@@ -1,7 +1,7 @@
 """A run as data: what a TOML file may say, checked key by key.
 
 [tree]      shape, weights
-[data]      name, partition
+[data]      name, partition, rotation, augment, synthetic
 [model]     name and its parameters
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
@@ -33,6 +33,11 @@ class DataConfig:
     name: str = "digits"
     partition: Any = field(default_factory=list)
     """One split per edge level, root first; i.i.d. on every level where it is empty."""
+    rotation: Mapping[str, Any] | None = None
+    """Turn training images by node: start, step (degrees) and level."""
+    augment: str = "none"
+    synthetic: Mapping[str, Any] = field(default_factory=dict)
+    """For the data set of that name: samples per client, and alpha and beta, each one number or one per level."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ def _default(field: dataclasses.Field) -> Any:
 def _typed(where: str, value: Any, default: Any, kind: str) -> Any:
     if kind == "str" and not isinstance(value, str):
         raise InvalidInput(where, value, "must be a text")
-    if kind.startswith("Mapping") and not isinstance(value, Mapping):
+    if kind.startswith("Mapping") and not isinstance(value, Mapping) and (value is not None or "None" not in kind):
         raise InvalidInput(where, value, "must be a table")
     if isinstance(default, list | tuple) and not isinstance(value, list | tuple):
         raise InvalidInput(where, value, "must be a list")

@@ -26,7 +26,8 @@ class MissingExtra(ImportError):
 def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     """The complaint about a name nobody knows, with the nearest one that exists."""
     choices = sorted(known)
-    near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
+    begun = [choice for choice in choices if str(name) and choice.startswith(str(name))]
+    near = begun or difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices)}")
 

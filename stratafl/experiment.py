@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from stratafl import models
 from stratafl.checks import first_line
 from stratafl.config import Config, DataConfig, named
 from stratafl.data import sources
+from stratafl.data.canonical import Dataset
 from stratafl.data.partition import Partition, partition
-from stratafl.data.transforms import channels_first, normalise
-from stratafl.errors import InvalidInput
+from stratafl.data.rotation import rotate
+from stratafl.data.synthetic import synthetic
+from stratafl.data.transforms import channels_first, flip_and_crop, normalise
+from stratafl.engine.work import Augment
+from stratafl.errors import InvalidInput, unknown
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
 from stratafl.simulate import Simulation, simulate
@@ -31,30 +36,65 @@ class Material:
     test: tuple[Tensor, Tensor]
     classes: tuple[str, ...]
     partition: Partition
+    augment: Augment | None
+
+
+AUGMENT: dict[str, Augment | None] = {"none": None, "flip_and_crop": flip_and_crop}
+
+
+def split(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
+    """Load a prepared data set, or make a synthetic one, and split it over the tree."""
+    if config.name == "synthetic":
+        if config.partition:
+            raise InvalidInput("data.partition", config.partition, "synthetic data is made for each client")
+        return _synthetic(config, tree, seed)
+    dataset = sources.load(config.name)
+    levels = config.partition or [{"name": "iid"}] * tree.depth
+    try:
+        return dataset, partition(
+            dataset.y_train, tree.parents, levels, seed, owner=dataset.owner_train, rotation=config.rotation
+        )
+    except InvalidInput as error:
+        field = error.field.replace("levels", "partition", 1)
+        raise InvalidInput(f"data.{field}", error.value, error.allowed) from None
 
 
 def material(config: DataConfig, tree: Tree, seed: int) -> Material:
-    """Load a prepared data set and split it over the tree."""
-    dataset = sources.load(config.name)
+    """The data as the model sees it: turned where asked for, channels first, normalised."""
+    if config.augment not in AUGMENT:
+        raise unknown("data.augment", config.augment, AUGMENT)
+    dataset, parts = split(config, tree, seed)
+    if dataset.kind != "image" and (config.rotation is not None or config.augment != "none"):
+        raise InvalidInput("data.name", config.name, "rotation and augment are for images")
     arrays = dataset.tensors()
+    x_train = arrays.x_train
+    if parts.angles is not None:
+        for angle, mine in zip(parts.angles, parts.leaves, strict=True):
+            x_train[mine] = rotate(x_train[mine], float(angle))
 
     def seen(x: Tensor) -> Tensor:
-        if dataset.kind != "image":
-            return x
-        return normalise(channels_first(x), dataset.mean, dataset.std)
+        return normalise(channels_first(x), dataset.mean, dataset.std) if dataset.kind == "image" else x
 
-    levels = config.partition or [{"name": "iid"}] * tree.depth
-    try:
-        split = partition(dataset.y_train, tree.parents, levels, seed, owner=dataset.owner_train)
-    except InvalidInput as error:
-        field = error.field.replace("levels", "data.partition", 1)
-        raise InvalidInput(field, error.value, error.allowed) from None
     return Material(
-        (seen(arrays.x_train), arrays.y_train),
+        (seen(x_train), arrays.y_train),
         (seen(arrays.x_test), arrays.y_test),
         dataset.classes,
-        split,
+        parts,
+        AUGMENT[config.augment],
     )
+
+
+def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
+    known = set(inspect.signature(synthetic).parameters) - {"parents", "seed"}
+    for key in config.synthetic:
+        if key not in known:
+            raise unknown("data.synthetic key", key, known)
+    options = {"samples": 100, **config.synthetic}
+    try:
+        dataset, leaves = synthetic(tree.parents, seed=seed, **options)
+    except InvalidInput as error:
+        raise InvalidInput(f"data.synthetic.{error.field}", error.value, error.allowed) from None
+    return dataset, Partition(tuple(leaves), 0, ("one distribution per client",) * tree.depth, seed)
 
 
 def experiment(config: Config) -> Simulation:
@@ -85,6 +125,7 @@ def experiment(config: Config) -> Simulation:
         seed=config.run.seed,
         evaluate_every=config.run.evaluate_every,
         evaluate_levels=config.run.evaluate_levels,
+        augment=held.augment,
         device=device,
     )
 

@@ -50,7 +50,8 @@ class Federation:
         self.state: list[Rows] = [rule.init(x) for rule, x in zip(self.rules, self.own, strict=True)]
         self.memory: list[Rows] = [{}, *(r.open(x) for r, x in zip(rules, self.held, strict=True))]
         self.correction: list[Tensor | None] = [None] * (tree.depth + 1)
-        self.rate_N = [torch.zeros(n, dtype=torch.float64, device=self.device) for n in tree.sizes]
+        # Who is there and what rates were used is kept on the host: small, and decided on at every meeting.
+        self.rate_N = [np.zeros(n) for n in tree.sizes]
         """Sum of learning rates since the node last met its parent."""
         self.active_N = [np.ones(n, dtype=bool) for n in tree.sizes]
         self.rounds = [0] * (tree.depth + 1)
@@ -83,14 +84,14 @@ class Federation:
     def start_from_gradients(self, g_NP: Tensor) -> None:
         """Let the rules below the last meeting set their states from the leaves' gradients at the new model."""
         fresh = [level for level in self._edges(self.top + 1) if self.rules[level].from_gradient]
-        there_N = self._on_device(self.active_N[self.tree.depth]) & _finite(g_NP)
+        there_N = self.active_N[self.tree.depth] & _finite(g_NP)
         for level in range(self.tree.depth, fresh[0] - 1, -1):
             mean_MP = self.tree.mean(level, g_NP, there_N)
             rule = self.rules[level]
             if rule.from_gradient:
                 new = rule.from_gradient(self.state[level], g_NP, self.tree.spread(level, mean_MP))
                 self.state[level] = _where(there_N, new, self.state[level])
-            self.communication.up.add(level, there_N.cpu().numpy(), self._model_bytes)
+            self.communication.up.add(level, there_N, self._model_bytes)
             g_NP, there_N = mean_MP, self.tree.occupied(level, there_N)
         for level in fresh:
             self._correct(level)
@@ -130,10 +131,10 @@ class Federation:
 
     def trained(self, x_NP: Tensor, b_NB: Tensor, rate: float) -> None:
         """Take the leaves' new models, after steps whose learning rates add up to `rate`."""
-        active_N = self._on_device(self.active_N[-1])
+        active_N = self.active_N[-1]
         self.own[-1] = _choose(active_N, x_NP, self.own[-1])
         self.own_buffers[-1] = _choose(active_N, b_NB, self.own_buffers[-1])
-        self.rate_N[-1] = self.rate_N[-1] + rate * active_N.double()
+        self.rate_N[-1] = self.rate_N[-1] + rate * active_N
 
     def meet(self, top: int) -> list[str]:
         """Synchronise the edge levels from the leaves' up to `top`; the names of those refused."""
@@ -141,7 +142,7 @@ class Federation:
         for level in reversed(self._edges(top)):
             refused += self._meet(level, relayed=level > top)
         for level in self._edges(top):
-            self.rate_N[level] = torch.zeros_like(self.rate_N[level])
+            self.rate_N[level] = np.zeros_like(self.rate_N[level])
             if level > top:
                 self.held[level - 1] = self.tree.spread(level - 1, self.held[level - 2])
                 self.held_buffers[level - 1] = self.tree.spread(level - 1, self.held_buffers[level - 2])
@@ -161,18 +162,18 @@ class Federation:
         state, message = rule.up(self.state[level], own, edge)
         sent = {**message, "buffers": self.own_buffers[level]}
 
-        came_N = self._on_device(self.active_N[level]) & (self.rate_N[level] > 0)
-        present_N = came_N & torch.stack([_finite(rows) for rows in sent.values()]).all(dim=0)
+        came_N = self.active_N[level] & (self.rate_N[level] > 0)
+        present_N = came_N & _finite(*sent.values())
         refused = self._names(level, came_N & ~present_N)
-        self.communication.up.add(level, came_N.cpu().numpy(), _row_bytes(sent))
+        self.communication.up.add(level, came_N, _row_bytes(sent))
 
-        share_M1 = tree.share(level, present_N)[:, None].to(own.dtype)
+        share_M1 = self._column(tree.share(level, present_N))
         mean = {name: self._reduce(level, rows, present_N) for name, rows in message.items()}
         memory, merged_MP = rule.merge(self.memory[level], self.held[level - 1], mean, share_M1)
         heard_M = tree.occupied(level, present_N)
         sane_M = heard_M & _finite(merged_MP)
         refused += self._names(level - 1, heard_M & ~sane_M)
-        present_N = present_N & tree.spread(level, sane_M)
+        present_N = present_N & sane_M[tree.parents[level]]
 
         self.memory[level] = _where(sane_M, memory, self.memory[level])
         self.held[level - 1] = _choose(sane_M, merged_MP, self.held[level - 1])
@@ -180,40 +181,37 @@ class Federation:
         mean_buffers = tree.mean(level, self.own_buffers[level], present_N)
         self.held_buffers[level - 1] = _choose(sane_M, mean_buffers, self.held_buffers[level - 1])
         self.own_buffers[level - 1] = self.held_buffers[level - 1]
-        mean_rate_M1 = tree.mean(level, self.rate_N[level][:, None], present_N)
-        self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M1[:, 0]
+        mean_rate_M = tree.mean(level, torch.as_tensor(self.rate_N[level])[:, None], present_N)[:, 0].numpy()
+        self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M
 
         state = _where(present_N, state, self.state[level])
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            shared = edge._replace(rate=tree.spread(level, mean_rate_M1).to(own.dtype))
+            shared = edge._replace(rate=self._column(mean_rate_M[tree.parents[level]]))
             learnt = rule.down(state, own, tree.spread(level, self.held[level - 1]), shared)
             state = _where(present_N, learnt, state)
-            answered = present_N.cpu().numpy()
-            self._stale[level] = ~answered
-            self.communication.down.add(level, answered, self._parcel(level))
+            self._stale[level] = ~present_N
+            self.communication.down.add(level, present_N, self._parcel(level))
         self.state[level] = state
         return refused
 
-    def _reduce(self, level: int, rows_NP: Tensor, present_N: Tensor) -> Tensor:
+    def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
         reduce = self.rules[level].reduce
         if reduce is None:
             return self.tree.mean(level, rows_NP, present_N)
         # a reducer of raw messages sees one parent's children at a time
         reduced_MP = rows_NP.new_zeros(self.tree.sizes[level - 1], rows_NP.shape[1])
-        parents = self._on_device(self.tree.parents[level])
-        weights = self._on_device(self.tree.weights[level]).to(rows_NP.dtype)
-        for parent in range(len(reduced_MP)):
-            mine = present_N & (parents == parent)
-            if mine.any():
-                reduced_MP[parent] = reduce(rows_NP[mine], weights[mine] / weights[mine].sum())
+        for parent in np.flatnonzero(self.tree.occupied(level, present_N)):
+            mine = np.flatnonzero(present_N & (self.tree.parents[level] == parent))
+            weights = self.tree.weights[level][mine]
+            reduced_MP[parent] = reduce(rows_NP[mine], self._column(weights / weights.sum())[:, 0])
         return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
 
     def _edge(self, level: int) -> Edge:
-        rate_N1 = self.rate_N[level][:, None].to(self.held[0].dtype)
+        rate_N1 = self._column(self.rate_N[level])
         return Edge(self.tree.spread(level, self.held[level - 1]), self.correction[level], rate_N1)
 
     def _correct(self, level: int) -> None:
@@ -242,22 +240,27 @@ class Federation:
         note = self.rules[level].note(self.memory[level])
         return _row_bytes({"model": self.held[0], "buffers": self.held_buffers[0], **note})
 
-    def _names(self, level: int, mask_N: Tensor) -> list[str]:
-        return [self.tree.names[level][i] for i in np.flatnonzero(mask_N.cpu().numpy())]
+    def _names(self, level: int, mask_N: np.ndarray) -> list[str]:
+        return [self.tree.names[level][i] for i in np.flatnonzero(mask_N)]
 
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
-
-
-def _finite(rows_NP: Tensor) -> Tensor:
-    return torch.isfinite(rows_NP).all(dim=1)
+    def _column(self, values_N: np.ndarray) -> Tensor:
+        """One number per node, to combine with rows."""
+        return torch.as_tensor(values_N, dtype=self.held[0].dtype, device=self.device)[:, None]
 
 
-def _choose(mask_N: Tensor, new_NP: Tensor, old_NP: Tensor) -> Tensor:
-    return torch.where(mask_N[:, None], new_NP, old_NP)
+def _finite(*matrices: Tensor) -> np.ndarray:
+    """Which rows are finite in all of them: the largest magnitude of a row is, in one pass and without a mask."""
+    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in matrices if rows.shape[1]]
+    return torch.isfinite(torch.stack(largest)).all(dim=0).cpu().numpy()
 
 
-def _where(mask_N: Tensor, new: Rows, old: Rows) -> Rows:
+def _choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
+    if mask_N.all():
+        return new_NP
+    return torch.where(torch.as_tensor(mask_N, device=new_NP.device)[:, None], new_NP, old_NP)
+
+
+def _where(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
     return {name: _choose(mask_N, rows, old[name]) for name, rows in new.items()}
 
 

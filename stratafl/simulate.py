@@ -17,7 +17,7 @@ from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.work import Engine
+from stratafl.engine.work import Augment, Engine
 from stratafl.errors import number, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
@@ -202,6 +202,7 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     evaluate_every: int = 1,
     evaluate_levels: Sequence[int] = (0,),
+    augment: Augment | None = None,
     device: str | torch.device = "cpu",
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
@@ -220,6 +221,7 @@ def simulate(
     participation: per level, root first, or just the clients': all, a fraction, a number, or a function.
     initial: a state dict to start from instead of the module's own values.
     evaluate_levels: levels whose every node is evaluated besides the root.
+    augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
     """
     shape = Tree.of(tree)
     train_inputs, train_targets = checks.tensors("data", data)
@@ -268,5 +270,6 @@ def simulate(
         batch,
         sampling,
         seed,
+        augment,
     )
     return Simulation(federation, engine, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels)

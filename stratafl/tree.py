@@ -21,6 +21,8 @@ from torch import Tensor
 from stratafl.errors import InvalidInput
 
 Shape = int | str | Sequence | Mapping
+Mask = np.ndarray | Tensor
+"""One truth value per node of a level, on the host."""
 ROOT = "root"
 LEAF = object()
 
@@ -155,24 +157,25 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    def mean(self, level: int, rows_NP: Tensor, present_N: Tensor | None = None) -> Tensor:
+    def mean(self, level: int, rows_NP: Tensor, present_N: Mask | None = None) -> Tensor:
         """Each parent's weighted mean of its children; where a parent has nobody present, zero.
 
         Absent children may hold anything, also NaN.
         """
-        parents_N, weights_N = self._tensors(level, rows_NP.device)
-        if present_N is not None:
-            rows_NP = torch.where(present_N[:, None], rows_NP, rows_NP.new_zeros(()))
-            weights_N = weights_N * present_N
-            total_M = self.share(level, present_N)
-            weights_N = weights_N / torch.where(total_M > 0, total_M, 1.0)[parents_N]
-        mixing_MN = rows_NP.new_zeros(self.sizes[level - 1], self.sizes[level])
-        mixing_MN[parents_N, torch.arange(self.sizes[level], device=rows_NP.device)] = weights_N.to(rows_NP.dtype)
-        return mixing_MN @ rows_NP
+        if present_N is None or np.all(present := np.asarray(present_N)):
+            return self._mixing(level, rows_NP) @ rows_NP
+        total_M = self.share(level, present)
+        weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
+        here_N1 = torch.as_tensor(present, device=rows_NP.device)[:, None]
+        rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
+        return self._mixed(level, weights_N, rows_NP) @ rows_NP
 
     def spread(self, level: int, rows_MP: Tensor) -> Tensor:
         """Each parent's row, repeated for its children on `level`."""
-        return rows_MP[self._tensors(level, rows_MP.device)[0]]
+        key = level, rows_MP.device
+        if key not in self._on_device:
+            self._on_device[key] = torch.as_tensor(self.parents[level], device=rows_MP.device)
+        return rows_MP[self._on_device[key]]
 
     def spread_to_leaves(self, level: int, rows_NP: Tensor) -> Tensor:
         """Each leaf's ancestor's row."""
@@ -180,24 +183,26 @@ class Tree:
             rows_NP = self.spread(lower, rows_NP)
         return rows_NP
 
-    def share(self, level: int, present_N: Tensor) -> Tensor:
+    def share(self, level: int, present_N: Mask) -> np.ndarray:
         """For each parent, the weight of its children that are present (1 when all are)."""
-        parents_N, weights_N = self._tensors(level, present_N.device)
-        total_M = weights_N.new_zeros(self.sizes[level - 1])
-        return total_M.index_add(0, parents_N, weights_N * present_N)
+        weights_N = self.weights[level] * np.asarray(present_N)
+        return np.bincount(self.parents[level], weights=weights_N, minlength=self.sizes[level - 1])
 
-    def occupied(self, level: int, present_N: Tensor) -> Tensor:
+    def occupied(self, level: int, present_N: Mask) -> np.ndarray:
         """Which parents have at least one child present."""
         return self.share(level, present_N) > 0
 
-    def _tensors(self, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        key = level, device
+    def _mixing(self, level: int, like: Tensor) -> Tensor:
+        """The matrix that takes a level's rows to their parents' means when all are present."""
+        key = level, like.device, like.dtype
         if key not in self._on_device:
-            self._on_device[key] = (
-                torch.as_tensor(self.parents[level], device=device),
-                torch.as_tensor(self.weights[level], device=device),
-            )
+            self._on_device[key] = self._mixed(level, self.weights[level], like)
         return self._on_device[key]
+
+    def _mixed(self, level: int, weights_N: np.ndarray, like: Tensor) -> Tensor:
+        mixing_MN = np.zeros((self.sizes[level - 1], self.sizes[level]))
+        mixing_MN[self.parents[level], np.arange(self.sizes[level])] = weights_N
+        return torch.as_tensor(mixing_MN, dtype=like.dtype, device=like.device)
 
     def __str__(self) -> str:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):

@@ -1,5 +1,21 @@
-"""One thread a test process: the suite runs on several, and small operations gain nothing from more."""
+"""What all tests share: one thread a process, and a loud list of the real data sets that are not at hand."""
 
+from __future__ import annotations
+
+import pytest
 import torch
 
+# the suite runs in several processes, and small operations gain nothing from more threads
 torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    absent = [
+        f"{report.nodeid}: {report.longrepr[2]}"
+        for report in terminalreporter.stats.get("skipped", [])
+        if "/data/" in report.nodeid
+    ]
+    if absent:
+        terminalreporter.section("DATA NOT TESTED", sep="!", yellow=True)
+        for line in absent:
+            terminalreporter.line(line)

@@ -124,3 +124,35 @@ def test_ctrl_c_ends_a_run_with_one_line_and_nothing_written(config, tmp_path) -
     assert errors.splitlines()[-1] == "interrupted; nothing was written"
     assert "Traceback" not in errors
     assert not out.exists()
+
+
+def test_data_show_prints_the_split_and_draws_it(config, monkeypatch, capsys, tmp_path) -> None:
+    picture = tmp_path / "split.png"
+    changes = ["--set", "data.partition=[{name='iid'}, {name='classes', k=2}]", "--set", "data.rotation={step=20}"]
+    assert command(monkeypatch, "data", "show", config, "--out", picture, "--json", *changes) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [level["classes"]["most"] for level in report["levels"]] == [4, 2]
+    assert report["samples"] + report["dropped"] == 1442
+    assert report["dropped"] > 0
+    for path in (picture, tmp_path / "split_images.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_list_and_prepare(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
+    monkeypatch.delenv("STRATAFL_REAL_DATA", raising=False)
+    assert command(monkeypatch, "data", "list", "--json") == 0
+    states = {each["name"]: each["state"] for each in json.loads(capsys.readouterr().out)}
+    assert states["digits"] == "embedded"
+    assert states["cifar10"] == "not prepared"
+    assert command(monkeypatch, "data", "prepare", "cifar10", "--from", tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert command(monkeypatch, "data", "prepare", "cifar") == 2
+    assert "did you mean 'cifar10'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_lists_the_paper_s_with_their_sizes(monkeypatch, capsys) -> None:
+    assert command(monkeypatch, "models", "--json") == 0
+    sizes = {each["name"]: each["parameters"] for each in json.loads(capsys.readouterr().out)}
+    assert sizes == {"logistic": 7850, "mlp": 199210, "cnn": 797962, "resnet18_gn": 11227812, "lstm": 133520}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.data.batches import Sampling, batches
-from stratafl.engine.work import Work
+from stratafl.engine.work import Augment, Work
 from stratafl.flat import Flat
 from stratafl.local import Leaf
 from stratafl.streams import Purpose, integer
@@ -30,10 +30,12 @@ class LoopEngine:
         batch: int | None,
         sampling: Sampling,
         seed: int,
+        augment: Augment | None = None,
     ):
         self.flat, self.loss = flat, loss
         self.inputs, self.targets, self.partition = inputs, targets, partition
         self.leaf, self.batch, self.sampling, self.seed = leaf, batch, sampling, seed
+        self.augment = augment
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times slower
         self._generator = (
             torch.cuda.default_generators[inputs.device.index or 0]
@@ -89,5 +91,8 @@ class LoopEngine:
     def _gradient(self, client: int, step: int, x_1P: Tensor, b_B: Tensor, batch: Tensor) -> Tensor:
         # dropout and the like draw from the client's own stream, so the order of visits does not matter
         self._generator.manual_seed(integer(self.seed, Purpose.MODULE, client, step))
-        g_P = self.flat.gradient(x_1P[0], b_B, self.inputs[batch], self.targets[batch], self.loss)
+        inputs = self.inputs[batch]
+        if self.augment is not None:
+            inputs = self.augment(inputs, self.seed, client, step)
+        g_P = self.flat.gradient(x_1P[0], b_B, inputs, self.targets[batch], self.loss)
         return g_P[None]

@@ -13,6 +13,9 @@ from torch import Tensor
 from stratafl.local import Leaf
 from stratafl.rule import Edge
 
+Augment = Callable[[Tensor, int, int, int], Tensor]
+"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream."""
+
 
 class Pull(NamedTuple):
     """A rule's own direction and the edge it looks at, one row per leaf."""

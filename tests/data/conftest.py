@@ -1,22 +1,10 @@
-"""What tests of data share: an empty data root, and a loud list of the real sets not at hand."""
+"""What tests of data share: an empty data root."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    absent = [
-        f"{report.nodeid}: {report.longrepr[2]}"
-        for report in terminalreporter.stats.get("skipped", [])
-        if "/data/" in report.nodeid
-    ]
-    if absent:
-        terminalreporter.section("DATA NOT TESTED", sep="!", yellow=True)
-        for line in absent:
-            terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""Data as a config asks for it, up to what the model sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stratafl import InvalidInput, Tree
+from stratafl.config import Config, DataConfig
+from stratafl.data.rotation import rotate
+from stratafl.data.sources import load
+from stratafl.data.transforms import channels_first, flip_and_crop, normalise
+from stratafl.experiment import experiment, material
+
+TREE = Tree.of("2x2")
+
+
+def test_only_training_images_are_turned_each_group_by_its_own_angle() -> None:
+    plain = material(DataConfig(), TREE, seed=1)
+    turned = material(DataConfig(rotation={"start": 0, "step": 90}), TREE, seed=1)
+    digits = load("digits")
+    stay = np.concatenate(turned.partition.leaves[:2])
+    turn = np.concatenate(turned.partition.leaves[2:])
+    assert torch.equal(turned.train[0][stay], plain.train[0][stay])
+    expected = rotate(torch.tensor(digits.x_train[turn]), 90.0)
+    assert torch.equal(turned.train[0][turn], normalise(channels_first(expected), digits.mean, digits.std))
+    assert torch.equal(turned.test[0], plain.test[0])
+
+
+def test_augmented_batches_are_what_a_client_trains_on() -> None:
+    def trained(augment: str) -> torch.Tensor:
+        values = {"tree": {"shape": "2"}, "data": {"augment": augment}, "schedule": {"periods": [2]}}
+        simulation = experiment(Config.of({**values, "model": {"name": "logistic"}, "run": {"rounds": 1}}))
+        if augment != "none":
+            assert simulation.engine.augment is flip_and_crop
+        return simulation.run().models[0]
+
+    assert not torch.equal(trained("none"), trained("flip_and_crop"))
+    assert torch.equal(trained("flip_and_crop"), trained("flip_and_crop"))
+
+
+def test_synthetic_clients_learn() -> None:
+    values = {
+        "tree": {"shape": "2x3"},
+        "data": {"name": "synthetic", "synthetic": {"samples": 40, "alpha": [1.0, 0.0], "beta": 0.5, "features": 8}},
+        "model": {"name": "logistic"},
+        "schedule": {"periods": [2, 5]},
+        "run": {"rounds": 10},
+    }
+    history = experiment(Config.of(values)).run().history
+    assert history[-1].metrics["loss"] < history[0].metrics["loss"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"augment": "flip"}, "data.augment = 'flip': unknown; did you mean 'flip_and_crop'"),
+        ({"rotation": {"stop": 1}}, "data.rotation key = 'stop': unknown"),
+        (
+            {"name": "synthetic", "synthetic": {"sample": 3}},
+            "data.synthetic key = 'sample': unknown; did you",
+        ),
+        ({"name": "synthetic", "synthetic": {"alpha": [1.0]}}, "data.synthetic.alpha"),
+        ({"name": "synthetic", "augment": "flip_and_crop"}, "are for images"),
+        ({"name": "synthetic", "partition": ["iid", "iid"]}, "made for each client"),
+    ],
+)
+def test_what_does_not_fit_is_said(settings: dict, said: str) -> None:
+    with pytest.raises(InvalidInput) as problem:
+        material(DataConfig(**settings), TREE, seed=0)
+    assert said in str(problem.value)
