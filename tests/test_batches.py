@@ -94,12 +94,20 @@ def test_clients_and_seeds_differ(sampling: str) -> None:
     sampling=st.sampled_from(["epochs", "replacement"]),
     skip=st.integers(1, 3),
     seed=st.integers(-3, 3),
+    places=st.one_of(st.none(), st.integers(1, 20)),
 )
 def test_all_clients_at_once_get_what_each_gets_alone(
-    sizes: list[int], batch: int | None, first: int, steps: int, sampling: str, skip: int, seed: int
+    sizes: list[int],
+    batch: int | None,
+    first: int,
+    steps: int,
+    sampling: str,
+    skip: int,
+    seed: int,
+    places: int | None,
 ) -> None:
     clients = [skip * place for place in range(len(sizes))]
-    stack = stacked_batches(seed, clients, sizes, first, steps, batch, sampling)
+    stack = stacked_batches(seed, clients, sizes, first, steps, batch, sampling, places=places)
     assert stack.position_CHB.shape == stack.mask_CHB.shape
     assert stack.position_CHB.shape[:2] == (len(sizes), steps) == stack.length_CH.shape
     for place, (client, size) in enumerate(zip(clients, sizes, strict=True)):

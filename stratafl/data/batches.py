@@ -72,12 +72,16 @@ def stacked_batches(
     batch: int | None,
     sampling: Sampling = "epochs",
     device: str | torch.device = "cpu",
+    places: int | None = None,
 ) -> Stack:
-    """What `batches` gives each of these clients, in tensors on the device and without a loop over clients."""
+    """What `batches` gives each of these clients, in tensors on the device and without a loop over clients.
+
+    `places` is the length to pad to, that of the longest batch unless given.
+    """
     size_C = np.asarray(sizes, dtype=np.int64)
     full_C = size_C if batch is None else np.minimum(size_C, batch)
     # at least one place, so that a padded one has a first to repeat
-    place_B = torch.arange(int(full_C.max(initial=1)), device=device)
+    place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
     client_C = torch.tensor(list(clients), dtype=torch.long, device=device)
     shape = (len(size_C), steps, len(place_B))
 

@@ -6,6 +6,7 @@ Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 from __future__ import annotations
 
 import random
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -176,4 +177,5 @@ def _drawn(device: torch.device) -> list[object]:
 
 
 def _line(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+    line = str(problem).strip().partition("\n")[0]
+    return f"{type(problem).__name__}: {textwrap.shorten(line, 120)}"

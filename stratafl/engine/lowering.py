@@ -74,9 +74,10 @@ class Weights(NamedTuple):
 class Lowering:
     """A traced module on its way to a program: what is known of each node before anything runs."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph):
-        self.root, self.graph = root, graph
-        own = [*root.named_parameters(), *root.named_buffers()]
+    def __init__(self, root: nn.Sequential):
+        """`root` holds the module, and nothing else."""
+        self.root = root
+        own = [*root[0].named_parameters(), *root[0].named_buffers()]
         # a tied parameter has one name in the row, its first
         self._names = {id(tensor): name for name, tensor in reversed(own)}
         self._uses: Counter[str] = Counter()

@@ -18,10 +18,11 @@ def computing(compute: Compute, device: torch.device) -> Iterator[None]:
         return
     # newer releases have one switch per library and complain about the older kind
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer = hasattr(matmul, "fp32_precision") and hasattr(getattr(convolution, "conv", None), "fp32_precision")
+    convolve = getattr(convolution, "conv", None)
+    newer = hasattr(matmul, "fp32_precision") and hasattr(convolve, "fp32_precision")
     name = "fp32_precision" if newer else "allow_tf32"
     wanted = ("ieee" if compute == "fp32" else "tf32") if newer else compute != "fp32"
-    parts = [matmul, convolution.conv if newer else convolution]
+    parts = [matmul, convolve if newer else convolution]
     before = [getattr(part, name) for part in parts]
     try:
         for part in parts:

@@ -41,7 +41,7 @@ class Program:
     def __init__(self, flat: Flat, inputs: Tensor):
         """`inputs` are samples of the kind the module will see: only their shape and type matter."""
         root, graph = _traced(flat.module, inputs)
-        lowering = Lowering(root, graph)
+        lowering = Lowering(root)
         self._steps: list[tuple[fx.Node, Run]] = []
         self._input: fx.Node | None = None
         for node in graph.nodes:
@@ -81,13 +81,13 @@ class Program:
         return self._output(frame), frame.sunk
 
 
-def _traced(module: nn.Module, inputs: Tensor) -> tuple[nn.Module, fx.Graph]:
+def _traced(module: nn.Module, inputs: Tensor) -> tuple[nn.Sequential, fx.Graph]:
     """A copy of the module and its graph, whose nodes know their shapes."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in module.modules() for kind in hooks):
         raise Unsupported("hooks")
-    # tracing leaves constants on the module it is given
-    root = copy.deepcopy(module)
+    # tracing leaves constants on the module it is given, and does not see the whole of it as a layer
+    root = nn.Sequential(copy.deepcopy(module))
     try:
         graph = _Tracer().trace(root)
         empty = copy.deepcopy(root).to("meta")
