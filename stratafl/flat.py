@@ -121,4 +121,4 @@ def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
         return {}
     parts = row.split([shape.numel() for shape in shapes.values()], dim=-1)
     clients = row.shape[:-1]
-    return {name: part.view(*clients, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    return {name: part.view(clients + shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

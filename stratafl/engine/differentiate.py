@@ -48,12 +48,12 @@ class Differentiate(Protocol):
 class Stacked:
     """One pass forward and one back for all clients, through the module's client-batched program."""
 
-    def __init__(self, flat: Flat, loss: Loss, inputs: Tensor, targets: Tensor, compute: ops.Compute):
+    def __init__(self, flat: Flat, loss: Loss, inputs: Tensor, compute: ops.Compute = "fp32", labels: bool = False):
+        """`labels`: every target is a class number, so that the library's cross-entropy has a stacked form."""
         self.flat, self.loss, self.compute = flat, loss, compute
         self.program = Program(flat, inputs)
         self.ops = ops.table(inputs.device, flat.dtype)
-        # a label below zero means "ignore" to the library, which the stacked form has no need to know
-        self.even = not (loss is F.cross_entropy and not targets.is_floating_point() and int(targets.min()) >= 0)
+        self.even = not (labels and loss is F.cross_entropy)
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
         named = {name: view.detach() for name, view in self.flat.named(x_CP, b_CZ).items()}
@@ -112,15 +112,20 @@ def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
 
 
 def choose(
-    flat: Flat, loss: Loss, inputs: Tensor, targets: Tensor, compute: ops.Compute
+    flat: Flat, loss: Loss, inputs: Tensor, targets: Tensor, compute: ops.Compute = "fp32", labels: bool = False
 ) -> tuple[Differentiate | None, str]:
-    """The fastest way that gives this module's own gradients, tried on a few samples; None if only a loop does."""
+    """The fastest way that gives this module's own gradients, tried on a few samples; None if only a loop does.
+
+    `labels` says that every target of the run is a class number, none to be ignored.
+    """
     flat.module.train()
     x_P, b_Z = (row.to(inputs.device) for row in flat.row(flat.module))
-    try:
-        reason = _peculiar(flat, loss, x_P, b_Z, inputs, targets)
-    except Exception as problem:
-        reason = _line(problem)
+    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
+        try:
+            reason = _peculiar(flat, loss, x_P, b_Z, inputs, targets)
+            expected_P = flat.gradient(x_P, b_Z.clone(), inputs, targets, loss)
+        except Exception as problem:
+            reason = _line(problem)
     if reason:
         return None, f"loop: {reason}"
     x_CP, b_CZ = x_P.repeat(2, 1), b_Z.repeat(2, 1)
@@ -131,15 +136,15 @@ def choose(
         torch.ones(2, count, dtype=torch.bool, device=inputs.device),
         np.full(2, count),
     )
-    expected_P = flat.gradient(x_P, b_Z.clone(), inputs, targets, loss)
     reasons = []
-    for how, make in (
-        ("stacked", lambda: Stacked(flat, loss, inputs, targets, compute)),
-        ("vmap", lambda: Mapped(flat, loss)),
-    ):
+    for how in ("stacked", "vmap"):
         try:
-            made = make()
-            exact = Stacked(flat, loss, inputs, targets, "fp32") if how == "stacked" else made
+            made: Differentiate
+            if how == "stacked":
+                made = Stacked(flat, loss, inputs, compute, labels)
+                exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
+            else:
+                made = exact = Mapped(flat, loss)
             off = (exact(x_CP, b_CZ, two) - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
         except Unsupported as problem:
             reasons.append(str(problem))
@@ -154,18 +159,14 @@ def choose(
 
 def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> str:
     """What makes a module's training depend on more than its parameters and batch, if anything does."""
-    cuda = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
-        before = _drawn(inputs.device)
-        after_Z = b_Z.clone()
-        counters = {name: buffer.clone() for name, buffer in flat.module.named_buffers()}
-        values = {**counters, **flat.named(x_P, after_Z)}
-        with torch.no_grad():
-            loss(functional_call(flat.module, values, (inputs,)), targets)
-        if _drawn(inputs.device) != before:
-            return "the module or loss draws random numbers"
-    old = dict(flat.module.named_buffers())
-    if any(not torch.equal(values[name], buffer) for name, buffer in old.items()):
+    before = _drawn(inputs.device)
+    buffers = {name: buffer.clone() for name, buffer in flat.module.named_buffers()}
+    values = {**buffers, **flat.named(x_P, b_Z.clone())}
+    with torch.no_grad():
+        loss(functional_call(flat.module, values, (inputs,)), targets)
+    if _drawn(inputs.device) != before:
+        return "the module or loss draws random numbers"
+    if any(not torch.equal(values[name], buffer) for name, buffer in flat.module.named_buffers()):
         return "training changes the module's buffers"
     return ""
 

@@ -28,7 +28,7 @@ def linear(low: Lowering, node: fx.Node) -> Run:
         raise Unsupported("weights that depend on the input")
     x, weight = low.fetch(given["input"]), low.fetch(w)
     bias: Run = (lambda frame: None) if b is None else low.fetch(b)
-    return lambda frame: ops.linear(x(frame), weight(frame), bias(frame), False, frame.compute)
+    return lambda frame: ops.linear_of_any(x(frame), weight(frame), bias(frame), frame.compute)
 
 
 def is_relu(low: Lowering, node: fx.Node) -> bool:

@@ -64,7 +64,7 @@ class Weights(NamedTuple):
         if op not in frame.ops.sinking or not trained:
             return frame.ops.functions[op](*args)
         if len(trained) < len(names) or any(self.uses[name] > 1 for name in names):
-            # two uses of a parameter would overwrite each other's gradient
+            # two uses of a parameter would overwrite each other's gradient; without a sink torch adds them up
             return TORCH[op](*args)
         frame.sunk.update(names)
         sink = frame.ops.sink(*(None if name is None else frame.sinks[name] for name in (self.w, self.b)))

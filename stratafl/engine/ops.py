@@ -34,11 +34,66 @@ def held(x: Tensor, compute: Compute) -> Tensor:
     return x.to(HALF[compute]) if compute in HALF else x
 
 
-def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool = False, compute: Compute = "fp32") -> Tensor:
-    x_CMI, w_CIO = held(x_CBI, compute).flatten(1, -2), held(w_COI, compute).mT
-    bias_C1O = None if b_CO is None else held(b_CO, compute)[:, None]
-    y_CMO = torch.bmm(x_CMI, w_CIO) if bias_C1O is None else torch.baddbmm(bias_C1O, x_CMI, w_CIO)
-    return _rectified(y_CMO.view(*x_CBI.shape[:-1], w_COI.shape[1]), relu)
+class Sink(NamedTuple):
+    """Where a layer's backward pass writes its parameters' gradients; autograd then gets none for them."""
+
+    w: Tensor
+    b: Tensor | None
+
+
+class _Linear(torch.autograd.Function):
+    """Written out so that the weights' gradients, the bulk of what a step writes, are written once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, plan: Any) -> Tensor:
+        y_CBO = torch.bmm(x_CBI, w_COI.mT)
+        if b_CO is not None:
+            y_CBO += b_CO[:, None]
+        if relu:
+            y_CBO.relu_()
+        ctx.save_for_backward(x_CBI, w_COI, y_CBO if relu else None)
+        ctx.plan = plan
+        return y_CBO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x_CBI, w_COI, y_CBO = ctx.saved_tensors
+        sink, scale = ctx.plan  # a scale is for 16-bit operands only
+        dy_CBO = gradients[0]
+        if y_CBO is not None:
+            dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
+        dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
+        if x_CBI.dtype == sink.w.dtype:
+            torch.bmm(dy_CBO.mT, x_CBI, out=sink.w)
+        else:
+            sink.w.copy_(torch.bmm(dy_CBO.mT, x_CBI)).div_(scale)
+        if sink.b is not None:
+            sink.b.copy_(dy_CBO.sum(dim=1, dtype=sink.b.dtype)).div_(scale)
+        return dx_CBI, None, None, None, None
+
+
+def linear(
+    x_CBI: Tensor,
+    w_COI: Tensor,
+    b_CO: Tensor | None,
+    relu: bool = False,
+    compute: Compute = "fp32",
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """Gradients of what comes out arrive times `grad_scale`; those of the parameters are divided by it on the way."""
+    x_CBI, w = held(x_CBI, compute), held(w_COI, compute)
+    b = None if b_CO is None else held(b_CO, compute)
+    if sink is not None:
+        return _Linear.apply(x_CBI, w, b, relu, (sink, grad_scale))
+    y_CBO = torch.bmm(x_CBI, w.mT) if b is None else torch.baddbmm(b[:, None], x_CBI, w.mT)
+    return y_CBO.relu() if relu else y_CBO
+
+
+def linear_of_any(x_CMI: Tensor, w_COI: Tensor, b_CO: Tensor | None, compute: Compute = "fp32") -> Tensor:
+    """The same for any number of axes between clients and features."""
+    y = linear(x_CMI.flatten(1, -2), w_COI, b_CO, compute=compute)
+    return y.view(*x_CMI.shape[:-1], -1)
 
 
 def conv2d(
@@ -101,7 +156,7 @@ def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]
     """An LSTM's outputs at each place; its layers are (input weights, state weights, input bias, state bias)."""
     x_CBTI = x_CBTE
     for w_CGI, w_CGO, b_CG, c_CG in layers:
-        gates_CBTG = linear(x_CBTI, w_CGI, b_CG + c_CG, compute=compute)
+        gates_CBTG = linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute)
         w_COG = held(w_CGO, compute).mT
         hidden_CBO = torch.zeros_like(gates_CBTG[:, :, 0, : w_COG.shape[1]])
         cell_CBO = torch.zeros_like(hidden_CBO)
@@ -124,8 +179,35 @@ def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Ten
     return (loss_CB * mask_CB).sum(dim=1) / mask_CB.sum(dim=1)
 
 
-def _rectified(x: Tensor, relu: bool) -> Tensor:
-    return x.relu() if relu else x
+def update(
+    x_CP: Tensor,
+    g_CP: Tensor,
+    correction_CP: Tensor | None,
+    lr: float | Tensor,
+    clip: float | None = None,
+    decay: float = 0.0,
+    momentum: float = 0.0,
+    velocity_CP: Tensor | None = None,
+) -> None:
+    """The usual chain of a leaf, corrections -> clip -> decay -> momentum -> step, in place; this uses up `g_CP`."""
+    if correction_CP is not None:
+        g_CP += correction_CP
+    if clip is not None:
+        length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True)
+        g_CP *= clip / length_C1.clamp(min=clip)
+    if decay:
+        g_CP.add_(x_CP, alpha=decay)
+    if velocity_CP is not None:
+        g_CP = velocity_CP.mul_(momentum).add_(g_CP)
+    move(x_CP, g_CP, lr)
+
+
+def move(x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor) -> None:
+    """Step against the direction, in place."""
+    if isinstance(lr, Tensor):
+        x_CP.addcmul_(direction_CP, -lr)
+    else:
+        x_CP.sub_(direction_CP, alpha=lr)
 
 
 def _affine(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
@@ -157,14 +239,13 @@ class Table(NamedTuple):
     """The layers as a device computes them."""
 
     functions: Mapping[str, Callable[..., Tensor]]
-    sinking: frozenset[str] = frozenset()
+    sinking: frozenset[str]
     """Those that write their parameters' gradients to where they are wanted (`sink`), divided by `grad_scale`."""
-    sink: Callable[..., Any] = tuple
-    update: Callable[..., None] | None = None
-    """The whole step of all rows at once, where there is a kernel for it."""
+    sink: Callable[..., Any]
+    update: Callable[..., None]
 
 
-PLAIN = Table(TORCH)
+PLAIN = Table(TORCH, frozenset({"linear"}), Sink, update)
 
 
 def table(device: torch.device, dtype: torch.dtype) -> Table:

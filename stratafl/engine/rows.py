@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.engine.ops import Table
+from stratafl.engine.ops import Table, move
 from stratafl.engine.work import Pull, Work
 from stratafl.local import Leaf, Stage, clip, corrections, decay
 
@@ -71,9 +71,9 @@ class Rows(NamedTuple):
 
 
 def advance(rows: Rows, g_CP: Tensor, leaf: Leaf, lr: float | Tensor, ops: Table) -> None:
-    """One step of all rows, in place, from their gradients."""
-    usual = None if rows.pulls or ops.update is None else _usual(leaf.stages)
-    if usual is not None and ops.update is not None:
+    """One step of all rows, in place, from their gradients, which are used up."""
+    usual = None if rows.pulls else _usual(leaf.stages)
+    if usual is not None:
         ops.update(rows.x_CP, g_CP, rows.correction_CP, lr, *usual, leaf.momentum, rows.velocity_CP)
         return
     direction_CP = g_CP
@@ -81,10 +81,7 @@ def advance(rows: Rows, g_CP: Tensor, leaf: Leaf, lr: float | Tensor, ops: Table
         direction_CP = stage(direction_CP, rows.x_CP, rows.correct)
     if rows.velocity_CP is not None:
         direction_CP = rows.velocity_CP.mul_(leaf.momentum).add_(direction_CP)
-    if isinstance(lr, Tensor):
-        rows.x_CP.sub_(lr * direction_CP)
-    else:
-        rows.x_CP.sub_(direction_CP, alpha=lr)
+    move(rows.x_CP, direction_CP, lr)
 
 
 def _usual(stages: tuple[Stage, ...]) -> tuple[float | None, float] | None:

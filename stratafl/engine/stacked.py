@@ -81,7 +81,9 @@ class StackedEngine:
         sample = inputs[few] if augment is None else augment(inputs[few], seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs[few], seed)
         with computing("fp32", inputs.device):
-            found, self.how = choose(flat, loss, sample, targets[few], precision)
+            # to the library a label below zero means "ignore"
+            labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
+            found, self.how = choose(flat, loss, sample, targets[few], precision, labels)
         self._differentiate: Differentiate | None = found
         self.chunk = chunk or self._fitting()
 

@@ -206,11 +206,6 @@ def test_models(name: str) -> None:
     assert compare(how, model=seeded(make), shape=shape, depth=1, rounds=1, batch=batch) < CLOSE
 
 
-def test_resnet() -> None:
-    settings = {"model": seeded(lambda: models.resnet18_gn((1, 8, 8), 3)), "shape": (1, 8, 8)}
-    assert compare(**settings, depth=1, rounds=1, periods=[1], batch=2, participation=1) < CLOSE
-
-
 def test_lstm() -> None:
     codes = torch.randint(9, (60, 6))
     model = seeded(lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
@@ -250,7 +245,7 @@ def test_own_losses_see_no_padding(loss, model) -> None:
 def test_cross_entropy_given_by_hand_with_ignored_labels() -> None:
     targets = torch.randint(3, (60,))
     targets[::12] = 0
-    targets[1::12] = -100
+    targets[2::12] = -100
     assert compare(loss=F.cross_entropy, targets=targets, batch=None) < CLOSE
 
 
