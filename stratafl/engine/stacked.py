@@ -174,8 +174,9 @@ class StackedEngine:
                 self._steps(Rows.of(work, x_NP, leaves, self.leaf.momentum), samples, lengths, 0, 0.0)
 
         self.chunk = len(self._sizes)
+        batch_bytes = self._places * self.inputs[0].nbytes
         with computing(self.precision, x_P.device):
-            return fitting(x_P.device, len(self._sizes), x_P.nbytes, attempt)
+            return fitting(x_P.device, len(self._sizes), x_P.nbytes, batch_bytes, attempt)
 
     def _replay(self, rows: Rows, samples: Samples, lengths: Lengths, work: Work, lr: float) -> bool:
         """Do the steps by a CUDA graph, if there can be one."""
