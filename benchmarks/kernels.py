@@ -16,6 +16,8 @@ from benchmarks.environment import environment
 from stratafl import models
 from stratafl.engine import kernels
 
+ALIGN = 16
+"""Rows are padded to this many values, so that every load can be 16 bytes wide."""
 BATCH, CLIP, DECAY, LR = 50, 10.0, 1e-3, 0.05
 GRAD_SCALE = {"fp32": 1.0, "tf32": 1.0, "fp16": 1024.0, "bf16": 1.0}
 
@@ -28,8 +30,11 @@ class Step:
         shapes = [p.shape for p in module.parameters()]
         widths = [s.numel() for s in shapes]
         row = torch.cat([p.detach().flatten() for p in module.parameters()])
-        self.x = (row + 0.01 * torch.randn(clients, len(row))).cuda().requires_grad_()
-        self.g = torch.full_like(self.x, float("nan")).detach()
+        widths.append(-len(row) % ALIGN)
+        shapes.append(torch.Size([widths[-1]]))
+        row = torch.cat([row, torch.zeros(widths[-1])])
+        self.x = (row + 0.01 * torch.randn(clients, len(row))).cuda()
+        self.g = torch.zeros_like(self.x)
         self.correction = torch.randn_like(self.g) * 1e-3
         self.images = torch.randn(clients, BATCH, 32, 32, 3, device="cuda")
         self.labels = torch.randint(10, (clients, BATCH), device="cuda")
@@ -39,7 +44,7 @@ class Step:
             parts = matrix.split(widths, dim=1)
             return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-        self.w, self.dw = views(self.x), views(self.g)
+        self.views, self.dw = views, views(self.g)
         self.forward_stages: list[tuple[str, Callable[[Tensor], Tensor]]] = [
             ("conv1", lambda x: self._conv(0, x)),
             ("conv2", lambda x: self._conv(1, x)),
@@ -62,13 +67,15 @@ class Step:
         return kernels.linear(x, w, b, layer < 4, self.compute, self._sink(layer), self.scale)
 
     def loss(self) -> Tensor:
+        # The views are made here: autograd runs a node's backward on the stream it was made on, which must be captured.
+        self.w = self.views(self.x.detach().requires_grad_())
         x = self.images
         for _, stage in self.forward_stages:
             x = stage(x)
         return x
 
     def update(self) -> None:
-        kernels.update(self.x.detach(), self.g, self.correction, LR, CLIP, DECAY)
+        kernels.update(self.x, self.g, self.correction, LR, CLIP, DECAY)
 
     def whole(self) -> None:
         self.loss().sum().backward()
@@ -122,13 +129,13 @@ def gradient_error(clients: int, compute: str) -> float:
     shapes = [p.shape for p in module.parameters()]
     difference = length = 0.0
     for c in range(clients):
-        parts = step.x[c].detach().double().split([s.numel() for s in shapes])
+        parts = step.x[c].detach().double()[: sum(s.numel() for s in shapes)].split([s.numel() for s in shapes])
         names = [n for n, _ in module.named_parameters()]
         values = {n: p.view(s).requires_grad_() for n, p, s in zip(names, parts, shapes, strict=True)}
         z = torch.func.functional_call(module, values, (step.images[c].double().permute(0, 3, 1, 2),))
         loss = torch.nn.functional.cross_entropy(z, step.labels[c])
         exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(values.values()))])
-        difference += float((step.g[c].double() - exact).square().sum())
+        difference += float((step.g[c, : len(exact)].double() - exact).square().sum())
         length += float(exact.square().sum())
     return math.sqrt(difference / length)
 

@@ -1,7 +1,7 @@
 """What the kernels share: arithmetic modes, where weight gradients go, small helpers.
 
-Modes: "fp32" is exact; "tf32" keeps fp32 in memory, multiplies in tf32 and, in the weight gradients of convolutions,
-in fp16 (the same mantissa; tensor cores take tf32 only with the summed index contiguous, which pixels are not);
+Modes: "fp32" is exact; "tf32" keeps fp32 in memory and multiplies in tf32, or in fp16, which has the same
+mantissa, where what is summed over is not contiguous in memory: tensor cores take tf32 in no other way;
 "fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in every mode.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -23,9 +24,18 @@ if interpreted():
 Compute = Literal["fp32", "tf32", "fp16", "bf16"]
 STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
 HALF_SCALE = 4096.0
 """Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for one product only."""
+
+
+@triton.jit
+def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
+    """To the operand type; where a scale is needed the result is kept finite."""
+    if scale != 1.0:
+        value = tl.minimum(tl.maximum(value * scale, -65504.0), 65504.0)
+    return value.to(dtype)
 
 
 class Sink(NamedTuple):

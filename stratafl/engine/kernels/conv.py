@@ -23,7 +23,8 @@ from stratafl.engine.kernels.common import (
     rows,
     storage,
 )
-from stratafl.engine.kernels.pack import pack
+from stratafl.engine.kernels.pack import convert, pack, unpack
+from stratafl.engine.kernels.tuning import tuning
 
 
 @triton.jit
@@ -112,31 +113,16 @@ def _input_gradient(
 
 
 @triton.jit
-def _half(value, dtype: tl.constexpr, scale: tl.constexpr):
-    """Cast to the operand type; where a scale is needed the result is kept finite."""
-    if scale != 1.0:
-        value = tl.minimum(tl.maximum(value * scale, -65504.0), 65504.0)
-    return value.to(dtype)
-
-
-@triton.jit
-def _store_taps(dw_ptr, acc_RN, r, n, ki, scale, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr,
-                KH: tl.constexpr, KW: tl.constexpr):  # fmt: skip
-    """One tap row of the gradient, to where (CO, CI, KH, KW) weights have it."""
-    i, kj = r % CI, r // CI
-    where = n[None, :] * (CI * KH * KW) + (i * KH * KW + ki * KW + kj)[:, None]
-    tl.store(dw_ptr + where, acc_RN * scale, mask=(r < R)[:, None] & (n < CO)[None, :])
-
-
-@triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale,
-    M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    x_ptr, dy_ptr, part_ptr, db_ptr, stride_b, scale,
+    M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient."""
+    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
+
+    part[client, tap row, r, o]: to write (O, I, h, w) from here would scatter single values.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
@@ -161,7 +147,6 @@ def _weight_gradient(
         if BIAS:  # noqa: SIM102
             if ki + block_r == 0:
                 summed += dy_KN
-        dy_KN = _half(dy_KN, OPERAND, HALF_SCALE)
         start = ((sample * H + top) * W + left) * CI
         there = m < M
         if PAD > 0:
@@ -173,7 +158,7 @@ def _weight_gradient(
                 column = left[:, None] + (r_part // CI)[None, :]
                 inside &= (column >= 0) & (column < W)
             x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
-            x_RK = tl.trans(x_KR.to(OPERAND))
+            x_RK = tl.trans(x_KR)
             if part == 0:
                 acc0 = tl.dot(x_RK, dy_KN, acc0, input_precision=PRECISION)
             elif part == 1:
@@ -184,16 +169,16 @@ def _weight_gradient(
                 acc3 = tl.dot(x_RK, dy_KN, acc3, input_precision=PRECISION)
             else:
                 acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
-    dw_ptr += c * stride_w
-    _store_taps(dw_ptr, acc0, r, n, ki, scale / HALF_SCALE, CO, R, CI, KH, KW)
+    out = part_ptr + (c * KH + ki) * R * CO + r[:, None] * CO + n[None, :]
+    tl.store(out, acc0, mask=(r < R)[:, None] & (n < CO)[None, :])
     if PARTS > 1:
-        _store_taps(dw_ptr, acc1, r + BR, n, ki, scale / HALF_SCALE, CO, R, CI, KH, KW)
+        tl.store(out + BR * CO, acc1, mask=(r + BR < R)[:, None] & (n < CO)[None, :])
     if PARTS > 2:
-        _store_taps(dw_ptr, acc2, r + 2 * BR, n, ki, scale / HALF_SCALE, CO, R, CI, KH, KW)
+        tl.store(out + 2 * BR * CO, acc2, mask=(r + 2 * BR < R)[:, None] & (n < CO)[None, :])
     if PARTS > 3:
-        _store_taps(dw_ptr, acc3, r + 3 * BR, n, ki, scale / HALF_SCALE, CO, R, CI, KH, KW)
+        tl.store(out + 3 * BR * CO, acc3, mask=(r + 3 * BR < R)[:, None] & (n < CO)[None, :])
     if PARTS > 4:
-        _store_taps(dw_ptr, acc4, r + 4 * BR, n, ki, scale / HALF_SCALE, CO, R, CI, KH, KW)
+        tl.store(out + 4 * BR * CO, acc4, mask=(r + 4 * BR < R)[:, None] & (n < CO)[None, :])
     if BIAS:  # noqa: SIM102
         if ki + block_r == 0:
             tl.store(db_ptr + c * stride_b + n, tl.sum(summed, 0) * scale, mask=n < CO)
@@ -212,13 +197,13 @@ def input_gradient(
     inputs = w_CTIO.shape[2]
     height, width = size
     dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
-    wide = dy_CBHWO.element_size() == 4
     pixels = batch * cdiv(width, stride)
-    bm, bn, bk = min(128, power(pixels)), min(64, power(inputs)), min(32 if wide else 64, power(outputs))
+    t = tuning("conv input gradient", compute)
+    bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(inputs)), min(t.k, power(outputs))
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
         dy_CBHWO, w_CTIO, dx, batch, height, width, out_height, out_width, outputs, inputs, *kernel,
-        stride, padding, operands(compute).precision, bm, bn, bk, num_warps=4, num_stages=3,
+        stride, padding, operands(compute).precision, bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
 
@@ -232,20 +217,22 @@ def weight_gradient(
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = dw_COIhw.shape[3:]
     by = pixel_operands(compute)
+    x, dy = convert(x_CBHWI, by.dtype), convert(dy_CBHWO, by.dtype, by.scale)
     row = kernel_width * inputs
-    br, bn = min(64, power(row)), min(64, power(outputs))
+    t = tuning("conv weight gradient", compute)
+    br, bn = min(t.m, power(row)), min(t.n, power(outputs))
     blocks = cdiv(row, br)
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
-    bk = 32 if compute == "fp32" else 64
     grid = (kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
-    bias = db_CO is not None
+    part = torch.empty((clients, kernel_height, row, outputs), dtype=torch.float32, device=x.device)
+    bias = part if db_CO is None else db_CO
     _weight_gradient[grid](
-        x_CBHWI, dy_CBHWO, dw_COIhw, db_CO if db_CO is not None else dw_COIhw, dw_COIhw.stride(0),
-        db_CO.stride(0) if db_CO is not None else 0, scale,
+        x, dy, part, bias, bias.stride(0), scale / by.scale,
         batch * out_height * out_width, height, width, out_height, out_width, outputs, row, inputs,
-        kernel_height, kernel_width, stride, padding, bias, by.precision, by.dtype, by.scale,
-        br, bn, bk, parts, num_warps=4, num_stages=3,
+        kernel_height, stride, padding, db_CO is not None, by.precision,
+        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
+    unpack(part, dw_COIhw, scale / by.scale)
 
 
 class _Conv2d(torch.autograd.Function):
@@ -264,16 +251,13 @@ class _Conv2d(torch.autograd.Function):
         packed = pack(w, x.dtype)
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
         pixels, row = batch * out_height * out_width, kernel_width * inputs
-        bm, bn, bk = (
-            min(128, power(pixels)),
-            min(64, power(outputs)),
-            min(32 if x.element_size() == 4 else 64, power(row)),
-        )
+        t = tuning("conv forward", compute)
+        bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
         bias, stride_bias = (w, 0) if b is None else rows(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
             x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
             kernel_height, stride, padding, b is not None, operands(compute).precision, bm, bn, bk,
-            num_warps=4, num_stages=3,
+            num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b)
         ctx.plan = stride, padding, compute, sink, grad_scale

@@ -21,6 +21,7 @@ from stratafl.engine.kernels.common import Sink, cdiv, destination, operands, po
 from stratafl.engine.kernels.conv import input_gradient, out_size, weight_gradient
 from stratafl.engine.kernels.pack import pack
 from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.tuning import tuning
 
 
 @triton.jit
@@ -118,18 +119,19 @@ class _ConvReluPool(torch.autograd.Function):
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
         if use_thin:
-            x = thin.prepare(x, padding, kernel_width, pooled[1], dtype)
+            x = thin.prepare(x, padding, pooled[1], compute)
             thin.forward(x, w, b, y, place, compute)
         else:
             x = x.to(dtype).contiguous()
             packed = pack(w, dtype)
             pixels, row = batch * pooled[0] * pooled[1], kernel_width * inputs
-            bm, bn, bk = min(64, power(pixels)), min(64, power(outputs)), min(32, power(row))
+            t = tuning("pool forward", compute)
+            bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
             bias, stride_bias = (w, 0) if b is None else rows(b)
             _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
                 x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
                 kernel_height, padding, b is not None, operands(compute).precision, bm, bn, bk,
-                num_warps=4, num_stages=4,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place)
         ctx.plan = (height, width), size, padding, compute, sink, grad_scale, use_thin
@@ -139,7 +141,7 @@ class _ConvReluPool(torch.autograd.Function):
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, place = ctx.saved_tensors
         image, size, padding, compute, sink, grad_scale, use_thin = ctx.plan
-        dy = dy_[0].to(x.dtype).contiguous()
+        dy = dy_[0].to(storage(compute)).contiguous()
         dw = destination(sink.w if sink else None, w)
         db = None if b is None else destination(sink.b if sink else None, b)
         dx = None

@@ -13,7 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import Sink, cdiv, destination, operands, power, rows, storage
+from stratafl.engine.kernels.common import (
+    Sink,
+    cast,
+    cdiv,
+    destination,
+    operands,
+    pixel_operands,
+    power,
+    rows,
+    storage,
+)
+from stratafl.engine.kernels.tuning import tuning
 
 
 @triton.jit
@@ -45,6 +56,7 @@ def _forward(
 @triton.jit
 def _input_gradient(
     dy_ptr, y_ptr, w_ptr, dx_ptr, stride_w, B, CO, CI, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
     BI: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -54,7 +66,7 @@ def _input_gradient(
     dy_ptr += c * B * CO
     y_ptr += c * B * CO
     w_ptr += c * stride_w
-    acc = tl.zeros((BI, BB), tl.float32)
+    acc = tl.zeros((BB, BI), tl.float32)
     for first in range(0, CO, BK):
         k = first + tl.arange(0, BK)
         inside = (b < B)[:, None] & (k < CO)[None, :]
@@ -63,15 +75,15 @@ def _input_gradient(
         if RELU:
             dy_BK = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_BK, 0.0).to(dy_BK.dtype)
         w_KI = tl.load(w_ptr + k[:, None] * CI + i[None, :], mask=(k < CO)[:, None] & (i < CI)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(w_KI.to(dy_BK.dtype)), tl.trans(dy_BK), acc, input_precision=PRECISION)
-    out = dx_ptr + c * B * CI + b[None, :] * CI + i[:, None]
-    tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=(i < CI)[:, None] & (b < B)[None, :])
+        acc = tl.dot(cast(dy_BK, OPERAND, HALF_SCALE), w_KI.to(OPERAND), acc, input_precision=PRECISION)
+    out = dx_ptr + c * B * CI + b[:, None] * CI + i[None, :]
+    tl.store(out, (acc / HALF_SCALE).to(dx_ptr.dtype.element_ty), mask=(b < B)[:, None] & (i < CI)[None, :])
 
 
 @triton.jit
 def _weight_gradient(
     x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, CO, CI,
-    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
     BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -95,9 +107,9 @@ def _weight_gradient(
             if block_i == 0:
                 summed += tl.sum(dy_KO.to(tl.float32), 0)
         x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(dy_KO), x_KI, acc, input_precision=PRECISION)
+        acc = tl.dot(tl.trans(cast(dy_KO, OPERAND, HALF_SCALE)), x_KI.to(OPERAND), acc, input_precision=PRECISION)
     out = dw_ptr + c * stride_w + o[:, None] * CI + i[None, :]
-    tl.store(out, acc * scale, mask=(o < CO)[:, None] & (i < CI)[None, :])
+    tl.store(out, acc * (scale / HALF_SCALE), mask=(o < CO)[:, None] & (i < CI)[None, :])
     if BIAS:  # noqa: SIM102
         if block_i == 0:
             tl.store(db_ptr + c * stride_b + o, summed * scale, mask=o < CO)
@@ -115,10 +127,11 @@ class _Linear(torch.autograd.Function):
         y = torch.empty((clients, batch, outputs), dtype=x.dtype, device=x.device)
         weight, stride_w = rows(w)
         bias, stride_bias = (weight, 0) if b is None else rows(b)
-        bo, bb, bk = 64 if outputs > 16 else 16, min(64, power(batch)), min(64, power(inputs))
+        t = tuning("linear forward", compute)
+        bo, bb, bk = min(t.m, power(outputs)), min(t.n, power(batch)), min(t.k, power(inputs))
         _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
             x, weight, bias, y, stride_w, stride_bias, batch, outputs, inputs, relu, b is not None,
-            operands(compute).precision, bo, bb, bk, num_warps=4, num_stages=4,
+            operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y)
         ctx.plan = relu, compute, sink, grad_scale
@@ -131,23 +144,25 @@ class _Linear(torch.autograd.Function):
         dy = dy_[0].to(x.dtype).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
-        precision = operands(compute).precision
+        by = pixel_operands(compute)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
             weight, stride_w = rows(w)
-            bi, bb, bk = min(64, power(inputs)), min(64, power(batch)), min(64, power(outputs))
+            t = tuning("linear input gradient", compute)
+            bi, bb, bk = min(t.m, power(inputs)), min(t.n, power(batch)), min(t.k, power(outputs))
             _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
-                dy, y, weight, dx, stride_w, batch, outputs, inputs, relu, precision, bi, bb, bk,
-                num_warps=4, num_stages=4,
+                dy, y, weight, dx, stride_w, batch, outputs, inputs, relu, by.precision, by.dtype, by.scale, bi, bb, bk,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         dw = destination(sink.w if sink else None, w)
         db = None if b is None else destination(sink.b if sink else None, b)
         bias = dw if db is None else db
-        bo, bi, bk = min(64, power(outputs)), min(128, power(inputs)), min(64, power(batch))
+        t = tuning("linear weight gradient", compute)
+        bo, bi, bk = min(t.m, power(outputs)), min(t.n, power(inputs)), min(t.k, power(batch))
         _weight_gradient[(cdiv(outputs, bo) * cdiv(inputs, bi), clients)](
             x, dy, y, dw, bias, dw.stride(0), bias.stride(0), 1 / grad_scale, batch, outputs, inputs,
-            relu, db is not None, precision, bo, bi, bk, num_warps=4, num_stages=1,
+            relu, db is not None, by.precision, by.dtype, by.scale, bo, bi, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return dx, *((None, None) if sink else (dw, db)), None, None, None, None
 

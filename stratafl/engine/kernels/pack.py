@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power, rows
+from stratafl.engine.kernels.common import TORCH, TRITON, cast, cdiv, power, rows
 
 
 @triton.jit
@@ -54,4 +54,47 @@ def pack(w_COIhw: Tensor, dtype: torch.dtype, for_input: bool = False) -> Tensor
         w, out, stride_client, stride_a, stride_b, out.stride(0), out_row, out_column, out_a,
         a, b, width, taps, block_a, block_b, block_t,
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _unpack(
+    part_ptr, dw_ptr, stride_client, scale, CO, CI, KW: tl.constexpr, T: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_i = tl.cdiv(CI, BLOCK_I)
+    o = (tl.program_id(0) // blocks_i) * BLOCK_O + tl.arange(0, BLOCK_O)[:, None, None]
+    i = (tl.program_id(0) % blocks_i) * BLOCK_I + tl.arange(0, BLOCK_I)[None, :, None]
+    t = tl.arange(0, BLOCK_T)[None, None, :]
+    inside = (o < CO) & (i < CI) & (t < T)
+    dw = tl.load(part_ptr + c * T * CI * CO + (t * CI + i) * CO + o, mask=inside, other=0.0)
+    tl.store(dw_ptr + c * stride_client + (o * CI + i) * T + t, dw * scale, mask=inside)
+
+
+def unpack(part_ChRO: Tensor, dw_COIhw: Tensor, scale: float) -> None:
+    """A weight gradient from the order it is computed in, (C, KH, KW * CI, CO), to the weights', times `scale`."""
+    clients, outputs, inputs, height, width = dw_COIhw.shape
+    taps = height * width
+    block_t, block_o = power(taps, 1), min(64, power(outputs, 1))
+    block_i = min(power(inputs, 1), max(1, 8192 // (block_t * block_o)))
+    grid = (cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)
+    _unpack[grid](
+        part_ChRO, dw_COIhw, dw_COIhw.stride(0), scale, outputs, inputs, width, taps, block_o, block_i, block_t
+    )
+
+
+@triton.jit
+def _convert(x_ptr, out_ptr, N, DTYPE: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < N, other=0.0)
+    tl.store(out_ptr + at, cast(x, DTYPE, SCALE), mask=at < N)
+
+
+def convert(x: Tensor, dtype: tl.dtype, scale: float = 1.0) -> Tensor:
+    """A contiguous tensor times `scale` in the operands' type; itself if it has it."""
+    if TRITON[x.dtype] == dtype:
+        return x
+    out = torch.empty(x.shape, dtype=TORCH[dtype], device=x.device)
+    _convert[(cdiv(x.numel(), 4096),)](x, out, x.numel(), dtype, scale, 4096)
     return out

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, operands, pixel_operands, power, rows
-from stratafl.engine.kernels.conv import _half
+from stratafl.engine.kernels.common import TORCH, cast, cdiv, pixel_operands, power, rows
 from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.tuning import tuning
 
 GROUP = 32
 SPLITS = 5
@@ -41,12 +41,13 @@ def _prepare(
     tl.store(out_ptr + pixel * 4 + channel, value.to(out_ptr.dtype.element_ty), mask=(pixel < N) & (channel < 4))
 
 
-def prepare(x_CBHWI: Tensor, padding: int, kernel_width: int, pooled_width: int, dtype: torch.dtype) -> Tensor:
+def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> Tensor:
     """(C, B, H + 2 padding, an even width that holds every group, 4)."""
     x = x_CBHWI.contiguous()
     clients, batch, height, width, inputs = x.shape
     wide, tall = max(width + 2 * padding, 2 * pooled_width + 6), height + 2 * padding
     wide += wide % 2
+    dtype = TORCH[pixel_operands(compute).dtype]
     out = torch.empty((clients, batch, tall, wide, 4), dtype=dtype, device=x.device)
     pixels = clients * batch * tall * wide
     _prepare[(cdiv(pixels, 512),)](x, out, pixels, height, width, wide, tall, padding, inputs, 512)
@@ -74,47 +75,42 @@ def _pack(
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
     M, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """One program: TILES tiles of pixels, so that a client's weights are fetched once for all of them."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
-    first = (tl.program_id(0) // blocks_n) * BM * TILES
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
     group = tl.arange(0, 32)
     x_ptr += c * (M // (PH * PW)) * TALL * WIDE * 4
     w_ptr += c * KH * 2 * CO * 32
+    sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
+    start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
+    acc0 = tl.zeros((BM, BN), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    for row in range(KH):
+        # Two pixels of four channels: a group starts at an even column of an even width.
+        here = tl.multiple_of(start + row * WIDE * 4, 8)
+        upper = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
+        under = tl.multiple_of(here + WIDE * 4, 8)
+        lower = tl.load(x_ptr + under[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
+        weights = w_ptr + (row * 2 * CO + n)[:, None] * 32 + group[None, :]
+        even = tl.trans(tl.load(weights, mask=(n < CO)[:, None], other=0.0))
+        odd = tl.trans(tl.load(weights + CO * 32, mask=(n < CO)[:, None], other=0.0))
+        acc0 = tl.dot(upper, even, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(upper, odd, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(lower, even, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(lower, odd, acc3, input_precision=PRECISION)
     bias = tl.zeros((BN,), tl.float32)
     if BIAS:
         bias = tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)
-    for tile in range(TILES):
-        m = first + tile * BM + tl.arange(0, BM)
-        sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
-        start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
-        start = tl.multiple_of(start, 8)
-        acc0 = tl.zeros((BM, BN), tl.float32)
-        acc1 = acc0
-        acc2 = acc0
-        acc3 = acc0
-        for u in tl.static_range(KH + 1):
-            x_MG = tl.load(x_ptr + (start + u * WIDE * 4)[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
-            if u < KH:
-                w = w_ptr + (u * 2 * CO + n)[:, None] * 32 + group[None, :]
-                w0 = tl.load(w, mask=(n < CO)[:, None], other=0.0)
-                w1 = tl.load(w + CO * 32, mask=(n < CO)[:, None], other=0.0)
-                acc0 = tl.dot(x_MG, tl.trans(w0), acc0, input_precision=PRECISION)
-                acc1 = tl.dot(x_MG, tl.trans(w1), acc1, input_precision=PRECISION)
-            if u > 0:
-                w = w_ptr + ((u - 1) * 2 * CO + n)[:, None] * 32 + group[None, :]
-                w2 = tl.load(w, mask=(n < CO)[:, None], other=0.0)
-                w3 = tl.load(w + CO * 32, mask=(n < CO)[:, None], other=0.0)
-                acc2 = tl.dot(x_MG, tl.trans(w2), acc2, input_precision=PRECISION)
-                acc3 = tl.dot(x_MG, tl.trans(w3), acc3, input_precision=PRECISION)
-        best, place = relu_pool(acc0, acc1, acc2, acc3, bias)
-        where = c * M * CO + m[:, None] * CO + n[None, :]
-        inside = (m < M)[:, None] & (n < CO)[None, :]
-        tl.store(y_ptr + where, best.to(y_ptr.dtype.element_ty), mask=inside)
-        tl.store(place_ptr + where, place.to(tl.uint8), mask=inside)
+    best, place = relu_pool(acc0, acc1, acc2, acc3, bias)
+    where = c * M * CO + m[:, None] * CO + n[None, :]
+    inside = (m < M)[:, None] & (n < CO)[None, :]
+    tl.store(y_ptr + where, best.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(place_ptr + where, place.to(tl.uint8), mask=inside)
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, compute: str) -> None:
@@ -126,12 +122,12 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, co
     _pack[(cdiv(outputs, 64), clients)](w, packed, stride_client, outputs, inputs, kernel_height, kernel_width, 64)
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
-    bm, bn = min(64, power(pixels)), min(64, power(outputs))
-    tiles = 8 if pixels >= 4096 else 1
+    t = tuning("thin forward", compute)
+    bm, bn = min(t.m, power(pixels)), min(t.n, power(outputs))
     bias, stride_bias = (w, 0) if b is None else rows(b)
-    _forward[(cdiv(pixels, bm * tiles) * cdiv(outputs, bn), clients)](
+    _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
         x, packed, bias, y, place, stride_bias, pixels, tall, wide, pooled_height, pooled_width, outputs,
-        kernel_height, b is not None, operands(compute).precision, bm, bn, tiles, num_warps=4, num_stages=2,
+        kernel_height, b is not None, pixel_operands(compute).precision, bm, bn, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
@@ -160,16 +156,14 @@ def _weight_gradient(
         m = first + tl.arange(0, BK)
         sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
         start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
-        start = tl.multiple_of(start, 8)
         inside = (m < end)[:, None] & (n < CO)[None, :]
         place = tl.load(place_ptr + m[:, None] * CO + n[None, :], mask=inside, other=4).to(tl.int32)
-        dy = _half(tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=inside, other=0.0), OPERAND, HALF_SCALE)
+        dy = cast(tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=inside, other=0.0), OPERAND, HALF_SCALE)
         upper = tl.trans(tl.where(place == shift[None, :], dy, 0.0).to(OPERAND))
         lower = tl.trans(tl.where(place == shift[None, :] + 2, dy, 0.0).to(OPERAND))
         for u in tl.static_range(KH + 1):
-            x_KG = tl.load(
-                x_ptr + (start + u * WIDE * 4)[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0
-            ).to(OPERAND)
+            here = tl.multiple_of(start + u * WIDE * 4, 8)
+            x_KG = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0)
             if u == 0:
                 acc0 = tl.dot(upper, x_KG, acc0, input_precision=PRECISION)
             if u == 1:
@@ -239,12 +233,13 @@ def weight_gradient(
     inputs, kernel_height, kernel_width = dw.shape[2:]
     by = pixel_operands(compute)
     pixels = batch * pooled_height * pooled_width
-    bn, bk = min(64, power(outputs)), 32 if compute == "fp32" else 64
+    t = tuning("thin weight gradient", compute)
+    bn, bk = min(t.m, power(outputs)), t.k
     part = torch.empty((clients, SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
     span = cdiv(cdiv(pixels, SPLITS), bk) * bk
     _weight_gradient[(cdiv(outputs, bn) * SPLITS, clients)](
         x, dy, place, part, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
-        by.precision, by.dtype, by.scale, bn, bk, SPLITS, num_warps=8, num_stages=2,
+        by.precision, by.dtype, by.scale, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     bias = db if db is not None else dw
     _gather[(kernel_height * cdiv(outputs, bn), clients)](
