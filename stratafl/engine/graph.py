@@ -53,28 +53,20 @@ class Captured:
         self.steps = samples.index_CHB.shape[1]
 
         def once() -> None:
+            # of the steps there are, so that trying it out does not run past them
+            self._fixed.number_1.remainder_(self.steps)
             take(self._fixed)
             self._fixed.number_1.add_(1)
             self._fixed.step.add_(1)
 
-        # libraries set themselves up at their first calls, which a graph must not hold
         self._fill(rows, samples, 0, 0.0)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._fixed.number_1.zero_()
-                once()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            once()
+        self._replay = _captured(once, device)
 
     def run(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
         """Do all the samples' steps; the rows' models are as they are afterwards."""
         self._fill(rows, samples, step, lr)
         for _ in range(samples.index_CHB.shape[1]):
-            self._graph.replay()
+            self._replay()
         rows.x_CP.copy_(self._fixed.rows.x_CP)
 
     def _fill(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
@@ -87,3 +79,18 @@ class Captured:
         self._fixed.number_1.zero_()
         self._fixed.step.fill_(step)
         self._fixed.lr.fill_(lr)
+
+
+def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same on the device alone."""
+    # libraries set themselves up at their first calls, which a graph must not hold
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            once()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once()
+    return graph.replay
