@@ -75,8 +75,13 @@ class Flat:
         return joined(self._shapes), joined(self._buffer_shapes)
 
     def named(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
-        """Views of the two rows under the module's names."""
+        """Views of the two rows under the module's names; matrices of rows give views with the clients in front."""
         return {**_views(self._shapes, x_P), **_views(self._buffer_shapes, b_B)}
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in the order of the row."""
+        return list(self._shapes)
 
     def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
@@ -114,5 +119,6 @@ class Flat:
 def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
     if not shapes:
         return {}
-    parts = row.split([shape.numel() for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    parts = row.split([shape.numel() for shape in shapes.values()], dim=-1)
+    clients = row.shape[:-1]
+    return {name: part.view(clients + shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -50,7 +50,8 @@ def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     # plain integers in front are mixed without tensors, which is a hundred times as fast
     front = list(itertools.takewhile(lambda word: not isinstance(word, Tensor), where))
     device = next((word.device for word in where if isinstance(word, Tensor)), None)
-    state = torch.tensor(_signed(_hash(seed, int(purpose), *map(int, front))), device=device)
+    # filled in on the device rather than copied to it, so that a draw can be part of a CUDA graph
+    state = torch.full((), _signed(_hash(seed, int(purpose), *map(int, front))), dtype=torch.long, device=device)
     for word in where[len(front) :]:
         state = _mixed(state, word if isinstance(word, Tensor) else _signed(word))
     return state

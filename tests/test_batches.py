@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.data.batches import batches
+from stratafl.data.batches import batches, stacked_batches
 
 
 def positions(**changes) -> list[list[int]]:
@@ -83,3 +83,36 @@ def test_clients_and_seeds_differ(sampling: str) -> None:
     assert positions(sampling=sampling) == base
     assert positions(sampling=sampling, client=1) != base
     assert positions(sampling=sampling, seed=1) != base
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 14), min_size=0, max_size=6),
+    batch=st.one_of(st.none(), st.integers(1, 9)),
+    first=st.integers(0, 40),
+    steps=st.integers(0, 9),
+    sampling=st.sampled_from(["epochs", "replacement"]),
+    skip=st.integers(1, 3),
+    seed=st.integers(-3, 3),
+    places=st.one_of(st.none(), st.integers(1, 20)),
+)
+def test_all_clients_at_once_get_what_each_gets_alone(
+    sizes: list[int],
+    batch: int | None,
+    first: int,
+    steps: int,
+    sampling: str,
+    skip: int,
+    seed: int,
+    places: int | None,
+) -> None:
+    clients = [skip * place for place in range(len(sizes))]
+    stack = stacked_batches(seed, clients, sizes, first, steps, batch, sampling, places=places)
+    assert stack.position_CHB.shape == stack.mask_CHB.shape
+    assert stack.position_CHB.shape[:2] == (len(sizes), steps) == stack.length_CH.shape
+    for place, (client, size) in enumerate(zip(clients, sizes, strict=True)):
+        for step, alone in enumerate(batches(seed, client, size, first, steps, batch, sampling)):
+            position_B, mask_B = stack.position_CHB[place, step], stack.mask_CHB[place, step]
+            assert position_B[mask_B].tolist() == alone.tolist()
+            assert mask_B.sum() == len(alone) == stack.length_CH[place, step]
+            assert bool((position_B[~mask_B] == alone[0]).all()), "padding repeats a sample of the same batch"

@@ -1,9 +1,14 @@
-"""Which of its samples a client uses in a step: a function of (seed, client, step) and nothing else."""
+"""Which of its samples a client uses in a step: a function of (seed, client, step) and nothing else.
+
+Shape suffixes: C clients, H steps, B places in a batch, S shuffles, T positions of all shuffles in a row.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,3 +50,83 @@ def batches(
             shuffled, order = epoch, keys.argsort(stable=True)
         chosen.append(order[slot * batch : (slot + 1) * batch])
     return chosen
+
+
+class Stack(NamedTuple):
+    """The batches of many clients and steps, padded to the longest."""
+
+    position_CHB: Tensor
+    """In each client's own list of samples; a padded place repeats the first of its batch."""
+    mask_CHB: Tensor
+    """Which places are not padding."""
+    length_CH: np.ndarray
+    """The batches' own lengths, kept on the host so that nobody has to ask the device for them."""
+
+
+def stacked_batches(
+    seed: int,
+    clients: Sequence[int],
+    sizes: Sequence[int],
+    first: int,
+    steps: int,
+    batch: int | None,
+    sampling: Sampling = "epochs",
+    device: str | torch.device = "cpu",
+    places: int | None = None,
+) -> Stack:
+    """What `batches` gives each of these clients, in tensors on the device and without a loop over clients.
+
+    `places` is the length to pad to, that of the longest batch unless given.
+    """
+    size_C = np.asarray(sizes, dtype=np.int64)
+    full_C = size_C if batch is None else np.minimum(size_C, batch)
+    # at least one place, so that a padded one has a first to repeat
+    place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
+    client_C = torch.tensor(list(clients), dtype=torch.long, device=device)
+    shape = (len(size_C), steps, len(place_B))
+
+    if batch is None or sampling == "replacement":
+        length_CH = np.repeat(full_C[:, None], steps, axis=1)
+        mask_CHB = place_B < _on(device, length_CH)[..., None]
+        if batch is None:
+            position_CHB = place_B.expand(shape)
+        else:
+            step_H1 = torch.arange(first, first + steps, device=device)[:, None]
+            drawn_CHB = uniform(seed, Purpose.BATCH, client_C[:, None, None], step_H1, place_B)
+            position_CHB = (drawn_CHB * _on(device, size_C)[:, None, None]).long()
+        return _padded(position_CHB, mask_CHB, length_CH)
+
+    per_epoch_C = -(-size_C // full_C)
+    epoch_CH, slot_CH = np.divmod(np.arange(first, first + steps), per_epoch_C[:, None])
+    taken_CH = slot_CH * full_C[:, None]
+    length_CH = np.minimum(full_C[:, None], size_C[:, None] - taken_CH)
+
+    # one shuffle for each epoch a client is in, all of them laid end to end
+    new_CH = np.diff(epoch_CH, axis=1, prepend=-1) != 0
+    owner_S = np.repeat(np.arange(len(size_C)), new_CH.sum(axis=1))
+    size_S = size_C[owner_S]
+    start_S = np.cumsum(size_S) - size_S
+    shuffle_CH = np.cumsum(new_CH).reshape(new_CH.shape) - 1
+
+    total = int(size_S.sum())
+    shuffle_T = torch.repeat_interleave(_on(device, size_S), output_size=total)
+    start_T = _on(device, start_S)[shuffle_T]
+    place_T = torch.arange(total, device=device) - start_T
+    epoch_T = _on(device, epoch_CH[new_CH])[shuffle_T]
+    keys_T = bits(seed, Purpose.BATCH, client_C[_on(device, owner_S)][shuffle_T], epoch_T, place_T)
+    # sorted by key, then stably by shuffle: each shuffle's positions come together in the order of their keys
+    by_key_T = keys_T.argsort(stable=True)
+    order_T = place_T[by_key_T[shuffle_T[by_key_T].argsort(stable=True)]]
+
+    begin_CH = _on(device, start_S[shuffle_CH] + taken_CH)
+    mask_CHB = place_B < _on(device, length_CH)[..., None]
+    where_CHB = begin_CH[..., None] + torch.where(mask_CHB, place_B, 0)
+    return Stack(order_T[where_CHB], mask_CHB, length_CH)
+
+
+def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> Stack:
+    return Stack(torch.where(mask_CHB, position_CHB, position_CHB[..., :1]), mask_CHB, length_CH)
+
+
+def _on(device: str | torch.device, array: np.ndarray) -> Tensor:
+    return torch.as_tensor(array, device=device)

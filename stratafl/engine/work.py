@@ -13,8 +13,9 @@ from torch import Tensor
 from stratafl.local import Leaf
 from stratafl.rule import Edge
 
-Augment = Callable[[Tensor, int, int, int], Tensor]
-"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream."""
+Augment = Callable[[Tensor, int, int | Tensor, int | Tensor], Tensor]
+"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it can it also takes
+the batches of several clients, with an axis of clients in front, and a tensor of their numbers."""
 
 
 class Pull(NamedTuple):

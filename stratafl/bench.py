@@ -1,0 +1,320 @@
+"""How fast the engines train, beside plain PyTorch, on the same data in one run.
+
+What is timed is the whole loop: sampling, transforms, gradients, corrections, clipping, updates and the meeting at
+the end of a round. The roofline is what counted operations and bytes would take at the rates of this device, as
+measured by a large matrix product and a large copy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stratafl import baselines, models
+from stratafl.baselines import Job, Round
+from stratafl.data.transforms import flip_and_crop
+from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.ops import HALF, Compute
+from stratafl.engine.precision import computing
+from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.work import Augment
+from stratafl.errors import unknown
+from stratafl.federation import Federation
+from stratafl.flat import Flat
+from stratafl.local import leaf
+from stratafl.registry import rules_for
+from stratafl.tree import Tree
+
+SAMPLES = 500
+"""Each client's."""
+MOST_SAMPLES = 50_000
+"""In the data set; more clients than it has room for share them."""
+LR, CLIP, SEED = 0.05, 10.0, 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model at the sizes of its data set."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    augment: Augment | None = None
+
+
+TASKS = {
+    "logistic": Task((1, 28, 28), 10),
+    "mlp": Task((1, 28, 28), 10),
+    "cnn": Task((3, 32, 32), 10, flip_and_crop),
+    "resnet18_gn": Task((3, 32, 32), 100, flip_and_crop),
+    "lstm": Task((80,), 80),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does at best, measured."""
+
+    operations: dict[str, float]
+    """A second, in a matrix product of each precision."""
+    bytes: float
+    """A second, read and written by a copy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train."""
+
+    engine: str
+    precision: str
+    how: str
+    ms: float
+    """For one step of all clients."""
+    client_steps: float
+    """A second."""
+    peak_bytes: int | None
+    """Of the GPU's memory."""
+    roofline: float
+    """The share of what the device could do."""
+    stages_ms: dict[str, float]
+    """Of a step: `train` and `meet`, where they can be told apart."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a run measured."""
+
+    model: str
+    parameters: int
+    clients: int
+    batch: int
+    steps: int
+    device: str
+    torch: str
+    operations: float
+    """Of one client's step."""
+    bytes: dict[str, float]
+    """Of one client's step, in each precision."""
+    rates: Rates
+    rows: list[Row]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """For people."""
+        head = f"{self.model}, {self.clients} clients, batch {self.batch}, {self.steps} steps a round, {self.device}"
+        lines = [head, f"{'':24}{'ms / step':>12}{'client-steps/s':>16}{'peak GiB':>10}{'roofline':>10}"]
+        for row in self.rows:
+            peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+            name = f"{row.engine} {row.precision}"
+            lines.append(f"{name:24}{row.ms:12.3f}{row.client_steps:16,.0f}{peak:>10}{row.roofline:10.1%}")
+        return "\n".join(lines)
+
+
+def contenders(device: str | torch.device) -> list[str]:
+    """The names `bench` knows on this device: "way" or "way:precision"."""
+    cuda = torch.device(device).type == "cuda"
+    precise = ["fp32", "tf32", "bf16", "fp16"] if cuda else ["fp32"]
+    plain = ["plain loop", *(["graphed loop"] if cuda else []), "vmap"]
+    fast = ["tf32"] if cuda else ["fp32"]
+    return [f"{name}:{kind}" for name in plain for kind in fast] + [f"stacked:{kind}" for kind in precise]
+
+
+def bench(
+    model: str = "cnn",
+    clients: int = 100,
+    batch: int = 50,
+    steps: int = 20,
+    engines: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    rounds: int = 3,
+) -> Table:
+    """Time each of the `engines` ("plain loop", "graphed loop", "vmap", "loop", "stacked", "auto", each perhaps with
+    ":" and a precision; all that make sense here unless given) for the best of `rounds` rounds after a first one."""
+    if model not in TASKS:
+        raise unknown("model", model, TASKS)
+    device = torch.device(device)
+    task = TASKS[model]
+    job = _job(model, task, clients, batch, steps, device)
+    chosen = [name.partition(":")[::2] for name in engines or contenders(device)]
+    precisions: list[Any] = list(dict.fromkeys(kind or "fp32" for _, kind in chosen))
+    rates = Rates({kind: _operations_rate(kind, device) for kind in precisions}, _bytes_rate(device))
+    operations, traffic = _counted(job, precisions)
+    rows = []
+    for name, given in chosen:
+        precision: Any = given or "fp32"
+        with computing(precision, device), _casting(name, precision, device):
+            made, how = _make(name, job, precision)
+            seconds, stages, peak = _timed(made, device, rounds)
+        step = seconds / steps
+        floor = clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
+        stages_ms = {stage: 1e3 * spent / steps for stage, spent in stages.items()}
+        rows.append(Row(name, precision, how, 1e3 * step, clients / step, peak, floor / step, stages_ms))
+    return Table(
+        model, models.parameters(job.module), clients, batch, steps, _device_name(device), str(torch.__version__),
+        operations, traffic, rates, rows,
+    )  # fmt: skip
+
+
+def _job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> Job:
+    generator = torch.Generator().manual_seed(SEED)
+    count = min(clients * SAMPLES, MOST_SAMPLES)
+    if len(task.input_shape) == 1:
+        inputs = torch.randint(task.classes, (count, *task.input_shape), generator=generator)
+    else:
+        inputs = torch.randn(count, *task.input_shape, generator=generator)
+    targets = torch.randint(task.classes, (count,), generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        module = models.build(model, task.input_shape, task.classes).to(device).train()
+    own = torch.arange(SAMPLES)
+    partition = [((own + SAMPLES * client) % count).to(device) for client in range(clients)]
+    return Job(
+        module, inputs.to(device), targets.to(device), partition, batch, steps, LR, CLIP, task.augment, SEED
+    )  # fmt: skip
+
+
+PLAIN: dict[str, Callable[[Job], Round]] = {
+    "plain loop": baselines.loop,
+    "graphed loop": baselines.graphed_loop,
+    "vmap": baselines.mapped,
+}
+Staged = Callable[[], dict[str, float]]
+
+
+def _casting(name: str, precision: Compute, device: torch.device) -> AbstractContextManager[object]:
+    """Plain PyTorch's way to 16 bits; a graph must hold the casts, so they are not remembered."""
+    if name not in PLAIN or precision not in HALF:
+        return nullcontext()
+    return torch.autocast(device.type, HALF[precision], cache_enabled=False)
+
+
+def _make(name: Any, job: Job, precision: Compute) -> tuple[Staged, str]:
+    """A function that trains a round and says how long its stages took, and the way it goes."""
+    if name in PLAIN:
+        round = PLAIN[name](job)
+
+        def untold() -> dict[str, float]:
+            round()
+            return {}
+
+        return untold, name
+    if name not in ("loop", "stacked", "auto"):
+        raise unknown("engine", name, [*PLAIN, "loop", "stacked", "auto"])
+    return _engine(name, job, precision)
+
+
+def _engine(name: Name, job: Job, precision: Compute) -> tuple[Staged, str]:
+    """One of our own engines in a federation with MTGC on a tree of two levels."""
+    device = job.inputs.device
+    flat = Flat(job.module)
+    clients = len(job.partition)
+    groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
+    chain = leaf(LR, clip_norm=CLIP)
+    given = (job.inputs, job.targets, job.partition, chain, job.batch, "epochs", SEED, job.augment)
+    engine = make_engine(name, flat, F.cross_entropy, *given, precision=precision)  # type: ignore[arg-type]
+    x_P, b_B = (row.to(device) for row in flat.row(job.module))
+    tree = Tree.of(f"{groups}x{clients // groups}")
+    federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED)
+    done = 0
+
+    def round() -> dict[str, float]:
+        nonlocal done
+        began = _now(device)
+        federation.begin()
+        x_NP, b_NB = engine.train(federation.work(done, job.steps, 0))
+        trained = _now(device)
+        federation.trained(x_NP, b_NB, chain.rate(0, job.steps))
+        federation.meet(2)
+        done += job.steps
+        return {"train": trained - began, "meet": _now(device) - trained}
+
+    return round, engine.how if isinstance(engine, StackedEngine) else "loop"
+
+
+def _timed(round: Staged, device: torch.device, rounds: int) -> tuple[float, dict[str, float], int | None]:
+    """The best round's seconds and stages, and the peak of the GPU's memory."""
+    round()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    best, stages = math.inf, {}
+    for _ in range(rounds):
+        began = _now(device)
+        spent = round()
+        seconds = _now(device) - began
+        if seconds < best:
+            best, stages = seconds, spent
+    return best, stages, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, float]]:
+    """Operations and bytes of one client's step.
+
+    Operations are those of the products, forward and back. Of bytes a step needs at least: each weight read forward
+    and back and its gradient written; gradient and correction read and the weight read and written by the update;
+    each layer's output and its gradient written and read.
+    """
+    index_B = job.partition[0][: job.batch]
+    activations = 0
+
+    def count(layer: nn.Module, given: object, output: object) -> None:
+        nonlocal activations
+        activations += output.numel() if isinstance(output, Tensor) else 0
+
+    layers = [layer for layer in job.module.modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(job.module(job.inputs[index_B]), job.targets[index_B]).backward()
+    for hook in hooks:
+        hook.remove()
+    job.module.zero_grad(set_to_none=True)
+    rows = 7 * 4 * models.parameters(job.module) + job.batch * job.inputs[0].nbytes
+    return float(counter.get_total_flops()), {
+        kind: float(rows + 4 * activations * (2 if kind in HALF else 4)) for kind in precisions
+    }
+
+
+def _operations_rate(precision: Compute, device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = HALF.get(precision, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    with computing(precision, device):
+        return 2.0 * size**3 / _best(lambda: a @ b, device)
+
+
+def _bytes_rate(device: torch.device) -> float:
+    source = torch.randn((1 << 28) if device.type == "cuda" else (1 << 24), device=device)
+    target = torch.empty_like(source)
+    return 2.0 * source.nbytes / _best(lambda: target.copy_(source), device)
+
+
+def _best(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
+    work()
+    best = math.inf
+    for _ in range(times):
+        began = _now(device)
+        work()
+        best = min(best, _now(device) - began)
+    return best
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"

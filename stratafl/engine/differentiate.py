@@ -1,0 +1,182 @@
+"""The gradients of many clients at once, and which way of getting them a module allows.
+
+Shape suffixes: C clients, B batch, P parameters, Z buffer values.
+"""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from stratafl.engine import ops
+from stratafl.engine.lowering import Unsupported
+from stratafl.engine.program import Program
+from stratafl.flat import Flat
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+FP16_SCALE = 4096.0
+"""Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
+
+
+class Batch(NamedTuple):
+    """One step's samples of all clients, padded to a common length."""
+
+    inputs_CB: Tensor
+    targets_CB: Tensor
+    mask_CB: Tensor
+    length_C: np.ndarray
+    """The clients' own lengths, on the host."""
+
+
+class Differentiate(Protocol):
+    """The gradient of each client's mean loss."""
+
+    even: bool
+    """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA graph."""
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor: ...
+
+
+class Stacked:
+    """One pass forward and one back for all clients, through the module's client-batched program."""
+
+    def __init__(self, flat: Flat, loss: Loss, inputs: Tensor, compute: ops.Compute = "fp32", labels: bool = False):
+        """`labels`: every target is a class number, so that the library's cross-entropy has a stacked form."""
+        self.flat, self.loss, self.compute = flat, loss, compute
+        self.program = Program(flat, inputs)
+        self.ops = ops.table(inputs.device, flat.dtype)
+        self.even = not (labels and loss is F.cross_entropy)
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
+        named = {name: view.detach() for name, view in self.flat.named(x_CP, b_CZ).items()}
+        weights = {name: named[name].requires_grad_() for name in self.flat.names}
+        g_CP = torch.empty_like(x_CP)
+        sinks = {name: view for name, view in self.flat.named(g_CP, b_CZ).items() if name in weights}
+        scale = FP16_SCALE if self.compute == "fp16" else 1.0
+        with torch.enable_grad():
+            outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
+            (self._losses(outputs_CB, batch).sum() * scale).backward()
+        for name, weight in weights.items():
+            if name not in sunk:
+                part = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                sinks[name].copy_(part if scale == 1 else part / scale)
+        return g_CP
+
+    def _losses(self, outputs_CB: Tensor, batch: Batch) -> Tensor:
+        if not self.even:
+            op = self.ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
+            return op(outputs_CB, batch.targets_CB, batch.mask_CB)
+        outputs_CB = outputs_CB.to(self.flat.dtype)
+        losses = []
+        for length, mine in _by_length(batch.length_C):
+            outputs, targets = outputs_CB[mine, :length], batch.targets_CB[mine, :length]
+            losses += [self.loss(*pair).reshape(1) for pair in zip(outputs, targets, strict=True)]
+        return torch.cat(losses)
+
+
+class Mapped:
+    """`torch.func` over the clients whose batches have the same length."""
+
+    even = True
+
+    def __init__(self, flat: Flat, loss: Loss):
+        self.flat, self.loss = flat, loss
+        self._gradient = vmap(grad(self._one), randomness="error")
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
+        g_CP = torch.empty_like(x_CP)
+        for length, mine in _by_length(batch.length_C):
+            inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
+            g_CP[mine] = self._gradient(x_CP[mine], b_CZ[mine], inputs, targets)
+        return g_CP
+
+    def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        values = self.flat.named(x_P, b_Z)
+        return self.loss(functional_call(self.flat.module, values, (inputs,)), targets).reshape(())
+
+
+def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
+    """Each length there is and who has it."""
+    lengths = np.unique(length_C)
+    if len(lengths) == 1:
+        return [(int(lengths[0]), slice(None))]
+    return [(int(length), np.flatnonzero(length_C == length).tolist()) for length in lengths]
+
+
+def choose(
+    flat: Flat, loss: Loss, inputs: Tensor, targets: Tensor, compute: ops.Compute = "fp32", labels: bool = False
+) -> tuple[Differentiate | None, str]:
+    """The fastest way that gives this module's own gradients, tried on a few samples; None if only a loop does.
+
+    `labels` says that every target of the run is a class number, none to be ignored.
+    """
+    flat.module.train()
+    x_P, b_Z = (row.to(inputs.device) for row in flat.row(flat.module))
+    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
+        try:
+            reason = _peculiar(flat, loss, x_P, b_Z, inputs, targets)
+            expected_P = flat.gradient(x_P, b_Z.clone(), inputs, targets, loss)
+        except Exception as problem:
+            reason = _line(problem)
+    if reason:
+        return None, f"loop: {reason}"
+    x_CP, b_CZ = x_P.repeat(2, 1), b_Z.repeat(2, 1)
+    count = len(inputs)
+    two = Batch(
+        inputs.expand(2, *inputs.shape),
+        targets.expand(2, *targets.shape),
+        torch.ones(2, count, dtype=torch.bool, device=inputs.device),
+        np.full(2, count),
+    )
+    reasons = []
+    for how in ("stacked", "vmap"):
+        try:
+            made: Differentiate
+            if how == "stacked":
+                made = Stacked(flat, loss, inputs, compute, labels)
+                exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
+            else:
+                made = exact = Mapped(flat, loss)
+            off = (exact(x_CP, b_CZ, two) - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
+        except Unsupported as problem:
+            reasons.append(str(problem))
+        except Exception as problem:
+            reasons.append(f"{how} failed: {_line(problem)}")
+        else:
+            if not off > (1e-6 if flat.dtype == torch.float64 else 3e-2):
+                return made, how if not reasons else f"{how}: {'; '.join(reasons)}"
+            reasons.append(f"{how} does not give the module's own gradient")
+    return None, f"loop: {'; '.join(reasons)}"
+
+
+def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> str:
+    """What makes a module's training depend on more than its parameters and batch, if anything does."""
+    before = _drawn(inputs.device)
+    buffers = {name: buffer.clone() for name, buffer in flat.module.named_buffers()}
+    values = {**buffers, **flat.named(x_P, b_Z.clone())}
+    with torch.no_grad():
+        loss(functional_call(flat.module, values, (inputs,)), targets)
+    if _drawn(inputs.device) != before:
+        return "the module or loss draws random numbers"
+    if any(not torch.equal(values[name], buffer) for name, buffer in flat.module.named_buffers()):
+        return "training changes the module's buffers"
+    return ""
+
+
+def _drawn(device: torch.device) -> list[object]:
+    """The state of everything a module may draw from."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return [state.numpy().tobytes(), random.getstate(), str(np.random.get_state())]
+
+
+def _line(problem: BaseException) -> str:
+    line = str(problem).strip().partition("\n")[0]
+    return f"{type(problem).__name__}: {textwrap.shorten(line, 120)}"

@@ -1,0 +1,96 @@
+"""One step of a chunk of clients as a CUDA graph: captured once, replayed for every step, chunk and round.
+
+A graph reads and writes fixed memory, so what changes between replays lies in tensors that are filled before: the
+rows, the batches of all steps, the learning rate, and the number of the step, which the graph itself moves on.
+
+Shape suffixes: C clients, H steps, B places in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stratafl.engine.rows import Rows
+
+
+class Samples(NamedTuple):
+    """The samples of a chunk's steps."""
+
+    client_C: Tensor
+    index_CHB: Tensor
+    mask_CHB: Tensor
+
+
+class Fixed(NamedTuple):
+    """What a graph reads: a chunk's rows and samples, where its steps stand, and the learning rate."""
+
+    rows: Rows
+    samples: Samples
+    number_1: Tensor
+    """Which of the samples' steps comes next."""
+    step: Tensor
+    """The number of that step in the run."""
+    lr: Tensor
+
+
+class Captured:
+    """A captured step."""
+
+    def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], None]):
+        """`take` does one step on fixed memory that looks like these rows and samples."""
+        device = rows.x_CP.device
+        self._fixed = Fixed(
+            rows.like(),
+            Samples(*(torch.empty_like(each) for each in samples)),
+            torch.zeros(1, dtype=torch.long, device=device),
+            torch.zeros((), dtype=torch.long, device=device),
+            torch.zeros((), dtype=rows.x_CP.dtype, device=device),
+        )
+        self.steps = samples.index_CHB.shape[1]
+
+        def once() -> None:
+            # of the steps there are, so that trying it out does not run past them
+            self._fixed.number_1.remainder_(self.steps)
+            take(self._fixed)
+            self._fixed.number_1.add_(1)
+            self._fixed.step.add_(1)
+
+        self._fill(rows, samples, 0, 0.0)
+        self._replay = _captured(once, device)
+
+    def run(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
+        """Do all the samples' steps; the rows' models are as they are afterwards."""
+        self._fill(rows, samples, step, lr)
+        for _ in range(samples.index_CHB.shape[1]):
+            self._replay()
+        rows.x_CP.copy_(self._fixed.rows.x_CP)
+
+    def _fill(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
+        for mine, given in zip(self._fixed.rows.tensors(), rows.tensors(), strict=True):
+            mine.copy_(given)
+        steps = samples.index_CHB.shape[1]
+        self._fixed.samples.client_C.copy_(samples.client_C)
+        self._fixed.samples.index_CHB[:, :steps].copy_(samples.index_CHB)
+        self._fixed.samples.mask_CHB[:, :steps].copy_(samples.mask_CHB)
+        self._fixed.number_1.zero_()
+        self._fixed.step.fill_(step)
+        self._fixed.lr.fill_(lr)
+
+
+def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same on the device alone."""
+    # libraries set themselves up at their first calls, which a graph must not hold
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            once()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once()
+    return graph.replay

@@ -1,0 +1,290 @@
+"""Every kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they are written.
+
+`python -m stratafl.engine.kernels.check` runs all of it on this machine's GPU (or, slowly, in Triton's interpreter).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stratafl.engine import kernels
+
+LIMITS = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 6e-2}
+"""Largest ||out - reference|| / ||reference||; 16-bit inputs are rounded before the reference sees them too."""
+ROUND = {"fp32": torch.float32, "tf32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""To what inputs are rounded; fp16's mantissa is tf32's."""
+
+
+class Case(NamedTuple):
+    name: str
+    compute: str
+    errors: Callable[[], dict[str, float]]
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors hold NaN until something is written to them."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def distance(out: Tensor, reference: Tensor) -> float:
+    out = out.detach().double().reshape(reference.shape)
+    if not bool(torch.isfinite(out).all()):
+        return float("inf")
+    return float((out - reference).norm() / reference.norm().clamp(min=1e-30))
+
+
+def _compare(
+    op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], compute: str,
+    first_grad: bool = True, offset: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """Output and gradients of `op` over all clients against `plain` on each; inputs after the first are parameters.
+
+    Parameters are views of one matrix of rows, and their gradients go to views of another.
+    """
+    clients = inputs[0].shape[0]
+    rounded = [t.to(ROUND[compute]).float() if t.is_floating_point() else t for t in inputs]
+    doubles = [t.double() if t.is_floating_point() else t for t in rounded]
+    wanted = doubles if first_grad else doubles[1:]
+    for t in wanted:
+        t.requires_grad_()
+    y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
+    dy = torch.randn(y.shape, dtype=torch.float64, device=y.device).to(ROUND[compute])
+    reference = torch.autograd.grad(y, wanted, dy.double())
+
+    parameters = rounded[1:]
+    widths = [p[0].numel() for p in parameters]
+    matrix = torch.cat([torch.zeros(clients, offset, device=y.device), *(p.flatten(1) for p in parameters)], dim=1)
+    matrix.requires_grad_()
+    gradients = torch.full_like(matrix, float("nan")).detach()
+
+    def views(rows: Tensor) -> list[Tensor]:
+        parts = rows[:, offset:].split(widths, dim=1)
+        return [part.unflatten(1, p.shape[1:]) for part, p in zip(parts, parameters, strict=True)]
+
+    x = rounded[0].clone()
+    if first_grad:
+        x.requires_grad_()
+    with poisoned():
+        out = op(x, *views(matrix), sink=kernels.Sink(*views(gradients)))
+        out.backward(dy.to(out.dtype))
+        returned = op(x.detach(), *views(matrix))
+        (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
+    errors = {"output": distance(out, y.detach())}
+    if first_grad:
+        assert x.grad is not None
+        errors["input gradient"] = distance(x.grad, reference[0])
+    for place, (got, back, ref) in enumerate(zip(views(gradients), views(whole), reference[first_grad:], strict=True)):
+        errors[f"gradient {place}"] = distance(got, ref)
+        errors[f"returned gradient {place}"] = distance(back, ref)
+    return errors
+
+
+def _convolution(
+    clients: int, batch: int, image: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], stride: int,
+    padding: int, pool: bool, first_grad: bool, compute: str, device: str,
+) -> dict[str, float]:  # fmt: skip
+    def r(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    fan = channels[0] * kernel[0] * kernel[1]
+    inputs = [
+        r(clients, batch, *image, channels[0]),
+        r(clients, channels[1], channels[0], *kernel) / fan**0.5,
+        r(clients, channels[1]) * 0.1,
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = functional.conv2d(x.permute(0, 3, 1, 2), w, b, stride=stride, padding=padding)
+        return (functional.max_pool2d(functional.relu(y), 2) if pool else y).permute(0, 2, 3, 1)
+
+    def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
+        if pool:
+            return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)  # type: ignore[no-any-return]
+        return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)  # type: ignore[no-any-return]
+
+    return _compare(op, plain, inputs, compute, first_grad, offset=3)
+
+
+def _linear(clients: int, batch: int, size: tuple[int, int], relu: bool, compute: str, device: str) -> dict[str, float]:
+    inputs = [
+        torch.randn(clients, batch, size[0], device=device),
+        torch.randn(clients, size[1], size[0], device=device) / size[0] ** 0.5,
+        torch.randn(clients, size[1], device=device),
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = functional.linear(x, w, b)
+        return functional.relu(y) if relu else y
+
+    def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
+        return kernels.linear(x, w, b, relu=relu, compute=compute, **more)  # type: ignore[no-any-return]
+
+    return _compare(op, plain, inputs, compute)
+
+
+def _group_norm(
+    clients: int, batch: int, image: tuple[int, int], channels: int, groups: int, device: str
+) -> dict[str, float]:
+    inputs = [
+        torch.randn(clients, batch, *image, channels, device=device) * 2 + 5,
+        torch.randn(clients, channels, device=device),
+        torch.randn(clients, channels, device=device),
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return functional.group_norm(x.permute(0, 3, 1, 2), groups, w, b).permute(0, 2, 3, 1)
+
+    def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
+        return kernels.group_norm(x, groups, w, b, **more)  # type: ignore[no-any-return]
+
+    return _compare(op, plain, inputs, "fp32")
+
+
+def _embedding(clients: int, batch: int, length: int, entries: int, features: int, device: str) -> dict[str, float]:
+    inputs = [
+        torch.randint(entries, (clients, batch, length), device=device),
+        torch.randn(clients, entries, features, device=device),
+    ]
+    return _compare(
+        lambda codes, w, **more: kernels.embedding(codes, w, **more),
+        lambda codes, w: functional.embedding(codes, w),
+        inputs, "fp32", first_grad=False,
+    )  # fmt: skip
+
+
+def _cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: str) -> dict[str, float]:
+    z = torch.randn(clients, batch, classes, device=device) * 3
+    labels = torch.randint(classes, (clients, batch), device=device)
+    mask = torch.rand(clients, batch, device=device) < 0.7
+    mask[:, 0] = True
+    mask = mask if masked else torch.ones_like(mask)
+    exact = z.double().requires_grad_()
+    each = functional.cross_entropy(exact.flatten(0, 1), labels.flatten(), reduction="none").view(clients, batch)
+    loss = (each * mask).sum(1) / mask.sum(1)
+    dloss = torch.randn(clients, device=device)
+    (dz,) = torch.autograd.grad(loss, exact, dloss.double())
+    z.requires_grad_()
+    with poisoned():
+        out = kernels.cross_entropy(z, labels, mask if masked else None, grad_scale=8.0)
+        out.backward(dloss)
+    assert z.grad is not None
+    return {"loss": distance(out, loss.detach()), "gradient": distance(z.grad / 8, dz)}
+
+
+def _update(
+    clients: int, parameters: int, clip: float | None, momentum: float, corrected: bool, device: str
+) -> dict[str, float]:
+    def r() -> Tensor:
+        return torch.randn(clients, parameters, device=device)
+
+    x, g, correction, velocity, copy = r(), r() * torch.arange(clients, device=device)[:, None] * 0.1, r(), r(), r()
+    lr = torch.rand(clients, device=device)
+    d = g.double() + (correction.double() if corrected else 0)
+    if clip is not None:
+        d = d * (clip / d.norm(dim=1, keepdim=True).clamp(min=clip))
+    d = d + 0.01 * x.double()
+    d = d + momentum * velocity.double() if momentum else d
+    wanted = x.double() - lr.double()[:, None] * d
+    kernels.update(
+        x, g, correction if corrected else None, lr, clip, 0.01, momentum, velocity if momentum else None, copy
+    )
+    errors = {"rows": distance(x, wanted), "copy": distance(copy, wanted)}
+    return errors | ({"velocity": distance(velocity, d)} if momentum else {})
+
+
+def cases(device: str, small: bool) -> Iterator[Case]:
+    """The grid of shapes; `small` is what the interpreter can do in a minute."""
+
+    def case(name: str, compute: str, function: Callable[..., dict[str, float]], *arguments: Any) -> Case:
+        return Case(name, compute, lambda: function(*arguments, device))
+
+    # The interpreter multiplies bf16 as integers.
+    modes = ("fp32", "tf32", "fp16") if small else ("fp32", "tf32", "fp16", "bf16")
+    # clients, batch, image, channels, kernel, stride, padding
+    shapes: list[tuple[Any, ...]] = [
+        (1, 2, (7, 6), (3, 5), (3, 3), 1, 0),
+        (2, 3, (8, 9), (4, 6), (3, 3), 2, 1),
+        (2, 1, (9, 9), (3, 4), (7, 7), 2, 3),
+        (2, 2, (6, 6), (5, 3), (1, 1), 2, 0),
+        (1, 2, (5, 8), (2, 4), (2, 4), 3, 1),
+    ]
+    pools: list[tuple[Any, ...]] = [
+        (2, 2, (12, 12), (3, 5), (5, 5), 1, 0),
+        (1, 3, (9, 10), (1, 4), (3, 3), 1, 1),
+        (2, 1, (11, 9), (6, 5), (5, 5), 1, 2),
+    ]
+    if not small:
+        shapes += [
+            (3, 20, (16, 16), (64, 64), (3, 3), 1, 1),
+            (3, 20, (16, 16), (64, 128), (3, 3), 2, 1),
+            (3, 20, (15, 17), (64, 96), (1, 1), 2, 0),
+            (3, 20, (32, 32), (3, 64), (7, 7), 2, 3),
+            (2, 5, (2, 2), (512, 512), (3, 3), 1, 1),
+            (1000, 2, (5, 5), (8, 8), (3, 3), 1, 1),
+        ]
+        pools += [
+            (3, 50, (32, 32), (3, 64), (5, 5), 1, 0),
+            (3, 50, (14, 14), (64, 64), (5, 5), 1, 0),
+            (3, 20, (28, 28), (1, 32), (5, 5), 1, 2),
+            (2, 20, (14, 14), (32, 64), (5, 5), 1, 2),
+            (1000, 3, (12, 12), (3, 8), (5, 5), 1, 0),
+        ]
+    for compute, shape in itertools.product(modes, shapes):
+        if compute == "fp32" or not small:
+            yield case(f"conv2d {shape}", compute, _convolution, *shape, False, True, compute)
+    for compute, shape, data in itertools.product(modes, pools, (False, True)):
+        if compute == "fp32" or not small or shape is pools[0]:
+            name = f"conv2d_relu_pool {shape}{' of data' if data else ''}"
+            yield case(name, compute, _convolution, *shape, True, not data, compute)
+    sizes: list[tuple[Any, ...]] = [(2, 5, (7, 9)), (1, 18, (33, 20))]
+    sizes += [] if small else [(3, 50, (1600, 384)), (3, 50, (192, 10)), (3, 130, (784, 200)), (1000, 3, (40, 10))]
+    for compute, size, relu in itertools.product(modes, sizes, (False, True)):
+        yield case(f"linear {size}{' relu' if relu else ''}", compute, _linear, *size, relu, compute)
+    images: list[tuple[Any, ...]] = [(2, 3, (4, 5), 6, 2), (1, 2, (1, 1), 8, 1)]
+    for image in images + ([] if small else [(3, 20, (16, 16), 64, 2), (3, 20, (2, 2), 512, 32)]):
+        yield case(f"group_norm {image}", "fp32", _group_norm, *image)
+    for table in [(2, 3, 7, 11, 5), *([] if small else [(3, 50, 80, 90, 8)])]:
+        yield case(f"embedding {table}", "fp32", _embedding, *table)
+    for logits, masked in itertools.product(
+        [(2, 5, 7), *([] if small else [(100, 50, 10), (3, 300, 100)])], (False, True)
+    ):
+        yield case(f"cross_entropy {logits}{' masked' if masked else ''}", "fp32", _cross_entropy, *logits, masked)
+    matrices = [(3, 37), (1, 5), *([] if small else [(4, 100_003), (3, 797_962)])]
+    for matrix, clip, momentum, corrected in itertools.product(matrices, (None, 1.0), (0.0, 0.9), (False, True)):
+        yield case(
+            f"update {matrix} clip={clip} momentum={momentum} corrected={corrected}", "fp32",
+            _update, *matrix, clip, momentum, corrected,
+        )  # fmt: skip
+
+
+def run(device: str, small: bool) -> list[str]:
+    """Print the worst error of each family; return what is over its limit."""
+    worst: dict[tuple[str, str], float] = {}
+    failures = []
+    for name, compute, errors in cases(device, small):
+        found = errors()
+        key = name.split()[0], compute
+        worst[key] = max(worst.get(key, 0.0), *found.values())
+        failures += [f"{name} {compute}: {k} {v:.1e}" for k, v in found.items() if not v <= LIMITS[compute]]
+    for (family, compute), error in worst.items():
+        print(f"{family:20} {compute:5} {error:.1e}")
+    return failures
+
+
+if __name__ == "__main__":
+    found = run("cpu" if kernels.interpreted() else "cuda", small=kernels.interpreted())
+    print("\n".join(found) or "all within their limits")
+    raise SystemExit(1 if found else 0)

@@ -1,0 +1,92 @@
+"""What the kernels share: arithmetic modes, where weight gradients go, small helpers.
+
+Modes: "fp32" is exact; "tf32" keeps fp32 in memory and multiplies in tf32, or in fp16, which has the same
+mantissa, where what is summed over is not contiguous in memory: tensor cores take tf32 in no other way;
+"fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in every mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels import interpreted
+
+if interpreted():
+    from stratafl.engine.kernels.interpreter import mend
+
+    mend()
+
+Compute = Literal["fp32", "tf32", "fp16", "bf16"]
+STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
+
+HALF_SCALE = 4096.0
+"""Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for one product only."""
+
+
+@triton.jit
+def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
+    """To the operand type; where a scale is needed the result is kept finite."""
+    if scale != 1.0:
+        value = tl.minimum(tl.maximum(value * scale, -65504.0), 65504.0)
+    return value.to(dtype)
+
+
+class Sink(NamedTuple):
+    """Views of a (C, P) gradient matrix that backward fills; autograd then gets no gradient for these parameters."""
+
+    w: Tensor
+    b: Tensor | None = None
+
+
+class Operands(NamedTuple):
+    """How a product is done: the type its operands are cast to, the precision of fp32 operands, a scale."""
+
+    dtype: Any
+    precision: str
+    scale: float = 1.0
+
+
+def storage(compute: str) -> torch.dtype:
+    """The type of activations in this mode."""
+    if compute not in STORAGE:
+        raise ValueError(f"compute must be one of {', '.join(STORAGE)}, got {compute!r}")
+    return STORAGE[compute]
+
+
+def operands(compute: str) -> Operands:
+    """Products whose operands lie the way tensor cores want them."""
+    return Operands(TRITON[storage(compute)], "tf32" if compute == "tf32" else "ieee")
+
+
+def pixel_operands(compute: str) -> Operands:
+    """Products that sum over pixels: see the module's text on tf32."""
+    return Operands(tl.float16, "ieee", HALF_SCALE) if compute == "tf32" else operands(compute)
+
+
+def destination(sink: Tensor | None, like: Tensor) -> Tensor:
+    """Where a parameter's gradient is written: the caller's view, or a new tensor."""
+    return torch.empty(like.shape, dtype=torch.float32, device=like.device) if sink is None else sink
+
+
+def rows(weight: Tensor) -> tuple[Tensor, int]:
+    """A per-client parameter whose inner dimensions are contiguous, and its stride over clients."""
+    inner = weight[0]
+    if not inner.is_contiguous():
+        weight = weight.contiguous()
+    return weight, weight.stride(0)
+
+
+def power(n: int, least: int = 16) -> int:
+    """The smallest power of two that holds n."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)

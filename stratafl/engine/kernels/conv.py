@@ -1,0 +1,295 @@
+"""Convolution of C clients, each with its own weights: forward, input gradient, weight and bias gradient.
+
+C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, M rows of a product (pixels),
+R = one tap row of weights (w * CI values, contiguous in a channels-last image), K what is summed over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import (
+    Sink,
+    cdiv,
+    destination,
+    operands,
+    pixel_operands,
+    power,
+    rows,
+    storage,
+)
+from stratafl.engine.kernels.pack import convert, pack, unpack
+from stratafl.engine.kernels.tuning import tuning
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, stride_bias,
+    M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
+    top, left = y * STRIDE - PAD, x * STRIDE - PAD
+    x_ptr += c * (M // (OH * OW)) * H * W * CI
+    w_ptr += c * KH * CO * R
+    start = ((sample * H + top) * W + left) * CI
+    blocks_k: tl.constexpr = (R + BK - 1) // BK
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(KH * blocks_k):
+        row, r = step // blocks_k, (step % blocks_k) * BK + k
+        inside = (m < M)[:, None] & (r < R)[None, :]
+        if PAD > 0:
+            column = left[:, None] + (r // CI)[None, :]
+            inside &= (top + row >= 0)[:, None] & (top + row < H)[:, None] & (column >= 0) & (column < W)
+        x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
+        w_NK = tl.load(
+            w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=(n < CO)[:, None] & (r < R)[None, :], other=0.0
+        )
+        acc = tl.dot(x_MK, tl.trans(w_NK), acc, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)[None, :]
+    out = y_ptr + c * M * CO + m[:, None] * CO + n[None, :]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < CO)[None, :])
+
+
+@triton.jit
+def _input_gradient(
+    dy_ptr, w_ptr, dx_ptr,
+    B, H, W, OH, OW, CO: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """One program: one image row, and of its pixels those that meet the same taps (x modulo the stride)."""
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CI + BN - 1) // BN
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    rest = tl.program_id(0) // blocks_n
+    phase, rest = rest % STRIDE, rest // STRIDE
+    columns = tl.cdiv(W, STRIDE)
+    blocks_m = tl.cdiv(B * columns, BM)
+    m, y = (rest % blocks_m) * BM + tl.arange(0, BM), rest // blocks_m
+    k = tl.arange(0, BK)
+    sample, t = m // columns, m % columns
+    x = phase + t * STRIDE
+    there = (sample < B) & (x < W)
+
+    # Tap row `first_row + STRIDE * a` met output row `q - a`; only reachable rows are visited.
+    q, first_row = (y + PAD) // STRIDE, (y + PAD) % STRIDE
+    a_from = tl.maximum(0, q - (OH - 1))
+    a_to = tl.minimum(q + 1, (KH - first_row + STRIDE - 1) // STRIDE)
+    across, first_column = (phase + PAD) // STRIDE, (phase + PAD) % STRIDE
+    taps = (KW - first_column + STRIDE - 1) // STRIDE
+    blocks_k: tl.constexpr = (CO + BK - 1) // BK
+    dy_ptr += c * B * OH * OW * CO
+    w_ptr += c * KH * KW * CI * CO
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(tl.maximum(a_to - a_from, 0) * taps * blocks_k):
+        o, tap = (step % blocks_k) * BK + k, step // blocks_k
+        a, b = a_from + tap // taps, tap % taps
+        column = across - b + t
+        inside = (there & (column >= 0) & (column < OW))[:, None] & (o < CO)[None, :]
+        pixel = (sample * OH + q - a) * OW + column
+        dy_MK = tl.load(dy_ptr + pixel[:, None] * CO + o[None, :], mask=inside, other=0.0)
+        tap_index = (first_row + STRIDE * a) * KW + first_column + STRIDE * b
+        w_NK = tl.load(
+            w_ptr + (tap_index * CI + n)[:, None] * CO + o[None, :],
+            mask=(n < CI)[:, None] & (o < CO)[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(dy_MK, tl.trans(w_NK), acc, input_precision=PRECISION)
+    out = dx_ptr + c * B * H * W * CI + ((sample * H + y) * W + x)[:, None] * CI + n[None, :]
+    tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=there[:, None] & (n < CI)[None, :])
+
+
+@triton.jit
+def _weight_gradient(
+    x_ptr, dy_ptr, part_ptr, db_ptr, stride_b, scale,
+    M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
+
+    part[client, tap row, r, o]: to write (O, I, h, w) from here would scatter single values.
+    """
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    rest = tl.program_id(0) // blocks_n
+    blocks_r: tl.constexpr = (R + BR * PARTS - 1) // (BR * PARTS)
+    ki, block_r = rest // blocks_r, rest % blocks_r
+    r = block_r * BR * PARTS + tl.arange(0, BR)
+    k = tl.arange(0, BK)
+    x_ptr += c * (M // (OH * OW)) * H * W * CI
+    dy_ptr += c * M * CO
+    acc0 = tl.zeros((BR, BN), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    acc4 = acc0
+    summed = tl.zeros((BK, BN), tl.float32)
+    for first in range(0, M, BK):
+        m = first + k
+        sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
+        top, left = y * STRIDE - PAD + ki, x * STRIDE - PAD
+        dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
+        if BIAS:  # noqa: SIM102
+            if ki + block_r == 0:
+                summed += dy_KN
+        start = ((sample * H + top) * W + left) * CI
+        there = m < M
+        if PAD > 0:
+            there &= (top >= 0) & (top < H)
+        for part in tl.static_range(PARTS):
+            r_part = r + part * BR
+            inside = there[:, None] & (r_part < R)[None, :]
+            if PAD > 0:
+                column = left[:, None] + (r_part // CI)[None, :]
+                inside &= (column >= 0) & (column < W)
+            x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
+            x_RK = tl.trans(x_KR)
+            if part == 0:
+                acc0 = tl.dot(x_RK, dy_KN, acc0, input_precision=PRECISION)
+            elif part == 1:
+                acc1 = tl.dot(x_RK, dy_KN, acc1, input_precision=PRECISION)
+            elif part == 2:
+                acc2 = tl.dot(x_RK, dy_KN, acc2, input_precision=PRECISION)
+            elif part == 3:
+                acc3 = tl.dot(x_RK, dy_KN, acc3, input_precision=PRECISION)
+            else:
+                acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
+    out = part_ptr + (c * KH + ki) * R * CO + r[:, None] * CO + n[None, :]
+    tl.store(out, acc0, mask=(r < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 1:
+        tl.store(out + BR * CO, acc1, mask=(r + BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 2:
+        tl.store(out + 2 * BR * CO, acc2, mask=(r + 2 * BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 3:
+        tl.store(out + 3 * BR * CO, acc3, mask=(r + 3 * BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 4:
+        tl.store(out + 4 * BR * CO, acc4, mask=(r + 4 * BR < R)[:, None] & (n < CO)[None, :])
+    if BIAS:  # noqa: SIM102
+        if ki + block_r == 0:
+            tl.store(db_ptr + c * stride_b + n, tl.sum(summed, 0) * scale, mask=n < CO)
+
+
+def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def input_gradient(
+    dy_CBHWO: Tensor, w_CTIO: Tensor, size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int,
+    compute: str,
+) -> Tensor:  # fmt: skip
+    """The gradient of the convolution's input, of height and width `size`."""
+    clients, batch, out_height, out_width, outputs = dy_CBHWO.shape
+    inputs = w_CTIO.shape[2]
+    height, width = size
+    dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
+    pixels = batch * cdiv(width, stride)
+    t = tuning("conv input gradient", compute)
+    bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(inputs)), min(t.k, power(outputs))
+    grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
+    _input_gradient[grid](
+        dy_CBHWO, w_CTIO, dx, batch, height, width, out_height, out_width, outputs, inputs, *kernel,
+        stride, padding, operands(compute).precision, bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return dx
+
+
+def weight_gradient(
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw_COIhw: Tensor, db_CO: Tensor | None, stride: int, padding: int, compute: str,
+    scale: float,
+) -> None:  # fmt: skip
+    """Write the gradients of weights and bias, times `scale`, to these views."""
+    clients, batch, height, width, inputs = x_CBHWI.shape
+    out_height, out_width, outputs = dy_CBHWO.shape[2:]
+    kernel_height, kernel_width = dw_COIhw.shape[3:]
+    by = pixel_operands(compute)
+    x, dy = convert(x_CBHWI, by.dtype), convert(dy_CBHWO, by.dtype, by.scale)
+    row = kernel_width * inputs
+    t = tuning("conv weight gradient", compute)
+    br, bn = min(t.m, power(row)), min(t.n, power(outputs))
+    blocks = cdiv(row, br)
+    parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
+    grid = (kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
+    part = torch.empty((clients, kernel_height, row, outputs), dtype=torch.float32, device=x.device)
+    bias = part if db_CO is None else db_CO
+    _weight_gradient[grid](
+        x, dy, part, bias, bias.stride(0), scale / by.scale,
+        batch * out_height * out_width, height, width, out_height, out_width, outputs, row, inputs,
+        kernel_height, stride, padding, db_CO is not None, by.precision,
+        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    unpack(part, dw_COIhw, scale / by.scale)
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: int, padding: int, compute: str, sink: Sink | None,
+        grad_scale: float,
+    ) -> Tensor:  # fmt: skip
+        x = x.to(storage(compute)).contiguous()
+        clients, batch, height, width, inputs = x.shape
+        outputs, _, kernel_height, kernel_width = w.shape[1:]
+        out_height, out_width = (
+            out_size(height, kernel_height, stride, padding),
+            out_size(width, kernel_width, stride, padding),
+        )
+        packed = pack(w, x.dtype)
+        y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
+        pixels, row = batch * out_height * out_width, kernel_width * inputs
+        t = tuning("conv forward", compute)
+        bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
+        bias, stride_bias = (w, 0) if b is None else rows(b)
+        _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+            x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
+            kernel_height, stride, padding, b is not None, operands(compute).precision, bm, bn, bk,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        ctx.save_for_backward(x, w, b)
+        ctx.plan = stride, padding, compute, sink, grad_scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
+        x, w, b = ctx.saved_tensors
+        stride, padding, compute, sink, grad_scale = ctx.plan
+        dy = dy_[0].to(x.dtype).contiguous()
+        dx = None
+        if ctx.needs_input_grad[0]:
+            packed = pack(w, x.dtype, for_input=True)
+            dx = input_gradient(dy, packed, x.shape[2:4], w.shape[3:], stride, padding, compute)
+        dw = destination(sink.w if sink else None, w)
+        db = None if b is None else destination(sink.b if sink else None, b)
+        weight_gradient(x, dy, dw, db, stride, padding, compute, 1 / grad_scale)
+        return dx, *((None, None) if sink else (dw, db)), None, None, None, None, None
+
+
+def conv2d(
+    x_CBHWI: Tensor,
+    w_COIhw: Tensor,
+    b_CO: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    compute: str = "fp32",
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """Each client's images convolved with its own weights, (C, B, H', W', CO).
+
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    """
+    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]

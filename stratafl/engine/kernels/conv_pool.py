@@ -1,0 +1,172 @@
+"""Convolution, bias, ReLU and 2x2 max-pool of C clients in one kernel, and its gradients.
+
+Four accumulators, one per place in the pool's window, so that everything after the product happens in registers. What
+backward needs is the winner's place (0 to 3, or 4 where ReLU cut it off), one byte per pooled value.
+
+C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, p/q pooled height and width, M rows of a
+product (pooled pixels), R = one tap row of weights (w * CI values, contiguous in a channels-last image).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels import thin
+from stratafl.engine.kernels.common import Sink, cdiv, destination, operands, power, rows, storage
+from stratafl.engine.kernels.conv import input_gradient, out_size, weight_gradient
+from stratafl.engine.kernels.pack import pack
+from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.tuning import tuning
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
+    M, H, W, PH, PW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
+    PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
+    top, left = y * 2 - PAD, x * 2 - PAD
+    x_ptr += c * (M // (PH * PW)) * H * W * CI
+    w_ptr += c * KH * CO * R
+    start = ((sample * H + top) * W + left) * CI
+    blocks_k: tl.constexpr = (R + BK - 1) // BK
+    acc0 = tl.zeros((BM, BN), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    for step in range(KH * blocks_k):
+        row, r = step // blocks_k, (step % blocks_k) * BK + k
+        weights = (n < CO)[:, None] & (r < R)[None, :]
+        w_KN = tl.trans(tl.load(w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=weights, other=0.0))
+        inside = (m < M)[:, None] & (r < R)[None, :]
+        here = x_ptr + (start + row * W * CI)[:, None] + r[None, :]
+        in0 = inside
+        in1 = inside
+        in2 = inside
+        in3 = inside
+        if PAD > 0:
+            column = left[:, None] + (r // CI)[None, :]
+            above = ((top + row >= 0) & (top + row < H))[:, None]
+            below = ((top + row >= -1) & (top + row + 1 < H))[:, None]
+            before, after = (column >= 0) & (column < W), (column >= -1) & (column + 1 < W)
+            in0 = inside & above & before
+            in1 = inside & above & after
+            in2 = inside & below & before
+            in3 = inside & below & after
+        acc0 = tl.dot(tl.load(here, mask=in0, other=0.0), w_KN, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(tl.load(here + CI, mask=in1, other=0.0), w_KN, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(tl.load(here + W * CI, mask=in2, other=0.0), w_KN, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(tl.load(here + (W + 1) * CI, mask=in3, other=0.0), w_KN, acc3, input_precision=PRECISION)
+    bias = tl.zeros((BN,), tl.float32)
+    if BIAS:
+        bias = tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)
+    best, place = relu_pool(acc0, acc1, acc2, acc3, bias)
+    where = c * M * CO + m[:, None] * CO + n[None, :]
+    inside = (m < M)[:, None] & (n < CO)[None, :]
+    tl.store(y_ptr + where, best.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(place_ptr + where, place.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _unpool(dy_ptr, place_ptr, out_ptr, N, OH, OW, PH, PW, CO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
+    inside = ((m < N) & (y < 2 * PH) & (x < 2 * PW))[:, None] & (n < CO)[None, :]
+    pooled = ((sample * PH + y // 2) * PW + x // 2)[:, None] * CO + n[None, :]
+    mine = tl.load(place_ptr + pooled, mask=inside, other=4).to(tl.int32) == ((y % 2) * 2 + x % 2)[:, None]
+    dy = tl.load(dy_ptr + pooled, mask=inside & mine, other=0.0)
+    tl.store(out_ptr + m[:, None] * CO + n[None, :], dy, mask=(m < N)[:, None] & (n < CO)[None, :])
+
+
+def unpool(dy_CBpqO: Tensor, place_CBpqO: Tensor, size: tuple[int, int]) -> Tensor:
+    """The gradient before pool and ReLU: each value at its winner's place, zero elsewhere."""
+    clients, batch, pooled_height, pooled_width, outputs = dy_CBpqO.shape
+    out = torch.empty((clients, batch, *size, outputs), dtype=dy_CBpqO.dtype, device=dy_CBpqO.device)
+    pixels = clients * batch * size[0] * size[1]
+    bn = min(64, power(outputs))
+    bm = 4096 // bn
+    _unpool[(cdiv(pixels, bm), cdiv(outputs, bn))](
+        dy_CBpqO, place_CBpqO, out, pixels, *size, pooled_height, pooled_width, outputs, bm, bn
+    )
+    return out
+
+
+class _ConvReluPool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, padding: int, compute: str, sink: Sink | None,
+        grad_scale: float,
+    ) -> Tensor:  # fmt: skip
+        clients, batch, height, width, inputs = x.shape
+        outputs, _, kernel_height, kernel_width = w.shape[1:]
+        size = out_size(height, kernel_height, 1, padding), out_size(width, kernel_width, 1, padding)
+        pooled = size[0] // 2, size[1] // 2
+        dtype = storage(compute)
+        y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
+        place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+        use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
+        if use_thin:
+            x = thin.prepare(x, padding, pooled[1], compute)
+            thin.forward(x, w, b, y, place, compute)
+        else:
+            x = x.to(dtype).contiguous()
+            packed = pack(w, dtype)
+            pixels, row = batch * pooled[0] * pooled[1], kernel_width * inputs
+            t = tuning("pool forward", compute)
+            bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
+            bias, stride_bias = (w, 0) if b is None else rows(b)
+            _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+                x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
+                kernel_height, padding, b is not None, operands(compute).precision, bm, bn, bk,
+                num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+        ctx.save_for_backward(x, w, b, place)
+        ctx.plan = (height, width), size, padding, compute, sink, grad_scale, use_thin
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
+        x, w, b, place = ctx.saved_tensors
+        image, size, padding, compute, sink, grad_scale, use_thin = ctx.plan
+        dy = dy_[0].to(storage(compute)).contiguous()
+        dw = destination(sink.w if sink else None, w)
+        db = None if b is None else destination(sink.b if sink else None, b)
+        dx = None
+        if use_thin:
+            thin.weight_gradient(x, dy, place, dw, db, compute, 1 / grad_scale)
+        else:
+            dense = unpool(dy, place, size)
+            if ctx.needs_input_grad[0]:
+                packed = pack(w, x.dtype, for_input=True)
+                dx = input_gradient(dense, packed, image, w.shape[3:], 1, padding, compute)
+            weight_gradient(x, dense, dw, db, 1, padding, compute, 1 / grad_scale)
+        return dx, *((None, None) if sink else (dw, db)), None, None, None, None
+
+
+def conv2d_relu_pool(
+    x_CBHWI: Tensor,
+    w_COIhw: Tensor,
+    b_CO: Tensor | None = None,
+    padding: int = 0,
+    compute: str = "fp32",
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """max_pool2d(relu(conv2d(x)), 2) of each client, (C, B, H', W', CO).
+
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    """
+    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]

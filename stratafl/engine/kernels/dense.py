@@ -1,0 +1,183 @@
+"""Linear layers of C clients, each with its own weights, with bias and ReLU; fp32 weights are cast in registers.
+
+These products read or write each weight once and do little with it, so they are bound by memory: weights are the
+operand with many rows, the batch the one with few. C clients, B samples, CI/CO input and output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import (
+    Sink,
+    cast,
+    cdiv,
+    destination,
+    operands,
+    pixel_operands,
+    power,
+    rows,
+    storage,
+)
+from stratafl.engine.kernels.tuning import tuning
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, stride_w, stride_bias, B, CO, CI,
+    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BO: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_b = tl.cdiv(B, BB)
+    o = (tl.program_id(0) // blocks_b) * BO + tl.arange(0, BO)
+    b = (tl.program_id(0) % blocks_b) * BB + tl.arange(0, BB)
+    x_ptr += c * B * CI
+    w_ptr += c * stride_w
+    acc = tl.zeros((BO, BB), tl.float32)
+    for first in range(0, CI, BK):
+        k = first + tl.arange(0, BK)
+        w_OK = tl.load(w_ptr + o[:, None] * CI + k[None, :], mask=(o < CO)[:, None] & (k < CI)[None, :], other=0.0)
+        x_BK = tl.load(x_ptr + b[:, None] * CI + k[None, :], mask=(b < B)[:, None] & (k < CI)[None, :], other=0.0)
+        acc = tl.dot(w_OK.to(x_BK.dtype), tl.trans(x_BK), acc, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(b_ptr + c * stride_bias + o, mask=o < CO, other=0.0)[:, None]
+    if RELU:
+        acc = tl.where(acc <= 0.0, 0.0, acc)
+    out = y_ptr + c * B * CO + b[None, :] * CO + o[:, None]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(o < CO)[:, None] & (b < B)[None, :])
+
+
+@triton.jit
+def _input_gradient(
+    dy_ptr, y_ptr, w_ptr, dx_ptr, stride_w, B, CO, CI, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
+    BI: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_b = tl.cdiv(B, BB)
+    i = (tl.program_id(0) // blocks_b) * BI + tl.arange(0, BI)
+    b = (tl.program_id(0) % blocks_b) * BB + tl.arange(0, BB)
+    dy_ptr += c * B * CO
+    y_ptr += c * B * CO
+    w_ptr += c * stride_w
+    acc = tl.zeros((BB, BI), tl.float32)
+    for first in range(0, CO, BK):
+        k = first + tl.arange(0, BK)
+        inside = (b < B)[:, None] & (k < CO)[None, :]
+        where = b[:, None] * CO + k[None, :]
+        dy_BK = tl.load(dy_ptr + where, mask=inside, other=0.0)
+        if RELU:
+            dy_BK = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_BK, 0.0).to(dy_BK.dtype)
+        w_KI = tl.load(w_ptr + k[:, None] * CI + i[None, :], mask=(k < CO)[:, None] & (i < CI)[None, :], other=0.0)
+        acc = tl.dot(cast(dy_BK, OPERAND, HALF_SCALE), w_KI.to(OPERAND), acc, input_precision=PRECISION)
+    out = dx_ptr + c * B * CI + b[:, None] * CI + i[None, :]
+    tl.store(out, (acc / HALF_SCALE).to(dx_ptr.dtype.element_ty), mask=(b < B)[:, None] & (i < CI)[None, :])
+
+
+@triton.jit
+def _weight_gradient(
+    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, CO, CI,
+    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
+    BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_i = tl.cdiv(CI, BI)
+    block_i = tl.program_id(0) % blocks_i
+    o = (tl.program_id(0) // blocks_i) * BO + tl.arange(0, BO)
+    i = block_i * BI + tl.arange(0, BI)
+    x_ptr += c * B * CI
+    dy_ptr += c * B * CO
+    y_ptr += c * B * CO
+    acc = tl.zeros((BO, BI), tl.float32)
+    summed = tl.zeros((BO,), tl.float32)
+    for first in range(0, B, BK):
+        k = first + tl.arange(0, BK)
+        inside = (k < B)[:, None] & (o < CO)[None, :]
+        where = k[:, None] * CO + o[None, :]
+        dy_KO = tl.load(dy_ptr + where, mask=inside, other=0.0)
+        if RELU:
+            dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_KO, 0.0).to(dy_KO.dtype)
+        if BIAS:  # noqa: SIM102
+            if block_i == 0:
+                summed += tl.sum(dy_KO.to(tl.float32), 0)
+        x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
+        acc = tl.dot(tl.trans(cast(dy_KO, OPERAND, HALF_SCALE)), x_KI.to(OPERAND), acc, input_precision=PRECISION)
+    out = dw_ptr + c * stride_w + o[:, None] * CI + i[None, :]
+    tl.store(out, acc * (scale / HALF_SCALE), mask=(o < CO)[:, None] & (i < CI)[None, :])
+    if BIAS:  # noqa: SIM102
+        if block_i == 0:
+            tl.store(db_ptr + c * stride_b + o, summed * scale, mask=o < CO)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, compute: str, sink: Sink | None,
+        grad_scale: float,
+    ) -> Tensor:  # fmt: skip
+        x = x.to(storage(compute)).contiguous()
+        clients, batch, inputs = x.shape
+        outputs = w.shape[1]
+        y = torch.empty((clients, batch, outputs), dtype=x.dtype, device=x.device)
+        weight, stride_w = rows(w)
+        bias, stride_bias = (weight, 0) if b is None else rows(b)
+        t = tuning("linear forward", compute)
+        bo, bb, bk = min(t.m, power(outputs)), min(t.n, power(batch)), min(t.k, power(inputs))
+        _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
+            x, weight, bias, y, stride_w, stride_bias, batch, outputs, inputs, relu, b is not None,
+            operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        ctx.save_for_backward(x, w, b, y)
+        ctx.plan = relu, compute, sink, grad_scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
+        x, w, b, y = ctx.saved_tensors
+        relu, compute, sink, grad_scale = ctx.plan
+        dy = dy_[0].to(x.dtype).contiguous()
+        clients, batch, inputs = x.shape
+        outputs = w.shape[1]
+        by = pixel_operands(compute)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x)
+            weight, stride_w = rows(w)
+            t = tuning("linear input gradient", compute)
+            bi, bb, bk = min(t.m, power(inputs)), min(t.n, power(batch)), min(t.k, power(outputs))
+            _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
+                dy, y, weight, dx, stride_w, batch, outputs, inputs, relu, by.precision, by.dtype, by.scale, bi, bb, bk,
+                num_warps=t.warps, num_stages=t.stages,
+            )  # fmt: skip
+        dw = destination(sink.w if sink else None, w)
+        db = None if b is None else destination(sink.b if sink else None, b)
+        bias = dw if db is None else db
+        t = tuning("linear weight gradient", compute)
+        bo, bi, bk = min(t.m, power(outputs)), min(t.n, power(inputs)), min(t.k, power(batch))
+        _weight_gradient[(cdiv(outputs, bo) * cdiv(inputs, bi), clients)](
+            x, dy, y, dw, bias, dw.stride(0), bias.stride(0), 1 / grad_scale, batch, outputs, inputs,
+            relu, db is not None, by.precision, by.dtype, by.scale, bo, bi, bk, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        return dx, *((None, None) if sink else (dw, db)), None, None, None, None
+
+
+def linear(
+    x_CBI: Tensor,
+    w_COI: Tensor,
+    b_CO: Tensor | None = None,
+    relu: bool = False,
+    compute: str = "fp32",
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """x @ w^T + b of each client, (C, B, CO), then ReLU if asked.
+
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    """
+    return _Linear.apply(x_CBI, w_COI, b_CO, relu, compute, sink, grad_scale)  # type: ignore[no-any-return]

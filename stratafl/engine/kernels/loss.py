@@ -1,0 +1,81 @@
+"""Cross-entropy of C clients; its gradient is written in the same pass. C clients, B samples, K classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import power
+
+
+@triton.jit
+def _cross_entropy(
+    z_ptr, label_ptr, mask_ptr, loss_ptr, dz_ptr, grad_scale, B, K, MASKED: tl.constexpr,
+    BB: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BK)
+    count = tl.zeros((BB,), tl.float32) + 0.0
+    for first in range(0, B, BB):
+        b = first + tl.arange(0, BB)
+        if MASKED:
+            count += tl.load(mask_ptr + c * B + b, mask=b < B, other=0).to(tl.float32)
+        else:
+            count += (b < B).to(tl.float32)
+    total = tl.maximum(tl.sum(count, 0), 1.0)
+    loss = tl.zeros((BB,), tl.float32)
+    for first in range(0, B, BB):
+        b = first + tl.arange(0, BB)
+        inside = (b < B)[:, None] & (k < K)[None, :]
+        where = c * B * K + b[:, None] * K + k[None, :]
+        z = tl.load(z_ptr + where, mask=inside, other=-float("inf")).to(tl.float32)
+        z = tl.where((b < B)[:, None], z, 0.0)
+        z -= tl.max(z, 1)[:, None]
+        e = tl.exp(z)
+        norm = tl.sum(e, 1)
+        weight = (b < B).to(tl.float32) / total
+        if MASKED:
+            weight *= tl.load(mask_ptr + c * B + b, mask=b < B, other=0).to(tl.float32)
+        label = tl.load(label_ptr + c * B + b, mask=b < B, other=0)
+        chosen = k[None, :] == label[:, None]
+        each = tl.log(norm) - tl.sum(tl.where(chosen, z, 0.0), 1)
+        loss += tl.where(weight > 0.0, each * weight, 0.0)
+        dz = (e / norm[:, None] - chosen.to(tl.float32)) * weight[:, None] * grad_scale
+        dz = tl.where((weight > 0.0)[:, None], dz, 0.0)
+        tl.store(dz_ptr + where, dz.to(dz_ptr.dtype.element_ty), mask=inside)
+    tl.store(loss_ptr + c, tl.sum(loss, 0))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, labels: Tensor, mask: Tensor | None, grad_scale: float) -> Tensor:
+        z = z.contiguous()
+        clients, batch, classes = z.shape
+        loss = torch.empty(clients, dtype=torch.float32, device=z.device)
+        dz = torch.empty_like(z)
+        bk = power(classes, 1)
+        bb = min(power(batch), max(1, 8192 // bk))
+        given = labels if mask is None else mask.contiguous()
+        if given.dtype == torch.bool:
+            given = given.view(torch.uint8)
+        _cross_entropy[(clients,)](
+            z, labels.contiguous(), given, loss, dz, grad_scale, batch, classes, mask is not None, bb, bk
+        )
+        ctx.save_for_backward(dz)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *dloss_: Tensor) -> Any:
+        (dz,) = ctx.saved_tensors
+        return (dz * dloss_[0][:, None, None]).to(dz.dtype), None, None, None
+
+
+def cross_entropy(
+    logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor | None = None, grad_scale: float = 1.0
+) -> Tensor:
+    """Each client's mean loss over the samples its mask keeps (zero if none); gradients times `grad_scale`."""
+    return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, grad_scale)  # type: ignore[no-any-return]

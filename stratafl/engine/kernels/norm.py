@@ -1,0 +1,176 @@
+"""Group normalisation of C clients, each with its own scale and shift.
+
+C clients, B samples, H/W image, K channels, G groups, N = H * W * K / G values of one sample's group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import Sink, cdiv, destination, power, rows
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, stat_ptr, stride_w, stride_b, eps, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
+    RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One program: one sample's group; the mean first, then squares about it, so that nothing cancels."""
+    cell = tl.program_id(0).to(tl.int64)
+    sample, group = cell // G, (cell % G).to(tl.int32)
+    c = sample // B
+    width: tl.constexpr = K // G
+    channel = tl.arange(0, BC)
+    base = sample * PIXELS * K + group * width
+    total = tl.zeros((BP, BC), tl.float32)
+    for first in range(0, PIXELS, BP):
+        p = first + tl.arange(0, BP)
+        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        total += tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(tl.sum(total, 1), 0) / (PIXELS * width)
+    total = tl.zeros((BP, BC), tl.float32)
+    for first in range(0, PIXELS, BP):
+        p = first + tl.arange(0, BP)
+        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        x = tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        away = tl.where(inside, x - mean, 0.0)
+        total += away * away
+    scale = 1.0 / tl.sqrt(tl.sum(tl.sum(total, 1), 0) / (PIXELS * width) + eps)
+    tl.store(stat_ptr + cell * 2, mean)
+    tl.store(stat_ptr + cell * 2 + 1, scale)
+    at = group * width + channel
+    w = tl.load(w_ptr + c * stride_w + at, mask=channel < width, other=0.0)
+    b = tl.load(b_ptr + c * stride_b + at, mask=channel < width, other=0.0)
+    for first in range(0, PIXELS, BP):
+        p = first + tl.arange(0, BP)
+        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        where = base + p[:, None] * K + channel[None, :]
+        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        y = (x - mean) * scale * w[None, :] + b[None, :]
+        if RELU:
+            y = tl.where(y <= 0.0, 0.0, y)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _input_gradient(
+    x_ptr, y_ptr, dy_ptr, w_ptr, stat_ptr, dx_ptr, part_ptr, stride_w, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
+    RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One program: one sample's group, and this sample's part of the gradients of scale and shift."""
+    cell = tl.program_id(0).to(tl.int64)
+    sample, group = cell // G, (cell % G).to(tl.int32)
+    c = sample // B
+    width: tl.constexpr = K // G
+    channel = tl.arange(0, BC)
+    base = sample * PIXELS * K + group * width
+    mean, scale = tl.load(stat_ptr + cell * 2), tl.load(stat_ptr + cell * 2 + 1)
+    at = group * width + channel
+    w = tl.load(w_ptr + c * stride_w + at, mask=channel < width, other=0.0)
+    with_x = tl.zeros((BP, BC), tl.float32)
+    alone = tl.zeros((BP, BC), tl.float32)
+    for first in range(0, PIXELS, BP):
+        p = first + tl.arange(0, BP)
+        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        where = base + p[:, None] * K + channel[None, :]
+        dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy, 0.0)
+        normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
+        with_x += dy * normal
+        alone += dy
+    dw, db = tl.sum(with_x, 0), tl.sum(alone, 0)
+    tl.store(part_ptr + sample * 2 * K + at, dw, mask=channel < width)
+    tl.store(part_ptr + sample * 2 * K + K + at, db, mask=channel < width)
+    mean_with_x, mean_alone = tl.sum(dw * w, 0) / (PIXELS * width), tl.sum(db * w, 0) / (PIXELS * width)
+    for first in range(0, PIXELS, BP):
+        p = first + tl.arange(0, BP)
+        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        where = base + p[:, None] * K + channel[None, :]
+        dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy, 0.0)
+        normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
+        dx = (dy * w[None, :] - mean_alone - normal * mean_with_x) * scale
+        tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _parameter_gradient(part_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, K, BB: tl.constexpr, BC: tl.constexpr):
+    """Add the samples' parts, in order."""
+    c = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BC + tl.arange(0, BC)
+    dw = tl.zeros((BB, BC), tl.float32)
+    db = tl.zeros((BB, BC), tl.float32)
+    for first in range(0, B, BB):
+        b = first + tl.arange(0, BB)
+        inside = (b < B)[:, None] & (k < K)[None, :]
+        where = part_ptr + (c * B + b)[:, None] * 2 * K + k[None, :]
+        dw += tl.load(where, mask=inside, other=0.0)
+        db += tl.load(where + K, mask=inside, other=0.0)
+    tl.store(dw_ptr + c * stride_w + k, tl.sum(dw, 0) * scale, mask=k < K)
+    tl.store(db_ptr + c * stride_b + k, tl.sum(db, 0) * scale, mask=k < K)
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, groups: int, w: Tensor, b: Tensor, eps: float, relu: bool, sink: Sink | None,
+        grad_scale: float,
+    ) -> Tensor:  # fmt: skip
+        x = x.contiguous()
+        clients, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
+        pixels = x[0, 0].numel() // channels
+        y = torch.empty_like(x)
+        stat = torch.empty((clients * batch * groups, 2), dtype=torch.float32, device=x.device)
+        weight, stride_w = rows(w)
+        bias, stride_b = rows(b)
+        bc = power(channels // groups, 1)
+        bp = min(power(pixels, 1), max(1, 4096 // bc))
+        _forward[(clients * batch * groups,)](
+            x, weight, bias, y, stat, stride_w, stride_b, eps, batch, pixels, channels, groups, relu, bp, bc
+        )
+        ctx.save_for_backward(x, w, b, y, stat)
+        ctx.plan = groups, relu, sink, grad_scale, bp, bc
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
+        x, w, b, y, stat = ctx.saved_tensors
+        groups, relu, sink, grad_scale, bp, bc = ctx.plan
+        dy = dy_[0].contiguous()
+        clients, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
+        pixels = x[0, 0].numel() // channels
+        dx = torch.empty_like(x)
+        part = torch.empty((clients * batch, 2, channels), dtype=torch.float32, device=x.device)
+        weight, stride_w = rows(w)
+        _input_gradient[(clients * batch * groups,)](
+            x, y, dy, weight, stat, dx, part, stride_w, batch, pixels, channels, groups, relu, bp, bc
+        )
+        dw, db = destination(sink.w if sink else None, w), destination(sink.b if sink else None, b)
+        _parameter_gradient[(cdiv(channels, 64), clients)](
+            part, dw, db, dw.stride(0), db.stride(0), 1 / grad_scale, batch, channels, 16, 64
+        )
+        return dx, None, *((None, None) if sink else (dw, db)), None, None, None, None
+
+
+def group_norm(
+    x_CBHWK: Tensor,
+    groups: int,
+    w_CK: Tensor,
+    b_CK: Tensor,
+    eps: float = 1e-5,
+    relu: bool = False,
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """Each sample's groups of channels normalised, then the client's scale and shift, then ReLU if asked.
+
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    """
+    return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, sink, grad_scale)  # type: ignore[no-any-return]

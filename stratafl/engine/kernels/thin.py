@@ -1,0 +1,248 @@
+"""Convolution + ReLU + pool of images with at most three channels, where a tap row is shorter than a tensor-core step.
+
+The image is padded to four channels; the fourth is one, so its weight gradient is the bias gradient. A group of eight
+neighbouring pixels (32 values) starting at an even column holds the taps of both columns of a pool window: one load
+serves both, with weights shifted by one pixel for the second. No input gradient: these are the data.
+
+C clients, B samples, CI/CO input and output channels, M pooled pixels, D = 2 columns of the window, G = 32 values of a
+group, u the image row under a window's top, E/D even and odd accumulators.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import TORCH, cast, cdiv, pixel_operands, power, rows
+from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.tuning import tuning
+
+GROUP = 32
+SPLITS = 5
+"""Parts of the pixels summed apart, so that 100 clients fill a GPU."""
+
+
+def fits(inputs: int, kernel_height: int, kernel_width: int) -> bool:
+    return inputs <= 3 and kernel_height <= 5 and kernel_width <= 7
+
+
+@triton.jit
+def _prepare(
+    x_ptr, out_ptr, N, H, W, WIDE, TALL, PAD, CI: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    channel = tl.arange(0, 4)[None, :]
+    x, y, sample = pixel % WIDE - PAD, (pixel // WIDE) % TALL - PAD, pixel // (WIDE * TALL)
+    inside = (pixel < N) & (x >= 0) & (x < W) & (y >= 0) & (y < H) & (channel < CI)
+    value = tl.load(x_ptr + ((sample * H + y) * W + x) * CI + channel, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(channel == 3, 1.0, value)
+    tl.store(out_ptr + pixel * 4 + channel, value.to(out_ptr.dtype.element_ty), mask=(pixel < N) & (channel < 4))
+
+
+def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> Tensor:
+    """(C, B, H + 2 padding, an even width that holds every group, 4)."""
+    x = x_CBHWI.contiguous()
+    clients, batch, height, width, inputs = x.shape
+    wide, tall = max(width + 2 * padding, 2 * pooled_width + 6), height + 2 * padding
+    wide += wide % 2
+    dtype = TORCH[pixel_operands(compute).dtype]
+    out = torch.empty((clients, batch, tall, wide, 4), dtype=dtype, device=x.device)
+    pixels = clients * batch * tall * wide
+    _prepare[(cdiv(pixels, 512),)](x, out, pixels, height, width, wide, tall, padding, inputs, 512)
+    return out
+
+
+@triton.jit
+def _pack(
+    w_ptr, out_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]."""
+    c = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    group = tl.arange(0, 32)[None, :]
+    for row in tl.static_range(KH):
+        for shift in tl.static_range(2):
+            kj, i = group // 4 - shift, group % 4
+            inside = (o < CO) & (kj >= 0) & (kj < KW) & (i < CI)
+            w = tl.load(w_ptr + c * stride_client + ((o * CI + i) * KH + row) * KW + kj, mask=inside, other=0.0)
+            where = ((c * KH + row) * 2 + shift) * CO * 32 + o * 32 + group
+            tl.store(out_ptr + where, w.to(out_ptr.dtype.element_ty), mask=(o < CO) & (group < 32))
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
+    M, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    group = tl.arange(0, 32)
+    x_ptr += c * (M // (PH * PW)) * TALL * WIDE * 4
+    w_ptr += c * KH * 2 * CO * 32
+    sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
+    start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
+    acc0 = tl.zeros((BM, BN), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    for row in range(KH):
+        # Two pixels of four channels: a group starts at an even column of an even width.
+        here = tl.multiple_of(start + row * WIDE * 4, 8)
+        upper = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
+        under = tl.multiple_of(here + WIDE * 4, 8)
+        lower = tl.load(x_ptr + under[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
+        weights = w_ptr + (row * 2 * CO + n)[:, None] * 32 + group[None, :]
+        even = tl.trans(tl.load(weights, mask=(n < CO)[:, None], other=0.0))
+        odd = tl.trans(tl.load(weights + CO * 32, mask=(n < CO)[:, None], other=0.0))
+        acc0 = tl.dot(upper, even, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(upper, odd, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(lower, even, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(lower, odd, acc3, input_precision=PRECISION)
+    bias = tl.zeros((BN,), tl.float32)
+    if BIAS:
+        bias = tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)
+    best, place = relu_pool(acc0, acc1, acc2, acc3, bias)
+    where = c * M * CO + m[:, None] * CO + n[None, :]
+    inside = (m < M)[:, None] & (n < CO)[None, :]
+    tl.store(y_ptr + where, best.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(place_ptr + where, place.to(tl.uint8), mask=inside)
+
+
+def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, compute: str) -> None:
+    """From prepared images to pooled values and places."""
+    clients, batch, tall, wide, _ = x.shape
+    outputs, inputs, kernel_height, kernel_width = w.shape[1:]
+    w, stride_client = rows(w)
+    packed = torch.empty((clients, kernel_height, 2, outputs, GROUP), dtype=x.dtype, device=x.device)
+    _pack[(cdiv(outputs, 64), clients)](w, packed, stride_client, outputs, inputs, kernel_height, kernel_width, 64)
+    pooled_height, pooled_width = y.shape[2:4]
+    pixels = batch * pooled_height * pooled_width
+    t = tuning("thin forward", compute)
+    bm, bn = min(t.m, power(pixels)), min(t.n, power(outputs))
+    bias, stride_bias = (w, 0) if b is None else rows(b)
+    _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+        x, packed, bias, y, place, stride_bias, pixels, tall, wide, pooled_height, pooled_width, outputs,
+        kernel_height, b is not None, pixel_operands(compute).precision, bm, bn, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _weight_gradient(
+    x_ptr, dy_ptr, place_ptr, part_ptr,
+    M, SPAN, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """part[client, split, row, shift, o, group]: SPAN pixels' sum, both columns of the window side by side."""
+    c = tl.program_id(1).to(tl.int64)
+    split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
+    column = tl.arange(0, 2 * BN)
+    shift, n = column // BN, block * BN + column % BN
+    group = tl.arange(0, 32)
+    x_ptr += c * (M // (PH * PW)) * TALL * WIDE * 4
+    dy_ptr += c * M * CO
+    place_ptr += c * M * CO
+    acc0 = tl.zeros((2 * BN, 32), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    acc4 = acc0
+    end = tl.minimum(M, (split + 1) * SPAN)
+    for first in range(split * SPAN, end, BK):
+        m = first + tl.arange(0, BK)
+        sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
+        start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
+        inside = (m < end)[:, None] & (n < CO)[None, :]
+        place = tl.load(place_ptr + m[:, None] * CO + n[None, :], mask=inside, other=4).to(tl.int32)
+        dy = cast(tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=inside, other=0.0), OPERAND, HALF_SCALE)
+        upper = tl.trans(tl.where(place == shift[None, :], dy, 0.0).to(OPERAND))
+        lower = tl.trans(tl.where(place == shift[None, :] + 2, dy, 0.0).to(OPERAND))
+        for u in tl.static_range(KH + 1):
+            here = tl.multiple_of(start + u * WIDE * 4, 8)
+            x_KG = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0)
+            if u == 0:
+                acc0 = tl.dot(upper, x_KG, acc0, input_precision=PRECISION)
+            if u == 1:
+                acc0 = tl.dot(lower, x_KG, acc0, input_precision=PRECISION)
+            if KH > 1:
+                if u == 1:
+                    acc1 = tl.dot(upper, x_KG, acc1, input_precision=PRECISION)
+                if u == 2:
+                    acc1 = tl.dot(lower, x_KG, acc1, input_precision=PRECISION)
+            if KH > 2:
+                if u == 2:
+                    acc2 = tl.dot(upper, x_KG, acc2, input_precision=PRECISION)
+                if u == 3:
+                    acc2 = tl.dot(lower, x_KG, acc2, input_precision=PRECISION)
+            if KH > 3:
+                if u == 3:
+                    acc3 = tl.dot(upper, x_KG, acc3, input_precision=PRECISION)
+                if u == 4:
+                    acc3 = tl.dot(lower, x_KG, acc3, input_precision=PRECISION)
+            if KH > 4:
+                if u == 4:
+                    acc4 = tl.dot(upper, x_KG, acc4, input_precision=PRECISION)
+                if u == 5:
+                    acc4 = tl.dot(lower, x_KG, acc4, input_precision=PRECISION)
+    out = part_ptr + (c * SPLITS + split) * (KH * 2 * CO * 32) + (shift * CO + n)[:, None] * 32 + group[None, :]
+    inside = (n < CO)[:, None] & (group < 32)[None, :]
+    tl.store(out, acc0, mask=inside)
+    if KH > 1:
+        tl.store(out + 2 * CO * 32, acc1, mask=inside)
+    if KH > 2:
+        tl.store(out + 4 * CO * 32, acc2, mask=inside)
+    if KH > 3:
+        tl.store(out + 6 * CO * 32, acc3, mask=inside)
+    if KH > 4:
+        tl.store(out + 8 * CO * 32, acc4, mask=inside)
+
+
+@triton.jit
+def _gather(
+    part_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    BIAS: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Add the splits and the two shifted columns, and put them where the weights are."""
+    c = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) % KH
+    n = (tl.program_id(0) // KH) * BN + tl.arange(0, BN)[:, None]
+    group = tl.arange(0, 32)[None, :]
+    kj, i = group // 4, group % 4
+    useful = (n < CO) & (kj < KW)
+    total = tl.zeros((BN, 32), tl.float32)
+    for split in tl.static_range(SPLITS):
+        here = part_ptr + ((c * SPLITS + split) * KH + row) * (2 * CO * 32) + n * 32 + group
+        total += tl.load(here, mask=useful, other=0.0)
+        total += tl.load(here + CO * 32 + 4, mask=useful, other=0.0)
+    total *= scale
+    tl.store(dw_ptr + c * stride_w + ((n * CI + i) * KH + row) * KW + kj, total, mask=useful & (i < CI))
+    if BIAS:
+        tl.store(db_ptr + c * stride_b + n + 0 * group, total, mask=useful & (group == 3) & (row == 0))
+
+
+def weight_gradient(
+    x: Tensor, dy: Tensor, place: Tensor, dw: Tensor, db: Tensor | None, compute: str, scale: float
+) -> None:
+    """Write the gradients of weights and bias, times `scale`, from the pooled gradient."""
+    clients, batch, tall, wide, _ = x.shape
+    pooled_height, pooled_width, outputs = dy.shape[2:]
+    inputs, kernel_height, kernel_width = dw.shape[2:]
+    by = pixel_operands(compute)
+    pixels = batch * pooled_height * pooled_width
+    t = tuning("thin weight gradient", compute)
+    bn, bk = min(t.m, power(outputs)), t.k
+    part = torch.empty((clients, SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
+    span = cdiv(cdiv(pixels, SPLITS), bk) * bk
+    _weight_gradient[(cdiv(outputs, bn) * SPLITS, clients)](
+        x, dy, place, part, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
+        by.precision, by.dtype, by.scale, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    bias = db if db is not None else dw
+    _gather[(kernel_height * cdiv(outputs, bn), clients)](
+        part, dw, bias, dw.stride(0), bias.stride(0), scale / by.scale, outputs, inputs, kernel_height, kernel_width,
+        db is not None, SPLITS, bn, num_warps=4,
+    )  # fmt: skip

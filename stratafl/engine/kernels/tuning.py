@@ -1,0 +1,46 @@
+"""Block sizes, warps and pipeline depth of the matrix kernels, measured on an H200; fixed, so that a graph can be
+captured at any time. The second part of a key is the bytes of a stored activation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tuning(NamedTuple):
+    m: int
+    """Rows of the product: pixels, or weights where the weights are many."""
+    n: int
+    k: int
+    """What is summed in one step."""
+    warps: int
+    stages: int
+
+
+TUNING: dict[tuple[str, int], Tuning] = {
+    ("conv forward", 2): Tuning(128, 64, 64, 4, 3),
+    ("conv forward", 4): Tuning(128, 64, 32, 4, 3),
+    ("conv input gradient", 2): Tuning(128, 64, 64, 8, 3),
+    ("conv input gradient", 4): Tuning(128, 64, 32, 4, 3),
+    ("conv weight gradient", 2): Tuning(64, 64, 32, 4, 4),
+    ("conv weight gradient", 4): Tuning(64, 64, 32, 4, 4),
+    ("pool forward", 2): Tuning(128, 64, 32, 8, 4),
+    ("pool forward", 4): Tuning(64, 64, 32, 4, 3),
+    ("thin forward", 2): Tuning(64, 64, 32, 4, 4),
+    ("thin forward", 4): Tuning(64, 64, 32, 4, 4),
+    ("thin weight gradient", 2): Tuning(64, 64, 32, 8, 3),
+    ("thin weight gradient", 4): Tuning(64, 64, 32, 8, 3),
+    ("linear forward", 2): Tuning(64, 64, 64, 4, 4),
+    ("linear forward", 4): Tuning(64, 64, 64, 4, 3),
+    ("linear input gradient", 2): Tuning(64, 64, 64, 4, 3),
+    ("linear input gradient", 4): Tuning(64, 64, 32, 4, 3),
+    ("linear weight gradient", 2): Tuning(64, 128, 64, 4, 1),
+    ("linear weight gradient", 4): Tuning(64, 64, 64, 4, 1),
+}
+EXACT = Tuning(64, 32, 32, 4, 2)
+"""For exact fp32, which no tensor core does."""
+
+
+def tuning(kernel: str, compute: str) -> Tuning:
+    if compute == "fp32":
+        return EXACT
+    return TUNING[kernel, 4 if compute == "tf32" else 2]

@@ -1,0 +1,264 @@
+"""Layers of many clients at once, each client with its own weights, in plain torch.
+
+Images are channels-last: a library's convolution and a kernel of our own both like them so. `compute` says in what
+a product's operands are held ("fp32", "tf32", "bf16", "fp16"); weights and their gradients stay as they are given.
+Where the device has kernels of our own, `table` puts them in the place of these.
+
+Shape suffixes: C clients, B batch, H W height and width, I O channels or features in and out, h w of a filter,
+K channels or classes, T length of a sequence, V vocabulary, E embedding, G gates, M everything between C and the last.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Compute = Literal["fp32", "tf32", "bf16", "fp16"]
+COMPUTES: tuple[Compute, ...] = get_args(Compute)
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Pair = tuple[int, int]
+Size = int | Pair
+
+
+def held(x: Tensor, compute: Compute) -> Tensor:
+    """A product's operand in the type it is computed in."""
+    return x.to(HALF[compute]) if compute in HALF else x
+
+
+class Sink(NamedTuple):
+    """Where a layer's backward pass writes its parameters' gradients; autograd then gets none for them."""
+
+    w: Tensor
+    b: Tensor | None
+
+
+class _Linear(torch.autograd.Function):
+    """Written out so that the weights' gradients, the bulk of what a step writes, are written once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, plan: Any) -> Tensor:
+        y_CBO = torch.bmm(x_CBI, w_COI.mT)
+        if b_CO is not None:
+            y_CBO += b_CO[:, None]
+        if relu:
+            y_CBO.relu_()
+        ctx.save_for_backward(x_CBI, w_COI, y_CBO if relu else None)
+        ctx.plan = plan
+        return y_CBO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x_CBI, w_COI, y_CBO = ctx.saved_tensors
+        sink, scale = ctx.plan  # a scale is for 16-bit operands only
+        dy_CBO = gradients[0]
+        if y_CBO is not None:
+            dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
+        dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
+        if x_CBI.dtype == sink.w.dtype:
+            torch.bmm(dy_CBO.mT, x_CBI, out=sink.w)
+        else:
+            sink.w.copy_(torch.bmm(dy_CBO.mT, x_CBI)).div_(scale)
+        if sink.b is not None:
+            sink.b.copy_(dy_CBO.sum(dim=1, dtype=sink.b.dtype)).div_(scale)
+        return dx_CBI, None, None, None, None
+
+
+def linear(
+    x_CBI: Tensor,
+    w_COI: Tensor,
+    b_CO: Tensor | None,
+    relu: bool = False,
+    compute: Compute = "fp32",
+    sink: Sink | None = None,
+    grad_scale: float = 1.0,
+) -> Tensor:
+    """Gradients of what comes out arrive times `grad_scale`; those of the parameters are divided by it on the way."""
+    x_CBI, w = held(x_CBI, compute), held(w_COI, compute)
+    b = None if b_CO is None else held(b_CO, compute)
+    if sink is not None:
+        return _Linear.apply(x_CBI, w, b, relu, (sink, grad_scale))
+    y_CBO = torch.bmm(x_CBI, w.mT) if b is None else torch.baddbmm(b[:, None], x_CBI, w.mT)
+    return y_CBO.relu() if relu else y_CBO
+
+
+def linear_of_any(x_CMI: Tensor, w_COI: Tensor, b_CO: Tensor | None, compute: Compute = "fp32") -> Tensor:
+    """The same for any number of axes between clients and features."""
+    y = linear(x_CMI.flatten(1, -2), w_COI, b_CO, compute=compute)
+    return y.view(*x_CMI.shape[:-1], -1)
+
+
+def conv2d(
+    x_CBHWI: Tensor,
+    w_COIhw: Tensor,
+    b_CO: Tensor | None,
+    stride: Size = 1,
+    padding: Size = 0,
+    compute: Compute = "fp32",
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    x, w = held(x_CBHWI, compute), held(w_COIhw, compute)
+    b = None if b_CO is None else held(b_CO, compute)
+    clients, batch = x.shape[:2]
+    if x.device.type == "cpu":
+        # a filter set per client leaves a CPU nothing to share, and one call a client needs no transposed copies
+        biases = [None] * clients if b is None else list(b.unbind())
+        each = zip(x.unbind(), w.unbind(), biases, strict=True)
+        return torch.stack([_last(F.conv2d(_first(x), w, b, stride, padding, dilation, groups)) for x, w, b in each])
+    # one convolution whose groups are the clients (times their own groups)
+    merged = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+    bias = None if b is None else b.flatten()
+    y = F.conv2d(merged, w.flatten(0, 1), bias, stride, padding, dilation, clients * groups)
+    return y.view(batch, clients, -1, *y.shape[2:]).permute(1, 0, 3, 4, 2)
+
+
+def conv2d_relu_pool(
+    x_CBHWI: Tensor, w_COIhw: Tensor, b_CO: Tensor | None, padding: Size = 0, compute: Compute = "fp32"
+) -> Tensor:
+    """Convolution of stride 1, ReLU and the largest of each 2x2 pixels."""
+    y = conv2d(x_CBHWI, w_COIhw, b_CO, 1, padding, compute)
+    # the two commute, and a quarter of the pixels is left to rectify
+    return images(lambda x: F.max_pool2d(x, 2), y).relu()
+
+
+def images(function: Callable[[Tensor], Tensor], x_CBHWK: Tensor) -> Tensor:
+    """Something that treats each (K, H, W) image alone, whoever's it is."""
+    y = _last(function(_first(x_CBHWK.flatten(0, 1))))
+    return y.unflatten(0, x_CBHWK.shape[:2])
+
+
+def group_norm(x_CBHWK: Tensor, groups: int, w_CK: Tensor | None, b_CK: Tensor | None, eps: float = 1e-5) -> Tensor:
+    y_CBHWK = images(lambda x: F.group_norm(x, groups, eps=eps), x_CBHWK)
+    return _affine(y_CBHWK, w_CK, b_CK)
+
+
+def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | None, eps: float = 1e-5) -> Tensor:
+    return _affine(F.layer_norm(x, shape, eps=eps), w, b)
+
+
+def embedding(codes_CBT: Tensor, w_CVE: Tensor) -> Tensor:
+    clients, vocabulary, _ = w_CVE.shape
+    offset = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)
+    codes = codes_CBT.long() + offset.view(-1, *[1] * (codes_CBT.dim() - 1))
+    return F.embedding(codes, w_CVE.reshape(clients * vocabulary, -1))
+
+
+def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Compute = "fp32") -> Tensor:
+    """An LSTM's outputs at each place; its layers are (input weights, state weights, input bias, state bias)."""
+    x_CBTI = x_CBTE
+    for w_CGI, w_CGO, b_CG, c_CG in layers:
+        gates_CBTG = linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute)
+        w_COG = held(w_CGO, compute).mT
+        hidden_CBO = torch.zeros_like(gates_CBTG[:, :, 0, : w_COG.shape[1]])
+        cell_CBO = torch.zeros_like(hidden_CBO)
+        outputs = []
+        for gates_CBG in gates_CBTG.unbind(2):
+            enter, forget, new, leave = torch.baddbmm(gates_CBG, hidden_CBO, w_COG).chunk(4, dim=-1)
+            cell_CBO = forget.sigmoid() * cell_CBO + enter.sigmoid() * new.tanh()
+            hidden_CBO = leave.sigmoid() * cell_CBO.tanh()
+            outputs.append(hidden_CBO)
+        x_CBTI = torch.stack(outputs, dim=2)
+    return x_CBTI
+
+
+def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Tensor:
+    """Each client's mean over its own samples; labels may have further axes, then so have the logits after K."""
+    logits = logits_CBK.flatten(0, 1)
+    wide = torch.float32 if logits.dtype in HALF.values() else logits.dtype
+    loss = F.cross_entropy(logits.to(wide), labels_CB.flatten(0, 1).long(), reduction="none")
+    loss_CB = loss.view(*mask_CB.shape, -1).mean(dim=2)
+    return (loss_CB * mask_CB).sum(dim=1) / mask_CB.sum(dim=1)
+
+
+def update(
+    x_CP: Tensor,
+    g_CP: Tensor,
+    correction_CP: Tensor | None,
+    lr: float | Tensor,
+    clip: float | None = None,
+    decay: float = 0.0,
+    momentum: float = 0.0,
+    velocity_CP: Tensor | None = None,
+) -> None:
+    """The usual chain of a leaf, corrections -> clip -> decay -> momentum -> step, in place; this uses up `g_CP`."""
+    if correction_CP is not None:
+        g_CP += correction_CP
+    if clip is not None:
+        length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True)
+        g_CP *= clip / length_C1.clamp(min=clip)
+    if decay:
+        g_CP.add_(x_CP, alpha=decay)
+    if velocity_CP is not None:
+        g_CP = velocity_CP.mul_(momentum).add_(g_CP)
+    move(x_CP, g_CP, lr)
+
+
+def move(x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor) -> None:
+    """Step against the direction, in place."""
+    if isinstance(lr, Tensor):
+        x_CP.addcmul_(direction_CP, -lr)
+    else:
+        x_CP.sub_(direction_CP, alpha=lr)
+
+
+def _affine(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    """Scale and shift the last axes by each client's own."""
+
+    def fitting(rows: Tensor) -> Tensor:
+        return rows.view(len(rows), *[1] * (x.dim() - rows.dim()), *rows.shape[1:]).to(x.dtype)
+
+    if w is None:
+        return x
+    return x * fitting(w) if b is None else torch.addcmul(fitting(b), x, fitting(w))
+
+
+def _first(x_BHWK: Tensor) -> Tensor:
+    return x_BHWK.permute(0, 3, 1, 2)
+
+
+def _last(x_BKHW: Tensor) -> Tensor:
+    return x_BKHW.permute(0, 2, 3, 1)
+
+
+TORCH: dict[str, Callable[..., Tensor]] = {
+    function.__name__: function
+    for function in (linear, conv2d, conv2d_relu_pool, group_norm, layer_norm, embedding, recurrent, cross_entropy)
+}
+
+
+class Table(NamedTuple):
+    """The layers as a device computes them."""
+
+    functions: Mapping[str, Callable[..., Tensor]]
+    sinking: frozenset[str]
+    """Those that write their parameters' gradients to where they are wanted (`sink`), divided by `grad_scale`."""
+    sink: Callable[..., Any]
+    update: Callable[..., None]
+
+
+PLAIN = Table(TORCH, frozenset({"linear"}), Sink, update)
+
+
+def table(device: torch.device, dtype: torch.dtype) -> Table:
+    """The layers as this device computes them fastest; kernels of our own take float32 rows on CUDA only."""
+    return _with_kernels() if device.type == "cuda" and dtype == torch.float32 else PLAIN
+
+
+@functools.cache
+def _with_kernels() -> Table:
+    kernels = importlib.import_module("stratafl.engine.kernels")
+    if not kernels.available():
+        warnings.warn("no Triton for this GPU: the stacked engine uses torch's own operations", stacklevel=2)
+        return PLAIN
+    ours = {name: getattr(kernels, name) for name in TORCH if name in kernels.__all__}
+    sinking = frozenset(name for name, function in ours.items() if "sink" in inspect.signature(function).parameters)
+    return Table({**TORCH, **ours}, sinking, kernels.Sink, kernels.update)

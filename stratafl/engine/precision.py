@@ -1,0 +1,33 @@
+"""What torch's own float32 products may round to while an engine computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stratafl.engine.ops import Compute
+
+
+@contextmanager
+def computing(compute: Compute, device: torch.device) -> Iterator[None]:
+    """Let the GPU's float32 products be tf32 or keep them exact, and leave the setting as it was."""
+    if device.type != "cuda":
+        yield
+        return
+    # newer releases have one switch per library and complain about the older kind
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    convolve = getattr(convolution, "conv", None)
+    newer = hasattr(matmul, "fp32_precision") and hasattr(convolve, "fp32_precision")
+    name = "fp32_precision" if newer else "allow_tf32"
+    wanted = ("ieee" if compute == "fp32" else "tf32") if newer else compute != "fp32"
+    parts = [matmul, convolve if newer else convolution]
+    before = [getattr(part, name) for part in parts]
+    try:
+        for part in parts:
+            setattr(part, name, wanted)
+        yield
+    finally:
+        for part, value in zip(parts, before, strict=True):
+            setattr(part, name, value)

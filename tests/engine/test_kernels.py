@@ -1,0 +1,35 @@
+"""Every client-batched kernel against float64, in Triton's interpreter on a CPU, or on the GPU if there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stratafl.engine import kernels
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed here", allow_module_level=True)
+
+ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
+
+
+def test_kernels_agree_with_float64() -> None:
+    """In a process of its own: whether kernels are interpreted is decided when Triton is first imported."""
+    environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "stratafl.engine.kernels.check"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_available_follows_the_machine() -> None:
+    assert kernels.available() == (kernels.interpreted() or torch.cuda.is_available())
+
+
+def test_an_unknown_operation_is_named() -> None:
+    with pytest.raises(AttributeError, match="pooling"):
+        _ = kernels.pooling

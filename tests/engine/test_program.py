@@ -1,0 +1,191 @@
+"""Modules as programs over all clients: outputs and gradients are each client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl import models
+from stratafl.engine.differentiate import Batch, Stacked, choose
+from stratafl.engine.lowering import Unsupported
+from stratafl.engine.program import Program
+from stratafl.flat import Flat
+
+
+class Of(nn.Module):
+    """A module of one function of its input and some layers."""
+
+    def __init__(self, function: Callable[..., Tensor], **layers: nn.Module):
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def rows_of(flat: Flat, clients: int) -> tuple[Tensor, Tensor]:
+    x_P, b_Z = flat.row(flat.module)
+    random = torch.Generator().manual_seed(3)
+    x_CP = x_P + 0.3 * torch.randn(clients, len(x_P), generator=random, dtype=x_P.dtype)
+    return x_CP, b_Z.repeat(clients, 1)
+
+
+def difference(module: nn.Module, inputs_CB: Tensor) -> float:
+    """The largest difference of outputs or gradients between the program and each client's own module."""
+    torch.manual_seed(0)
+    flat = Flat(module.double().train())
+    program = Program(flat, inputs_CB[0])
+    x_CP, b_CZ = rows_of(flat, len(inputs_CB))
+    named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
+    outputs_CB, _ = program(named, inputs_CB)
+    weights = [named[name] for name in flat.names]
+    parts = torch.autograd.grad(outputs_CB.cos().sum(), weights, allow_unused=True, materialize_grads=True)
+    worst = 0.0
+    for client, inputs_B in enumerate(inputs_CB):
+        x_P = x_CP[client].clone().requires_grad_()
+        expected_B = flat.call(x_P, b_CZ[client], inputs_B)
+        (g_P,) = torch.autograd.grad(expected_B.cos().sum(), x_P)
+        got_P = torch.cat([part[client].flatten() for part in parts])
+        off = (expected_B - outputs_CB[client]).detach()
+        worst = max(worst, float(off.abs().max()), float((g_P - got_P).abs().max()))
+    return worst
+
+
+IMAGES = torch.randn(3, 2, 4, 8, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+VECTORS = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+IMAGE_LAYERS = {
+    "strided": nn.Conv2d(4, 3, 3, stride=2, padding=1),
+    "oblong": nn.Conv2d(4, 3, (1, 3), stride=(2, 1), padding=(0, 1)),
+    "grouped": nn.Conv2d(4, 6, 3, groups=2, dilation=2, bias=False),
+    "same": nn.Conv2d(4, 3, 3, padding="same"),
+    "valid": nn.Conv2d(4, 3, 3, padding="valid"),
+    "fused": nn.Sequential(nn.Conv2d(4, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+    "not fused": nn.Sequential(nn.Conv2d(4, 3, 3, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(2, stride=1)),
+    "overlapping pool": nn.Sequential(nn.Conv2d(4, 3, 3), nn.MaxPool2d(3, stride=2, padding=1)),
+    "average pool": nn.Sequential(nn.Conv2d(4, 3, 3), nn.AvgPool2d(2), nn.GELU()),
+    "adaptive pool": nn.Sequential(nn.Conv2d(4, 3, 3), nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(6, 2)),
+    "order of flatten": nn.Sequential(nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(90, 2)),
+    "flatten the input": nn.Sequential(nn.Flatten(), nn.Linear(224, 2)),
+    "group norm": nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(3, 6), nn.SiLU()),
+    "plain group norm": nn.Sequential(nn.GroupNorm(2, 4, affine=False), nn.Conv2d(4, 1, 1)),
+    "layer norm": nn.Sequential(nn.Conv2d(4, 2, 3), nn.LayerNorm((2, 6, 5))),
+    "channels joined": Of(lambda m, x: torch.cat([m.a(x), x], dim=1), a=nn.Conv2d(4, 2, 1)),
+    "scaled by channel": Of(lambda m, x: m.a(x) * m.weight[:, None, None], a=nn.Conv2d(4, 6, 1)),
+    "functional pool": Of(lambda m, x: F.avg_pool2d(F.relu(m.a(x)), 2), a=nn.Conv2d(4, 6, 3)),
+    "attention": Of(
+        lambda m, x: (lambda t: torch.softmax(t @ t.transpose(1, 2), dim=-1) @ t)(m.a(x).flatten(2)),
+        a=nn.Conv2d(4, 2, 3),
+    ),
+}
+VECTOR_LAYERS = {
+    "linear": nn.Linear(6, 2),
+    "rectified": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)),
+    "shared layer": Of(lambda m, x: m.a(torch.relu(m.a(x))), a=nn.Linear(6, 6)),
+    "residual": Of(lambda m, x: x + m.a(x).tanh(), a=nn.Linear(6, 6)),
+    "own parameter": Of(lambda m, x: x * m.weight + m.weight.exp()),
+    "functional linear": Of(lambda m, x: F.linear(x, m.a.weight, m.weight), a=nn.Linear(6, 6)),
+    "matrix product": Of(lambda m, x: x @ m.a.weight, a=nn.Linear(4, 6)),
+    "views": Of(lambda m, x: m.a(x.view(x.shape[0], 2, 3)).reshape(-1, 4), a=nn.Linear(3, 2)),
+    "mean": Of(lambda m, x: m.a(x).mean(-1, keepdim=True) - m.a(x), a=nn.Linear(6, 6)),
+    "log softmax": nn.Sequential(nn.Linear(6, 4), nn.LogSoftmax(dim=1)),
+    "softmax by method": Of(lambda m, x: (x * m.weight).softmax(dim=1)),
+    "item": Of(lambda m, x: m.a(x)[:, 1:3] * 2.0, a=nn.Linear(6, 4)),
+    "one feature": Of(lambda m, x: m.a(x).squeeze(-1).unsqueeze(1), a=nn.Linear(6, 1)),
+    "constant": Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6, dtype=torch.float64)),
+    "layer norm": nn.Sequential(nn.LayerNorm(6, bias=False), nn.Linear(6, 2)),
+    "no dropout": nn.Sequential(nn.Dropout(0.0), nn.Identity(), nn.Linear(6, 2)),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_LAYERS)
+def test_images(name: str) -> None:
+    assert difference(IMAGE_LAYERS[name], IMAGES) < 1e-12
+
+
+@pytest.mark.parametrize("name", VECTOR_LAYERS)
+def test_vectors(name: str) -> None:
+    assert difference(VECTOR_LAYERS[name], VECTORS) < 1e-12
+
+
+def test_sequences() -> None:
+    codes = torch.randint(9, (3, 4, 5), generator=torch.Generator().manual_seed(0))
+    assert difference(models.lstm((5,), 9, embedding=3, hidden=4), codes) < 1e-12
+    assert difference(nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(15, 2)), codes) < 1e-12
+
+
+def test_resnet() -> None:
+    """One client, one step; a float32 model keeps it quick."""
+    torch.manual_seed(0)
+    flat = Flat(models.resnet18_gn((3, 8, 8), 5))
+    inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
+    stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
+    x_P, b_Z = flat.row(flat.module)
+    batch = Batch(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
+    got_P = stacked(x_P[None], b_Z[None], batch)[0]
+    expected_P = flat.gradient(x_P, b_Z, inputs, targets, F.cross_entropy)
+    assert float((got_P - expected_P).norm() / expected_P.norm()) < 1e-4
+
+
+MIXING = {
+    "mean over samples": lambda m, x: x - x.mean(dim=0) * m.weight,
+    "mean of all": lambda m, x: m.weight * x.mean(),
+    "softmax over samples": lambda m, x: (x * m.weight).softmax(dim=0),
+    "samples against samples": lambda m, x: (x * m.weight) @ x.transpose(0, 1),
+    "a chosen sample": lambda m, x: x * m.weight + x[0],
+    "the batch's length": lambda m, x: x * m.weight / x.shape[0],
+    "rows that are not samples": lambda m, x: (x * m.weight).view(-1, 3),
+    "another axis for the batch": lambda m, x: (x * m.weight).unsqueeze(0),
+    "joined samples": lambda m, x: torch.cat([x * m.weight, x], dim=0),
+    "sorted": lambda m, x: (x * m.weight).sort(dim=0).values,
+    "features as a batch": lambda m, x: x.view(x.shape[0], 2, 3) * m.weight.view(2, 3) + x.mean(dim=1)[:, None],
+    "in place and used again": lambda m, x: (lambda y: F.relu(y, inplace=True) + y)(x * m.weight),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_what_mixes_samples_is_refused(name: str) -> None:
+    with pytest.raises(Unsupported):
+        difference(Of(MIXING[name]), VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)), "loop: training changes the module's buffers"),
+        (nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 2)), "loop: the module or loss draws random numbers"),
+        (Of(lambda m, x: x * m.weight * torch.rand(6)), "loop: the module or loss draws random numbers"),
+        (nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 2)), "vmap: layer PReLU"),
+        (Of(lambda m, x: x * m.weight if x.sum() > 0 else -x * m.weight), "loop: cannot be traced"),
+        (nn.Sequential(nn.Linear(6, 2)), "stacked"),
+    ],
+)
+def test_how_says_why(module: nn.Module, reason: str) -> None:
+    flat = Flat(module)
+    inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
+    state = torch.get_rng_state()
+    _, how = choose(flat, F.cross_entropy, inputs, targets)
+    assert how.startswith(reason)
+    assert torch.equal(torch.get_rng_state(), state), "trying it out leaves the generator as it was"
+
+
+def test_hooks_are_not_overlooked() -> None:
+    layer = nn.Linear(6, 2)
+    layer.register_forward_hook(lambda module, given, output: 2 * output)
+    _, how = choose(Flat(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
+    assert how == "vmap: hooks"
+
+
+def test_the_user_s_module_is_left_alone() -> None:
+    module = Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
+    flat = Flat(module)
+    before = set(vars(flat.module))
+    Program(flat, VECTORS[0].float())
+    assert set(vars(flat.module)) == before

@@ -1,0 +1,291 @@
+"""The stacked engine gives the loop engine's result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl import models, simulate
+from stratafl.data.transforms import flip_and_crop
+from stratafl.engine.loop import LoopEngine
+from stratafl.engine.stacked import StackedEngine
+from stratafl.local import Leaf, clip, corrections, decay, leaf
+from stratafl.registry import entries
+from stratafl.simulate import Simulation
+
+SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
+PERIODS = {1: [3], 2: [2, 3], 3: [2, 1, 3]}
+CLOSE = 1e-10
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int, ...] = (4,), **more) -> Simulation:
+    leaves = {1: 4, 2: 5, 3: 6}[depth]
+    random = torch.Generator().manual_seed(1)
+    inputs = more.pop("inputs", None)
+    if inputs is None:
+        inputs = torch.randn(leaves * 12, *shape, generator=random, dtype=torch.float64)
+    targets = torch.randint(3, (len(inputs),), generator=random)
+    parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
+    given = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
+    targets = given.pop("targets", targets)
+    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
+
+
+def stacked(sim: Simulation, **options) -> Simulation:
+    """The same run on the stacked engine."""
+    loop = sim.engine
+    assert isinstance(loop, LoopEngine)
+    given = (loop.flat, loop.loss, loop.inputs, loop.targets, loop.partition, loop.leaf, loop.batch)
+    sim.engine = StackedEngine(*given, loop.sampling, loop.seed, loop.augment, **options)
+    return sim
+
+
+def compare(how: str = "stacked", chunk: int | None = 2, **settings) -> float:
+    """The largest difference of any node's model or correction between the two engines."""
+    expected = federation(**settings).run()
+    sim = stacked(federation(**settings), chunk=chunk)
+    assert sim.engine.how.startswith(how), sim.engine.how
+    got = sim.run()
+    pairs = list(zip(expected.models, got.models, strict=True))
+    pairs += [(a, b) for a, b in zip(expected.corrections, got.corrections, strict=True) if a is not None]
+    pairs += list(zip(expected.buffers, got.buffers, strict=True))
+    assert not torch.equal(expected.models[0][0], expected.models[-1][0])
+    return max(float((a - b).abs().max()) for a, b in pairs if a.numel())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("rule", [entry.name for entry in entries()])
+def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -> None:
+    assert compare(rules=[rule] * depth, depth=depth) < CLOSE
+
+
+@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+@pytest.mark.parametrize("batch", [1, 3, 5, 50, None])
+def test_sampling(batch: int | None, sampling: str) -> None:
+    assert compare(batch=batch, sampling=sampling) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        leaf(0.3, momentum=0.9),
+        leaf(0.3, clip_norm=0.05),
+        leaf(0.3, weight_decay=0.1),
+        leaf(lambda round: 0.2 / (1 + round), clip_norm=0.2, weight_decay=0.01, momentum=0.5),
+        Leaf(lambda round: 0.1, (clip(0.1), corrections, decay(0.1))),
+    ],
+)
+@pytest.mark.parametrize("rules", ["mtgc", "feddyn"])
+def test_the_leaf_s_chain(rules: str, chain: Leaf) -> None:
+    assert compare(rules=rules, leaf=chain) < CLOSE
+
+
+def test_the_chain_may_change_between_rounds() -> None:
+    results = []
+    for sim in (federation(rounds=3), stacked(federation(rounds=3))):
+        next(sim)
+        sim.leaf = leaf(0.5, momentum=0.3)
+        results.append(sim.run().models[0])
+    assert torch.allclose(*results, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("participation", [[1, 1], [0.5, 2]])
+@pytest.mark.parametrize("chunk", [1, None])
+def test_partial_participation(participation: list, chunk: int | None) -> None:
+    assert compare(participation=participation, rounds=4, chunk=chunk) < CLOSE
+
+
+@pytest.mark.parametrize("restart", ["gradient", "keep"])
+def test_corrections_from_gradients(restart: str) -> None:
+    assert compare(rules={"name": "mtgc", "restart": restart}, rounds=3) < CLOSE
+
+
+def test_inactive_leaves_keep_their_rows() -> None:
+    sim = stacked(federation(participation=[1, 1]))
+    sim.federation.begin()
+    work = sim.federation.work(0, 2, 0)
+    x_NP, _ = sim.engine.train(work)
+    g_NP = sim.engine.gradients(work)
+    idle = [leaf for leaf in range(5) if leaf not in work.active]
+    assert idle and torch.equal(x_NP[idle], work.x_NP[idle]) and not g_NP[idle].any()
+    nobody = work._replace(active=[])
+    assert torch.equal(sim.engine.train(nobody)[0], work.x_NP)
+
+
+def test_a_client_that_breaks_breaks_alone() -> None:
+    inputs = torch.randn(60, 4, dtype=torch.float64)
+    inputs[13] = torch.nan
+    assert federation(inputs=inputs).run().refused == stacked(federation(inputs=inputs)).run().refused != {}
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """What users write: views, residuals, functions, a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.again = nn.Conv2d(4, 4, 3, padding="same", groups=2)
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.register_buffer("shift", torch.full((1,), 0.1))
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.conv(x)))
+        z = self.again(y * self.scale) + self.shift
+        z += y
+        y = F.max_pool2d(torch.sigmoid(z), 2)
+        return self.out(y.mean(dim=(2, 3)).view(x.size(0), -1))
+
+
+class Turning(nn.Module):
+    """Cannot be traced: it decides by the data's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x if x.shape[0] > 2 else 2 * x)
+
+
+class Centred(nn.Module):
+    """Mixes the samples of a batch, so that padding would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(dim=0))
+
+
+def seeded(make):
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return make().double()
+
+    return model
+
+
+MODELS = {
+    "logistic": ("stacked", lambda: models.logistic((2, 4, 4), 3), (2, 4, 4)),
+    "mlp": ("stacked", lambda: models.mlp((2, 4, 4), 3, (7, 5)), (2, 4, 4)),
+    "cnn": ("stacked", lambda: models.cnn((1, 16, 16), 3), (1, 16, 16)),
+    "residual": ("stacked", Residual, (2, 6, 6)),
+    "no bias": ("stacked", lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,)),
+    "layer norm": ("stacked", lambda: nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 3)), (4,)),
+    "untraceable": ("vmap", Turning, (4,)),
+    "mixes samples": ("vmap", Centred, (4,)),
+    "dropout": ("loop", lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), (4,)),
+    "batch norm": ("loop", lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), (4,)),
+    "library's lstm": ("vmap", lambda: nn.Sequential(nn.LSTM(4, 3, batch_first=True), Last()), (5, 4)),
+}
+
+
+class Last(nn.Module):
+    def forward(self, outputs: tuple[Tensor, object]) -> Tensor:
+        return outputs[0][:, -1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str) -> None:
+    how, make, shape = MODELS[name]
+    # sizes of at least two in every batch: a batch norm needs them
+    batch = None if name == "batch norm" else 4
+    assert compare(how, model=seeded(make), shape=shape, depth=1, rounds=1, batch=batch) < CLOSE
+
+
+def test_lstm() -> None:
+    codes = torch.randint(9, (60, 6))
+    model = seeded(lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
+    assert compare(model=model, inputs=codes, rounds=1) < CLOSE
+
+
+def test_frozen_and_tied_parameters() -> None:
+    def make() -> nn.Module:
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        frozen = nn.Linear(4, 3)
+        frozen.weight.requires_grad_(False)
+        return nn.Sequential(first, nn.Tanh(), second, nn.ReLU(), frozen)
+
+    assert compare(model=seeded(make)) < CLOSE
+
+
+# -- losses and transforms -------------------------------------------------------------------------------------------
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - torch.eye(3)[targets]).square().sum() / len(targets) ** 0.5
+
+
+def weighing(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Looks at values, which only a loop over clients can."""
+    return F.cross_entropy(outputs, targets) * (2.0 if targets[0].item() == 0 else 1.0)
+
+
+@pytest.mark.parametrize("loss", [squares, weighing])
+@pytest.mark.parametrize("model", [perceptron, seeded(Turning)])
+def test_own_losses_see_no_padding(loss, model) -> None:
+    how = {perceptron: "stacked"}.get(model, "vmap" if loss is squares else "loop")
+    assert compare(how, model=model, loss=loss) < CLOSE
+
+
+def test_cross_entropy_given_by_hand_with_ignored_labels() -> None:
+    targets = torch.randint(3, (60,))
+    targets[::12] = 0
+    targets[2::12] = -100
+    assert compare(loss=F.cross_entropy, targets=targets, batch=None) < CLOSE
+
+
+def test_a_label_for_each_place() -> None:
+    model = seeded(lambda: nn.Conv2d(1, 3, 3, padding=1))
+    assert compare(model=model, shape=(1, 4, 4), targets=torch.randint(3, (60, 4, 4))) < CLOSE
+
+
+def noisy(inputs: Tensor, seed: int, client, step) -> Tensor:
+    """A transform that knows one client at a time and the length of its batch."""
+    return inputs * (1 + 0.1 * int(client) + 0.01 * int(step)) / len(inputs)
+
+
+@pytest.mark.parametrize("augment", [flip_and_crop, noisy])
+def test_transforms(augment) -> None:
+    model = seeded(lambda: models.mlp((1, 6, 6), 3, (5,)))
+    assert compare(model=model, shape=(1, 6, 6), augment=augment) < CLOSE
+
+
+# -- bits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 4, 4)), ("cnn", (1, 16, 16))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def run(chunk: int | None) -> bytes:
+        model = seeded(lambda: models.MODELS[name](shape, 3))
+        chain = leaf(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01)
+        settings = {"model": lambda: model().to(dtype), "shape": shape, "rounds": 1, "leaf": chain}
+        result = stacked(federation(**settings), chunk=chunk).run()
+        return result.models[-1].numpy().tobytes()
+
+    assert run(None) == run(None) == run(1) == run(2) == run(3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_near(precision: str) -> None:
+    model = seeded(lambda: models.mlp((4,), 3, (8,)))
+    settings = {"model": lambda: model().float(), "rounds": 1}
+    exact = federation(**settings).run().models[0]
+    near = stacked(federation(**settings), precision=precision).run().models[0]
+    assert near.dtype == torch.float32
+    assert 0 < float((near - exact).norm() / exact.norm()) < 0.02
