@@ -1,6 +1,6 @@
 """What a synchronisation costs: 100 rows of 0.8 million parameters, 10x10, corrections on both levels.
 
-    python -m benchmarks.sync [--device cuda]
+python -m benchmarks.sync [--device cuda]
 """
 
 from __future__ import annotations

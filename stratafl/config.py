@@ -6,7 +6,7 @@
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-[run]       rounds, seed, evaluate_every, evaluate_levels, device, plugins
+[run]       rounds, seed, evaluate_every, evaluate_levels, device, engine, precision, plugins
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class RunConfig:
     evaluate_every: int = 1
     evaluate_levels: Any = (0,)
     device: str = "cpu"
+    engine: str | None = None
+    precision: str = "fp32"
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 
@@ -159,7 +161,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _typed(where: str, value: Any, default: Any, kind: str) -> Any:
-    if kind == "str" and not isinstance(value, str):
+    if kind.startswith("str") and not isinstance(value, str) and (value is not None or "None" not in kind):
         raise InvalidInput(where, value, "must be a text")
     if kind.startswith("Mapping") and not isinstance(value, Mapping) and (value is not None or "None" not in kind):
         raise InvalidInput(where, value, "must be a table")

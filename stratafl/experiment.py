@@ -127,6 +127,8 @@ def experiment(config: Config) -> Simulation:
         evaluate_levels=config.run.evaluate_levels,
         augment=held.augment,
         device=device,
+        engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
+        precision=config.run.precision,  # type: ignore[arg-type]
     )
 
 
