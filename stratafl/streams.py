@@ -39,6 +39,8 @@ def _signed(word: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
+MIXING = (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)
+"""The constants of the hash, for a kernel that goes on from `prefix` by itself."""
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
@@ -55,6 +57,11 @@ def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     for word in where[len(front) :]:
         state = _mixed(state, word if isinstance(word, Tensor) else _signed(word))
     return state
+
+
+def prefix(seed: int, purpose: Purpose) -> int:
+    """Where the chain of a purpose's draws starts, as a signed 64-bit integer."""
+    return _signed(_hash(seed, int(purpose)))
 
 
 def _mixed(state: Tensor, word: Tensor | int) -> Tensor:

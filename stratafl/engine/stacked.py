@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from stratafl.data.batches import Sampling, stacked_batches
+from stratafl.data.transforms import flip_and_crop
+from stratafl.engine import kernels
 from stratafl.engine.augmenting import one_by_one, takes_stacks
 from stratafl.engine.differentiate import Batch, Differentiate, choose
 from stratafl.engine.graph import Captured, Fixed, Samples
@@ -80,6 +82,9 @@ class StackedEngine:
         few = self._samples[:2]
         sample = inputs[few] if augment is None else augment(inputs[few], seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs[few], seed)
+        # flips and crops have a kernel that also gathers the samples and lays them out
+        images = inputs.dim() == 4 and inputs.dtype == flat.dtype == torch.float32 and inputs.is_contiguous()
+        self._fetches = augment is flip_and_crop and images and inputs.device.type == "cuda" and kernels.available()
         with computing("fp32", inputs.device):
             # to the library a label below zero means "ignore"
             labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
@@ -152,13 +157,20 @@ class StackedEngine:
         step: int | Tensor,
     ) -> Tensor:
         assert self._differentiate is not None
-        inputs_CB = self.inputs[index_CB]
-        if self.augment is not None and self._augments:
-            inputs_CB = self.augment(inputs_CB, self.seed, client_C, step)
-        elif self.augment is not None:
-            inputs_CB = one_by_one(self.augment, inputs_CB, self.seed, client_C, step, length_C)
+        inputs_CB = self._inputs(client_C, index_CB, length_C, step)
         batch = Batch(inputs_CB, self.targets[index_CB], mask_CB, length_C)
         return self._differentiate(rows.x_CP, rows.b_CZ, batch)
+
+    def _inputs(self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor) -> Tensor:
+        """The samples as the clients train on them."""
+        if self._fetches:
+            return kernels.fetch(self.inputs, index_CB, self.seed, client_C, step, self.precision)  # type: ignore[no-any-return]
+        inputs_CB = self.inputs[index_CB]
+        if self.augment is None:
+            return inputs_CB
+        if self._augments:
+            return self.augment(inputs_CB, self.seed, client_C, step)  # type: ignore[arg-type]
+        return one_by_one(self.augment, inputs_CB, self.seed, client_C, step, length_C)
 
     def _fitting(self) -> int:
         """As many clients as the memory holds."""

@@ -33,3 +33,26 @@ def test_available_follows_the_machine() -> None:
 def test_an_unknown_operation_is_named() -> None:
     with pytest.raises(AttributeError, match="pooling"):
         _ = kernels.pooling
+
+
+FETCH = """
+import torch
+from stratafl.data.transforms import flip_and_crop
+from stratafl.engine import kernels
+
+device = "cpu" if kernels.interpreted() else "cuda"
+for channels, height, width in ((3, 8, 8), (1, 5, 7)):
+    data = torch.randn(20, channels, height, width, device=device)
+    index_CB = torch.randint(20, (3, 16), device=device)
+    client_C = torch.tensor([4, 0, 9], device=device)
+    for step in (0, 7):
+        expected = flip_and_crop(data[index_CB], -5, client_C, step)
+        assert not torch.equal(expected, data[index_CB])
+        assert torch.equal(kernels.fetch(data, index_CB, -5, client_C, step), expected)
+"""
+
+
+def test_fetch_is_flip_and_crop_bit_by_bit() -> None:
+    environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", FETCH], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

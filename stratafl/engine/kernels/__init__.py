@@ -20,11 +20,12 @@ _WHERE = {
     "cross_entropy": "loss",
     "group_norm": "norm",
     "embedding": "table",
+    "fetch": "gather",
     "update": "step",
     "Sink": "common",
 }
-__all__ = ["Sink", "available", "conv2d", "conv2d_relu_pool", "cross_entropy", "embedding", "group_norm", "linear"]
-__all__ += ["interpreted", "update"]
+__all__ = ["Sink", "available", "conv2d", "conv2d_relu_pool", "cross_entropy", "embedding", "fetch", "group_norm"]
+__all__ += ["interpreted", "linear", "update"]
 
 
 def interpreted() -> bool:

@@ -1,0 +1,80 @@
+"""Samples straight from the data set to where a network reads them: gathered, mirrored and cropped in one pass.
+
+C clients, B places in a batch, K channels, H W height and width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.data.transforms import PAD
+from stratafl.engine.kernels.common import power, storage
+from stratafl.streams import MIXING, Purpose, prefix
+
+
+@triton.jit
+def _shifted(word, BITS: tl.constexpr):
+    return (word >> BITS) & ((1 << (64 - BITS)) - 1)
+
+
+@triton.jit
+def _mixed(state, word, golden, first, second):
+    """One link of the chain in `streams`, in the same wrapping arithmetic."""
+    state = (state ^ word) + golden
+    state = (state ^ _shifted(state, 30)) * first
+    state = (state ^ _shifted(state, 27)) * second
+    return state ^ _shifted(state, 31)
+
+
+@triton.jit
+def _uniform(state, draw, golden, first, second):
+    return _shifted(_mixed(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _fetch(
+    data_ptr, index_ptr, client_ptr, step_ptr, out_ptr, start, golden, first, second, B,
+    K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64)
+    client = tl.load(client_ptr + place // B)
+    state = _mixed(start, client, golden, first, second)
+    state = _mixed(state, tl.load(step_ptr), golden, first, second)
+    state = _mixed(state, place % B, golden, first, second)
+    mirrored = _uniform(state, 0, golden, first, second) < 0.5
+    cropped = _uniform(state, 1, golden, first, second) < 0.5
+    down = (_uniform(state, 2, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN
+    right = (_uniform(state, 3, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN
+    down = tl.where(cropped, down, 0)
+    right = tl.where(cropped, right, 0)
+
+    pixel = tl.arange(0, BLOCK)
+    row = pixel // W + down
+    column = pixel % W + right
+    column = tl.where(mirrored, W - 1 - column, column)
+    real = pixel < H * W
+    inside = real & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    image = tl.load(index_ptr + place) * (K * H * W)
+    for k in range(K):
+        value = tl.load(data_ptr + image + k * H * W + row * W + column, mask=inside, other=0.0)
+        where = out_ptr + place * (K * H * W) + pixel * K + k
+        tl.store(where, value.to(out_ptr.dtype.element_ty), mask=real)
+
+
+def fetch(
+    data_NKHW: Tensor, index_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, compute: str = "fp32"
+) -> Tensor:
+    """What `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)` gives, (C, B, K, H, W), laid out channels-last
+    and in the type this mode keeps activations in."""
+    clients, batch = index_CB.shape
+    channels, height, width = data_NKHW.shape[1:]
+    out_CBHWK = torch.empty(clients, batch, height, width, channels, dtype=storage(compute), device=data_NKHW.device)
+    step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
+    _fetch[(clients * batch,)](
+        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, prefix(seed, Purpose.TRANSFORM), *MIXING, batch,
+        channels, height, width, PAD, power(height * width),
+    )  # fmt: skip
+    return out_CBHWK.permute(0, 1, 4, 2, 3)
