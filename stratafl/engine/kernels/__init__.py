@@ -20,10 +20,21 @@ _WHERE = {
     "cross_entropy": "loss",
     "group_norm": "norm",
     "embedding": "table",
+    "flatten": "flat",
     "update": "step",
     "Sink": "common",
 }
-__all__ = ["Sink", "available", "conv2d", "conv2d_relu_pool", "cross_entropy", "embedding", "group_norm", "linear"]
+__all__ = [
+    "Sink",
+    "available",
+    "conv2d",
+    "conv2d_relu_pool",
+    "cross_entropy",
+    "embedding",
+    "flatten",
+    "group_norm",
+    "linear",
+]
 __all__ += ["interpreted", "update"]
 
 
