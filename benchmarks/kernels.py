@@ -44,11 +44,12 @@ class Step:
             parts = matrix.split(widths, dim=1)
             return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-        self.views, self.dw = views, views(self.g)
+        self.views, self.dw, self.dc = views, views(self.g), views(self.correction)
+        self.squares: list[Tensor] = []
         self.forward_stages: list[tuple[str, Callable[[Tensor], Tensor]]] = [
             ("conv1", lambda x: self._conv(0, x)),
             ("conv2", lambda x: self._conv(1, x)),
-            ("flatten", lambda x: x.permute(0, 1, 4, 2, 3).flatten(2)),
+            ("flatten", kernels.flatten),
             ("fc1", lambda x: self._linear(2, x)),
             ("fc2", lambda x: self._linear(3, x)),
             ("fc3", lambda x: self._linear(4, x)),
@@ -56,7 +57,7 @@ class Step:
         ]
 
     def _sink(self, layer: int) -> kernels.Sink:
-        return kernels.Sink(self.dw[2 * layer], self.dw[2 * layer + 1])
+        return kernels.Sink(*self.dw[2 * layer : 2 * layer + 2], *self.dc[2 * layer : 2 * layer + 2], self.squares)
 
     def _conv(self, layer: int, x: Tensor) -> Tensor:
         w, b = self.w[2 * layer : 2 * layer + 2]
@@ -69,13 +70,14 @@ class Step:
     def loss(self) -> Tensor:
         # The views are made here: autograd runs a node's backward on the stream it was made on, which must be captured.
         self.w = self.views(self.x.detach().requires_grad_())
+        self.squares.clear()
         x = self.images
         for _, stage in self.forward_stages:
             x = stage(x)
         return x
 
     def update(self) -> None:
-        kernels.update(self.x, self.g, self.correction, LR, CLIP, DECAY)
+        kernels.update(self.x, self.g, None, LR, CLIP, DECAY, squares=self.squares)
 
     def whole(self) -> None:
         self.loss().sum().backward()
@@ -124,6 +126,7 @@ def gradient_error(clients: int, compute: str) -> float:
     """Distance of all clients' gradients from float64 autograd, over its length."""
     torch.manual_seed(1)
     step = Step(clients, compute)
+    step.correction.zero_()
     step.loss().sum().backward()
     module = models.cnn((3, 32, 32), 10).double().cuda()
     shapes = [p.shape for p in module.parameters()]

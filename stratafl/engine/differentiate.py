@@ -54,6 +54,7 @@ class Stacked:
         self.program = Program(flat, inputs)
         self.ops = ops.table(inputs.device, flat.dtype)
         self.even = not (labels and loss is F.cross_entropy)
+        self._maps = True
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
         named = {name: view.detach() for name, view in self.flat.named(x_CP, b_CZ).items()}
@@ -78,8 +79,18 @@ class Stacked:
         losses = []
         for length, mine in _by_length(batch.length_C):
             outputs, targets = outputs_CB[mine, :length], batch.targets_CB[mine, :length]
-            losses += [self.loss(*pair).reshape(1) for pair in zip(outputs, targets, strict=True)]
+            losses.append(self._own_losses(outputs, targets))
         return torch.cat(losses)
+
+    def _own_losses(self, outputs_CB: Tensor, targets_CB: Tensor) -> Tensor:
+        """A user's loss of each client, none of whose batches is padded."""
+        if self._maps:
+            try:
+                return vmap(lambda *pair: self.loss(*pair).reshape(()))(outputs_CB, targets_CB)
+            except RuntimeError:
+                # it looks at values or does what cannot be mapped; this shows when the engine first tries it
+                self._maps = False
+        return torch.stack([self.loss(*pair).reshape(()) for pair in zip(outputs_CB, targets_CB, strict=True)])
 
 
 class Mapped:

@@ -50,11 +50,7 @@ def _constant(low: Lowering, node: fx.Node) -> Run:
 def _linear(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     assert isinstance(layer, nn.Linear)
-    x, own = low.fetch(node.args[0]), low.weights(layer.weight, layer.bias)
-    after = low.sole_user(node)
-    relu = after is not None and is_relu(low, after)
-    if after is not None and relu:
-        low.fused[after] = node
+    x, own, relu = low.fetch(node.args[0]), low.weights(layer.weight, layer.bias), _with_relu(low, node)
 
     def run(frame: Frame) -> Tensor:
         given = x(frame)
@@ -62,6 +58,15 @@ def _linear(low: Lowering, node: fx.Node) -> Run:
         return y.view(*given.shape[:-1], -1)
 
     return run
+
+
+def _with_relu(low: Lowering, node: fx.Node) -> bool:
+    """Whether a ReLU is all that follows, which then is done with the node."""
+    after = low.sole_user(node)
+    if after is None or not is_relu(low, after):
+        return False
+    low.fused[after] = node
+    return True
 
 
 def _conv2d(low: Lowering, node: fx.Node) -> Run:
@@ -119,8 +124,12 @@ def _group_norm(low: Lowering, node: fx.Node) -> Run:
     if low.rank(node) != IMAGE:
         raise Unsupported(f"group norm of rank {low.rank(node)}")
     x, own = low.fetch(node.args[0], last=True), low.weights(layer.weight, layer.bias)
+    relu = _with_relu(low, node)
     low.last.add(node)
-    return lambda frame: own.call(frame, "group_norm", x(frame), layer.num_groups, *own.of(frame), layer.eps)
+    if not layer.affine:
+        # a kernel of our own has scale and shift
+        return lambda frame: ops.group_norm(x(frame), layer.num_groups, None, None, layer.eps, relu)
+    return lambda frame: own.call(frame, "group_norm", x(frame), layer.num_groups, *own.of(frame), layer.eps, relu)
 
 
 def _layer_norm(low: Lowering, node: fx.Node) -> Run:
@@ -142,7 +151,7 @@ def _embedding(low: Lowering, node: fx.Node) -> Run:
 
     def run(frame: Frame) -> Tensor:
         given = codes(frame)
-        y_CBTE = own.call(frame, "embedding", given.view(*given.shape[:2], -1), own.of(frame)[0])
+        y_CBTE = own.call(frame, "embedding", given.view(*given.shape[:2], -1), own.of(frame)[0], frame.compute)
         return y_CBTE.view(*given.shape, -1)
 
     return run

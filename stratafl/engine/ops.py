@@ -136,20 +136,26 @@ def images(function: Callable[[Tensor], Tensor], x_CBHWK: Tensor) -> Tensor:
     return y.unflatten(0, x_CBHWK.shape[:2])
 
 
-def group_norm(x_CBHWK: Tensor, groups: int, w_CK: Tensor | None, b_CK: Tensor | None, eps: float = 1e-5) -> Tensor:
-    y_CBHWK = images(lambda x: F.group_norm(x, groups, eps=eps), x_CBHWK)
-    return _affine(y_CBHWK, w_CK, b_CK)
+def group_norm(
+    x_CBHWK: Tensor,
+    groups: int,
+    w_CK: Tensor | None,
+    b_CK: Tensor | None,
+    eps: float = 1e-5,
+    relu: bool = False,
+) -> Tensor:
+    y_CBHWK = _affine(images(lambda x: F.group_norm(x, groups, eps=eps), x_CBHWK), w_CK, b_CK)
+    return y_CBHWK.relu() if relu else y_CBHWK
 
 
 def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | None, eps: float = 1e-5) -> Tensor:
     return _affine(F.layer_norm(x, shape, eps=eps), w, b)
 
 
-def embedding(codes_CBT: Tensor, w_CVE: Tensor) -> Tensor:
+def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Tensor:
     clients, vocabulary, _ = w_CVE.shape
-    offset = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)
-    codes = codes_CBT.long() + offset.view(-1, *[1] * (codes_CBT.dim() - 1))
-    return F.embedding(codes, w_CVE.reshape(clients * vocabulary, -1))
+    offset_C11 = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)[:, None, None]
+    return held(F.embedding(codes_CBT.long() + offset_C11, w_CVE.reshape(clients * vocabulary, -1)), compute)
 
 
 def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Compute = "fp32") -> Tensor:

@@ -104,7 +104,9 @@ class StackedEngine:
                 rows = Rows.of(work, x_NP, leaves, self.leaf.momentum)
                 if not self._replay(rows, samples, lengths, work, lr):
                     self._steps(rows, samples, lengths, work.step, lr)
-                x_NP[where(leaves)] = rows.x_CP
+                if isinstance(chosen := where(leaves), list):
+                    # rows that do not lie together were copied out
+                    x_NP[chosen] = rows.x_CP
         return x_NP, work.b_NB.clone()
 
     def gradients(self, work: Work) -> Tensor:
@@ -132,8 +134,11 @@ class StackedEngine:
         )
         client_C = torch.as_tensor(active, device=device)
         index_CHB = self._samples[self._start_N[client_C][:, None, None] + stack.position_CHB]
-        for first in range(0, len(active), self.chunk):
-            mine = slice(first, first + self.chunk)
+        # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
+        count = -(-len(active) // self.chunk)
+        size = -(-len(active) // count)
+        for first in range(0, len(active), size):
+            mine = slice(first, first + size)
             samples = Samples(client_C[mine], index_CHB[mine], stack.mask_CHB[mine])
             yield active[mine], samples, Lengths(stack.length_CH[mine], stack.length_CH.max(axis=0))
 
@@ -199,7 +204,14 @@ class StackedEngine:
             return False
         shapes = tuple(tensor.shape for tensor in rows.tensors())
         locals = tuple(local for local, _ in work.pulls)
-        key = shapes, locals, self.leaf.stages, self.leaf.momentum, samples.mask_CHB.shape[2]
+        key = (
+            shapes,
+            rows.correction_CP is None,
+            locals,
+            self.leaf.stages,
+            self.leaf.momentum,
+            samples.mask_CHB.shape[2],
+        )
         known = self._captured.pop(key, None)
         if known is None or known.steps < work.steps:
             length_C = lengths.own_CH[:, 0]

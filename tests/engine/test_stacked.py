@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stratafl import models, simulate
 from stratafl.data.transforms import flip_and_crop
+from stratafl.engine import graph, ops
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.stacked import StackedEngine
 from stratafl.local import Leaf, clip, corrections, decay, leaf
@@ -212,15 +213,16 @@ def test_lstm() -> None:
     assert compare(model=model, inputs=codes, rounds=1) < CLOSE
 
 
-def test_frozen_and_tied_parameters() -> None:
-    def make() -> nn.Module:
-        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-        second.weight = first.weight
-        frozen = nn.Linear(4, 3)
-        frozen.weight.requires_grad_(False)
-        return nn.Sequential(first, nn.Tanh(), second, nn.ReLU(), frozen)
+def tied() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    frozen = nn.Linear(4, 3)
+    frozen.weight.requires_grad_(False)
+    return nn.Sequential(first, nn.Tanh(), second, nn.ReLU(), frozen)
 
-    assert compare(model=seeded(make)) < CLOSE
+
+def test_frozen_and_tied_parameters() -> None:
+    assert compare(model=seeded(tied)) < CLOSE
 
 
 # -- losses and transforms -------------------------------------------------------------------------------------------
@@ -289,3 +291,86 @@ def test_half_precision_is_near(precision: str) -> None:
     near = stacked(federation(**settings), precision=precision).run().models[0]
     assert near.dtype == torch.float32
     assert 0 < float((near - exact).norm() / exact.norm()) < 0.02
+
+
+# -- what a GPU does, on a CPU ---------------------------------------------------------------------------------------
+
+
+class _Caught(torch.autograd.Function):
+    """Passes a parameter on and puts its gradient where it is wanted, as a kernel does."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, place: Tensor, scale: float) -> Tensor:
+        ctx.place, ctx.scale = place, scale
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        ctx.place.copy_(gradients[0] / ctx.scale)
+        return None, None, None
+
+
+def sinking(function):
+    def caught(*given, sink=None, grad_scale: float = 1.0) -> Tensor:
+        if sink is None:
+            return function(*given)
+        places = [place for place in sink if place is not None]
+        parameters = iter(places)
+        found = [
+            _Caught.apply(each, next(parameters), grad_scale)
+            if isinstance(each, Tensor) and each.requires_grad
+            else each
+            for each in given[1:]
+        ]
+        assert next(parameters, None) is None
+        return function(given[0], *found)
+
+    return caught
+
+
+@pytest.mark.parametrize("name", ["cnn", "residual", "lstm", "layer norm", "tied"])
+def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
+    functions = {**ops.TORCH, **{each: sinking(ops.TORCH[each]) for each in names}}
+    monkeypatch.setattr(ops, "PLAIN", ops.PLAIN._replace(functions=functions, sinking=frozenset(names)))
+    if name == "lstm":
+        model = seeded(lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
+        assert compare(model=model, inputs=torch.randint(9, (60, 6)), rounds=1) < CLOSE
+    elif name == "tied":
+        assert compare(model=seeded(tied)) < CLOSE
+    else:
+        _, make, shape = MODELS[name]
+        assert compare(model=seeded(make), shape=shape, depth=1, rounds=1) < CLOSE
+
+
+@pytest.mark.parametrize("rules", ["mtgc", "feddyn", "hfedavg"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_captured_step_reads_only_what_is_filled_in(
+    rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the function itself instead of a graph of it: memory, steps and learning rates are the graph's."""
+    captured = []
+
+    def capture(once, device):
+        once()
+        once()
+        captured.append(once)
+        return once
+
+    monkeypatch.setattr(graph, "_captured", capture)
+    model = seeded(lambda: models.mlp((1, 6, 6), 3, (5,)))
+    chain = leaf(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5)
+    settings = {
+        "rules": rules,
+        "model": model,
+        "shape": (1, 6, 6),
+        "augment": flip_and_crop,
+        "leaf": chain,
+        "rounds": 3,
+    }
+    expected = federation(**settings).run()
+    sim = stacked(federation(**settings), chunk=2)
+    sim.engine._capture = True
+    got = sim.run()
+    assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < CLOSE
+    assert len(captured) == 2, "once for chunks of two, once for the last"

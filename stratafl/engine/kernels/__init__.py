@@ -21,11 +21,22 @@ _WHERE = {
     "group_norm": "norm",
     "embedding": "table",
     "fetch": "gather",
+    "flatten": "flat",
     "update": "step",
     "Sink": "common",
 }
-__all__ = ["Sink", "available", "conv2d", "conv2d_relu_pool", "cross_entropy", "embedding", "fetch", "group_norm"]
-__all__ += ["interpreted", "linear", "update"]
+__all__ = [
+    "Sink",
+    "available",
+    "conv2d",
+    "conv2d_relu_pool",
+    "cross_entropy",
+    "embedding",
+    "fetch",
+    "flatten",
+    "group_norm",
+    "linear",
+]
 
 
 def interpreted() -> bool:

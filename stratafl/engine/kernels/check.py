@@ -74,20 +74,26 @@ def _compare(
         parts = rows[:, offset:].split(widths, dim=1)
         return [part.unflatten(1, p.shape[1:]) for part, p in zip(parts, parameters, strict=True)]
 
+    correction = torch.randn_like(gradients)
+    squares: list[Tensor] = []
+    pairs = [*views(gradients), None][:2], [*views(correction), None][:2]
+    sink = kernels.Sink(*pairs[0], *pairs[1], squares)
     x = rounded[0].clone()
     if first_grad:
         x.requires_grad_()
     with poisoned():
-        out = op(x, *views(matrix), sink=kernels.Sink(*views(gradients)))
+        out = op(x, *views(matrix), sink=sink)
         out.backward(dy.to(out.dtype))
         returned = op(x.detach(), *views(matrix))
         (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
     errors = {"output": distance(out, y.detach())}
+    lengths = gradients[:, offset:].double().square().sum(1)
+    errors["squares"] = distance(torch.cat(squares, dim=1).sum(1), lengths)
     if first_grad:
         assert x.grad is not None
         errors["input gradient"] = distance(x.grad, reference[0])
     for place, (got, back, ref) in enumerate(zip(views(gradients), views(whole), reference[first_grad:], strict=True)):
-        errors[f"gradient {place}"] = distance(got, ref)
+        errors[f"gradient {place}"] = distance(got, ref + views(correction)[place])
         errors[f"returned gradient {place}"] = distance(back, ref)
     return errors
 
@@ -163,6 +169,17 @@ def _embedding(clients: int, batch: int, length: int, entries: int, features: in
         lambda codes, w: functional.embedding(codes, w),
         inputs, "fp32", first_grad=False,
     )  # fmt: skip
+
+
+def _flatten(clients: int, batch: int, image: tuple[int, int], channels: int, device: str) -> dict[str, float]:
+    x = torch.randn(clients, batch, *image, channels, device=device, requires_grad=True)
+    wanted = x.permute(0, 1, 4, 2, 3).flatten(2)
+    dy = torch.randn_like(wanted)
+    (dx,) = torch.autograd.grad(wanted, x, dy)
+    with poisoned():
+        out = kernels.flatten(x)
+        (got,) = torch.autograd.grad(out, x, dy)
+    return {"output": distance(out, wanted.detach().double()), "input gradient": distance(got, dx.double())}
 
 
 def _cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: str) -> dict[str, float]:
@@ -256,6 +273,8 @@ def cases(device: str, small: bool) -> Iterator[Case]:
     images: list[tuple[Any, ...]] = [(2, 3, (4, 5), 6, 2), (1, 2, (1, 1), 8, 1)]
     for image in images + ([] if small else [(3, 20, (16, 16), 64, 2), (3, 20, (2, 2), 512, 32)]):
         yield case(f"group_norm {image}", "fp32", _group_norm, *image)
+    for image in [(2, 3, (4, 5), 6), (1, 2, (3, 3), 70)]:
+        yield case(f"flatten {image}", "fp32", _flatten, *image)
     for table in [(2, 3, 7, 11, 5), *([] if small else [(3, 50, 80, 90, 8)])]:
         yield case(f"embedding {table}", "fp32", _embedding, *table)
     for logits, masked in itertools.product(

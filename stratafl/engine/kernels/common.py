@@ -38,11 +38,43 @@ def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
     return value.to(dtype)
 
 
+@triton.jit
+def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
+    """Store a gradient, plus the correction at the same place of its matrix if there is one; its sum of squares."""
+    if EXTRA:
+        value += tl.load(extra_ptr + at, mask=inside, other=0.0)
+    tl.store(grad_ptr + at, value, mask=inside)
+    return tl.sum(tl.where(inside, value * value, 0.0).reshape(value.numel), 0)
+
+
 class Sink(NamedTuple):
-    """Views of a (C, P) gradient matrix that backward fills; autograd then gets no gradient for these parameters."""
+    """Views of a (C, P) gradient matrix that backward fills; autograd then gets no gradient for these parameters.
+
+    With views of a correction matrix of the same strides, gradient + correction is stored. With a list, each client's
+    sums of squares of what was stored are appended to it as (C, parts): `update` clips by them without another pass.
+    """
 
     w: Tensor
     b: Tensor | None = None
+    correction_w: Tensor | None = None
+    correction_b: Tensor | None = None
+    squares: list[Tensor] | None = None
+
+
+class Target(NamedTuple):
+    """Where one parameter's gradient is written, resolved: the gradient, the correction (itself if none), squares."""
+
+    grad: Tensor
+    extra: Tensor
+    corrected: bool
+    sums: list[Tensor] | None
+
+    def parts(self, count: int) -> Tensor:
+        """A new (C, count) of sums of squares, known to the sink if it asked."""
+        part = torch.empty((self.grad.shape[0], count), dtype=torch.float32, device=self.grad.device)
+        if self.sums is not None:
+            self.sums.append(part)
+        return part
 
 
 class Operands(NamedTuple):
@@ -70,9 +102,18 @@ def pixel_operands(compute: str) -> Operands:
     return Operands(tl.float16, "ieee", HALF_SCALE) if compute == "tf32" else operands(compute)
 
 
-def destination(sink: Tensor | None, like: Tensor) -> Tensor:
-    """Where a parameter's gradient is written: the caller's view, or a new tensor."""
-    return torch.empty(like.shape, dtype=torch.float32, device=like.device) if sink is None else sink
+def target(sink: Sink | None, like: Tensor, bias: bool = False) -> Target:
+    """Where a parameter's gradient goes: the sink's view, or a new tensor."""
+    grad = correction = None
+    if sink is not None:
+        grad, correction = (sink.b, sink.correction_b) if bias else (sink.w, sink.correction_w)
+        if grad is None:
+            raise ValueError("the sink has no view for this bias")
+        if correction is not None and correction.stride() != grad.stride():
+            raise ValueError("corrections must lie like the gradients")
+    if grad is None:
+        grad = torch.empty(like.shape, dtype=torch.float32, device=like.device)
+    return Target(grad, grad if correction is None else correction, correction is not None, sink and sink.squares)
 
 
 def rows(weight: Tensor) -> tuple[Tensor, int]:

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels import thin
-from stratafl.engine.kernels.common import Sink, cdiv, destination, operands, power, rows, storage
-from stratafl.engine.kernels.conv import input_gradient, out_size, weight_gradient
+from stratafl.engine.kernels.common import Sink, cdiv, operands, power, rows, storage, target
+from stratafl.engine.kernels.conv import input_gradient, out_size, packed_for_both, weight_gradient
 from stratafl.engine.kernels.pack import pack
 from stratafl.engine.kernels.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
@@ -80,25 +80,28 @@ def _forward(
 
 
 @triton.jit
-def _unpool(dy_ptr, place_ptr, out_ptr, N, OH, OW, PH, PW, CO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+def _unpool(dy_ptr, place_ptr, out_ptr, M, OH, OW, PH, PW, CO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
     sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
-    inside = ((m < N) & (y < 2 * PH) & (x < 2 * PW))[:, None] & (n < CO)[None, :]
-    pooled = ((sample * PH + y // 2) * PW + x // 2)[:, None] * CO + n[None, :]
+    inside = ((m < M) & (y < 2 * PH) & (x < 2 * PW))[:, None] & (n < CO)[None, :]
+    pooled = c * (M // (OH * OW)) * PH * PW * CO + ((sample * PH + y // 2) * PW + x // 2)[:, None] * CO + n[None, :]
     mine = tl.load(place_ptr + pooled, mask=inside, other=4).to(tl.int32) == ((y % 2) * 2 + x % 2)[:, None]
-    dy = tl.load(dy_ptr + pooled, mask=inside & mine, other=0.0)
-    tl.store(out_ptr + m[:, None] * CO + n[None, :], dy, mask=(m < N)[:, None] & (n < CO)[None, :])
+    dy = tl.load(dy_ptr + pooled, mask=inside, other=0.0)
+    out = out_ptr + c * M * CO + m[:, None] * CO + n[None, :]
+    tl.store(out, tl.where(mine, dy, 0.0).to(dy.dtype), mask=(m < M)[:, None] & (n < CO)[None, :])
 
 
 def unpool(dy_CBpqO: Tensor, place_CBpqO: Tensor, size: tuple[int, int]) -> Tensor:
     """The gradient before pool and ReLU: each value at its winner's place, zero elsewhere."""
     clients, batch, pooled_height, pooled_width, outputs = dy_CBpqO.shape
     out = torch.empty((clients, batch, *size, outputs), dtype=dy_CBpqO.dtype, device=dy_CBpqO.device)
-    pixels = clients * batch * size[0] * size[1]
+    pixels = batch * size[0] * size[1]
     bn = min(64, power(outputs))
     bm = 4096 // bn
-    _unpool[(cdiv(pixels, bm), cdiv(outputs, bn))](
+    _unpool[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
         dy_CBpqO, place_CBpqO, out, pixels, *size, pooled_height, pooled_width, outputs, bm, bn
     )
     return out
@@ -118,6 +121,7 @@ class _ConvReluPool(torch.autograd.Function):
         y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
+        packed = None
         if use_thin:
             x = thin.prepare(x, padding, pooled[1], compute)
             thin.forward(x, w, b, y, place, compute)
@@ -133,27 +137,27 @@ class _ConvReluPool(torch.autograd.Function):
                 kernel_height, padding, b is not None, operands(compute).precision, bm, bn, bk,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-        ctx.save_for_backward(x, w, b, place)
+        ctx.save_for_backward(x, w, b, place, packed)
         ctx.plan = (height, width), size, padding, compute, sink, grad_scale, use_thin
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
-        x, w, b, place = ctx.saved_tensors
+        x, w, b, place, packed = ctx.saved_tensors
         image, size, padding, compute, sink, grad_scale, use_thin = ctx.plan
         dy = dy_[0].to(storage(compute)).contiguous()
-        dw = destination(sink.w if sink else None, w)
-        db = None if b is None else destination(sink.b if sink else None, b)
+        dw = target(sink, w)
+        db = None if b is None else target(sink, b, bias=True)
         dx = None
         if use_thin:
             thin.weight_gradient(x, dy, place, dw, db, compute, 1 / grad_scale)
         else:
             dense = unpool(dy, place, size)
             if ctx.needs_input_grad[0]:
-                packed = pack(w, x.dtype, for_input=True)
+                packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, for_input=True)
                 dx = input_gradient(dense, packed, image, w.shape[3:], 1, padding, compute)
             weight_gradient(x, dense, dw, db, 1, padding, compute, 1 / grad_scale)
-        return dx, *((None, None) if sink else (dw, db)), None, None, None, None
+        return dx, *((None, None) if sink else (dw.grad, db and db.grad)), None, None, None, None
 
 
 def conv2d_relu_pool(

@@ -17,12 +17,13 @@ from stratafl.engine.kernels.common import (
     Sink,
     cast,
     cdiv,
-    destination,
     operands,
     pixel_operands,
     power,
     rows,
+    settle,
     storage,
+    target,
 )
 from stratafl.engine.kernels.tuning import tuning
 
@@ -82,9 +83,9 @@ def _input_gradient(
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, CO, CI,
+    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale, B, CO, CI,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
-    BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    EXTRA: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
     blocks_i = tl.cdiv(CI, BI)
@@ -108,11 +109,13 @@ def _weight_gradient(
                 summed += tl.sum(dy_KO.to(tl.float32), 0)
         x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
         acc = tl.dot(tl.trans(cast(dy_KO, OPERAND, HALF_SCALE)), x_KI.to(OPERAND), acc, input_precision=PRECISION)
-    out = dw_ptr + c * stride_w + o[:, None] * CI + i[None, :]
-    tl.store(out, acc * (scale / HALF_SCALE), mask=(o < CO)[:, None] & (i < CI)[None, :])
+    at = c * stride_w + o[:, None] * CI + i[None, :]
+    inside = (o < CO)[:, None] & (i < CI)[None, :]
+    squares = settle(dw_ptr, extra_w_ptr, at, acc * (scale / HALF_SCALE), inside, EXTRA)
     if BIAS:  # noqa: SIM102
         if block_i == 0:
-            tl.store(db_ptr + c * stride_b + o, summed * scale, mask=o < CO)
+            squares += settle(db_ptr, extra_b_ptr, c * stride_b + o, summed * scale, o < CO, EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 class _Linear(torch.autograd.Function):
@@ -155,16 +158,17 @@ class _Linear(torch.autograd.Function):
                 dy, y, weight, dx, stride_w, batch, outputs, inputs, relu, by.precision, by.dtype, by.scale, bi, bb, bk,
                 num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-        dw = destination(sink.w if sink else None, w)
-        db = None if b is None else destination(sink.b if sink else None, b)
-        bias = dw if db is None else db
+        dw = target(sink, w)
+        db = dw if b is None else target(sink, b, bias=True)
         t = tuning("linear weight gradient", compute)
         bo, bi, bk = min(t.m, power(outputs)), min(t.n, power(inputs)), min(t.k, power(batch))
-        _weight_gradient[(cdiv(outputs, bo) * cdiv(inputs, bi), clients)](
-            x, dy, y, dw, bias, dw.stride(0), bias.stride(0), 1 / grad_scale, batch, outputs, inputs,
-            relu, db is not None, by.precision, by.dtype, by.scale, bo, bi, bk, num_warps=t.warps, num_stages=t.stages,
+        programs = cdiv(outputs, bo) * cdiv(inputs, bi)
+        _weight_gradient[(programs, clients)](
+            x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), dw.grad.stride(0), db.grad.stride(0),
+            1 / grad_scale, batch, outputs, inputs, relu, b is not None, by.precision, by.dtype, by.scale, dw.corrected,
+            bo, bi, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-        return dx, *((None, None) if sink else (dw, db)), None, None, None, None
+        return dx, *((None, None) if sink else (dw.grad, None if b is None else db.grad)), None, None, None, None
 
 
 def linear(

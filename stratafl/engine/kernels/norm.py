@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import Sink, cdiv, destination, power, rows
+from stratafl.engine.kernels.common import Sink, cdiv, power, rows, settle, target
 
 
 @triton.jit
@@ -101,7 +101,22 @@ def _input_gradient(
 
 
 @triton.jit
-def _parameter_gradient(part_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, K, BB: tl.constexpr, BC: tl.constexpr):
+def _parameter_gradient(
+    part_ptr,
+    dw_ptr,
+    db_ptr,
+    extra_w_ptr,
+    extra_b_ptr,
+    squares_ptr,
+    stride_w,
+    stride_b,
+    scale,
+    B,
+    K,
+    EXTRA: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
     """Add the samples' parts, in order."""
     c = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -113,8 +128,9 @@ def _parameter_gradient(part_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, B, 
         where = part_ptr + (c * B + b)[:, None] * 2 * K + k[None, :]
         dw += tl.load(where, mask=inside, other=0.0)
         db += tl.load(where + K, mask=inside, other=0.0)
-    tl.store(dw_ptr + c * stride_w + k, tl.sum(dw, 0) * scale, mask=k < K)
-    tl.store(db_ptr + c * stride_b + k, tl.sum(db, 0) * scale, mask=k < K)
+    squares = settle(dw_ptr, extra_w_ptr, c * stride_w + k, tl.sum(dw, 0) * scale, k < K, EXTRA)
+    squares += settle(db_ptr, extra_b_ptr, c * stride_b + k, tl.sum(db, 0) * scale, k < K, EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -152,11 +168,13 @@ class _GroupNorm(torch.autograd.Function):
         _input_gradient[(clients * batch * groups,)](
             x, y, dy, weight, stat, dx, part, stride_w, batch, pixels, channels, groups, relu, bp, bc
         )
-        dw, db = destination(sink.w if sink else None, w), destination(sink.b if sink else None, b)
-        _parameter_gradient[(cdiv(channels, 64), clients)](
-            part, dw, db, dw.stride(0), db.stride(0), 1 / grad_scale, batch, channels, 16, 64
-        )
-        return dx, None, *((None, None) if sink else (dw, db)), None, None, None, None
+        dw, db = target(sink, w), target(sink, b, bias=True)
+        programs = cdiv(channels, 64)
+        _parameter_gradient[(programs, clients)](
+            part, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), dw.grad.stride(0), db.grad.stride(0),
+            1 / grad_scale, batch, channels, dw.corrected, 16, 64,
+        )  # fmt: skip
+        return dx, None, *((None, None) if sink else (dw.grad, db.grad)), None, None, None, None
 
 
 def group_norm(

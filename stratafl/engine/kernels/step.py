@@ -8,6 +8,7 @@ At most two passes: partial sums of squares if there is a clip, then the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -113,9 +114,13 @@ def update(
     momentum: float = 0.0,
     velocity_CP: Tensor | None = None,
     copy_CP: Tensor | None = None,
+    squares: Sequence[Tensor] = (),
 ) -> None:
     """One step of every client, in place. `lr` is a number, a scalar on the device (a graph can change it between
-    replays) or one per client; `velocity_CP` holds the momentum; `copy_CP` gets the new rows in its own type."""
+    replays) or one per client; `velocity_CP` holds the momentum; `copy_CP` gets the new rows in its own type.
+
+    `squares` are parts (C, n) of each client's sum of squares of `g_CP`, as a `Sink` collects them, if all are known.
+    """
     clients, parameters = x_CP.shape
     given = (x_CP, g_CP, correction_CP, velocity_CP, copy_CP)
     if any(t is not None and not (t.is_contiguous() and t.shape == x_CP.shape) for t in given):
@@ -124,15 +129,19 @@ def update(
         raise ValueError("momentum needs velocity_CP")
     rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float32, device=x_CP.device)
     block, steps = min(2048, power(parameters // 2 + 1, 1)), 8
-    parts = cdiv(parameters, block * steps)
-    squares = torch.empty((clients, parts), dtype=torch.float32, device=x_CP.device)
+    sums = torch.cat(list(squares), dim=1) if squares and clip is not None else None
+    if sums is not None and correction_CP is not None:
+        raise ValueError("squares are of the gradient with its correction: there must be no other")
+    parts = cdiv(parameters, block * steps) if sums is None else sums.shape[1]
     extra = g_CP if correction_CP is None else correction_CP
     corrected = correction_CP is not None
-    if clip is not None:
+    if sums is None:
+        sums = torch.empty((clients, parts), dtype=torch.float32, device=x_CP.device)
+    if clip is not None and not squares:
         align = math.gcd(parameters, 4)
-        _squares[(parts, clients)](g_CP, extra, squares, parameters, corrected, align, block, steps)
+        _squares[(parts, clients)](g_CP, extra, sums, parameters, corrected, align, block, steps)
     _step[(cdiv(clients * parameters, block),)](
-        x_CP, g_CP, extra, velocity_CP if momentum else x_CP, rate, squares, x_CP if copy_CP is None else copy_CP,
+        x_CP, g_CP, extra, velocity_CP if momentum else x_CP, rate, sums, x_CP if copy_CP is None else copy_CP,
         rate.stride(0) if rate.ndim else 0, clip or 1.0, decay, momentum, clients, parameters, parts,
         corrected, clip is not None, momentum > 0, copy_CP is not None, block, power(parts),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import Sink, cdiv, destination, power, rows, storage
+from stratafl.engine.kernels.common import Sink, cdiv, power, rows, settle, storage, target
 
 
 @triton.jit
@@ -25,7 +25,20 @@ def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, E, BN: tl.constexpr, BE: tl.co
 
 @triton.jit
 def _weight_gradient(
-    code_ptr, dy_ptr, dw_ptr, stride_w, scale, N, V, E, BV: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr
+    code_ptr,
+    dy_ptr,
+    dw_ptr,
+    extra_ptr,
+    squares_ptr,
+    stride_w,
+    scale,
+    N,
+    V,
+    E,
+    EXTRA: tl.constexpr,
+    BV: tl.constexpr,
+    BN: tl.constexpr,
+    BE: tl.constexpr,
 ):
     """A product with the codes' indicators: the sum over codes has one order, which atomic adds would not."""
     c = tl.program_id(1).to(tl.int64)
@@ -39,8 +52,9 @@ def _weight_gradient(
         inside = (n < N)[:, None] & (e < E)[None, :]
         dy = tl.load(dy_ptr + c * N * E + n[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
         acc = tl.dot((code[None, :] == v[:, None]).to(tl.float32), dy, acc, input_precision="ieee")
-    where = dw_ptr + c * stride_w + v[:, None] * E + e[None, :]
-    tl.store(where, acc * scale, mask=(v < V)[:, None] & (e < E)[None, :])
+    at = c * stride_w + v[:, None] * E + e[None, :]
+    squares = settle(dw_ptr, extra_ptr, at, acc * scale, (v < V)[:, None] & (e < E)[None, :], EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 class _Embedding(torch.autograd.Function):
@@ -63,22 +77,14 @@ class _Embedding(torch.autograd.Function):
         codes, w = ctx.saved_tensors
         sink, grad_scale = ctx.plan
         clients, entries, features = w.shape
-        dw = destination(sink.w if sink else None, w)
-        bv, be = min(32, power(entries)), min(64, power(features))
-        _weight_gradient[(cdiv(entries, bv) * cdiv(features, be), clients)](
-            codes,
-            dy_[0].contiguous(),
-            dw,
-            dw.stride(0),
-            1 / grad_scale,
-            codes[0].numel(),
-            entries,
-            features,
-            bv,
-            32,
-            be,
-        )
-        return None, None if sink else dw, None, None, None
+        dw = target(sink, w)
+        bv, bn, be = min(32, power(entries)), 32, min(64, power(features))
+        programs = cdiv(entries, bv) * cdiv(features, be)
+        _weight_gradient[(programs, clients)](
+            codes, dy_[0].contiguous(), dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), 1 / grad_scale,
+            codes[0].numel(), entries, features, dw.corrected, bv, bn, be,
+        )  # fmt: skip
+        return None, None if sink else dw.grad, None, None, None
 
 
 def embedding(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, cast, cdiv, pixel_operands, power, rows
+from stratafl.engine.kernels.common import TORCH, Target, cast, cdiv, pixel_operands, power, rows, settle
 from stratafl.engine.kernels.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
@@ -203,8 +203,9 @@ def _weight_gradient(
 
 @triton.jit
 def _gather(
-    part_ptr, dw_ptr, db_ptr, stride_w, stride_b, scale, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    BIAS: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr,
+    part_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale, CO,
+    CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    SPLITS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Add the splits and the two shifted columns, and put them where the weights are."""
     c = tl.program_id(1).to(tl.int64)
@@ -219,18 +220,21 @@ def _gather(
         total += tl.load(here, mask=useful, other=0.0)
         total += tl.load(here + CO * 32 + 4, mask=useful, other=0.0)
     total *= scale
-    tl.store(dw_ptr + c * stride_w + ((n * CI + i) * KH + row) * KW + kj, total, mask=useful & (i < CI))
+    at = c * stride_w + ((n * CI + i) * KH + row) * KW + kj
+    squares = settle(dw_ptr, extra_w_ptr, at, total, useful & (i < CI), EXTRA)
     if BIAS:
-        tl.store(db_ptr + c * stride_b + n + 0 * group, total, mask=useful & (group == 3) & (row == 0))
+        ones = useful & (group == 3) & (row == 0)
+        squares += settle(db_ptr, extra_b_ptr, c * stride_b + n + 0 * group, total, ones, EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 def weight_gradient(
-    x: Tensor, dy: Tensor, place: Tensor, dw: Tensor, db: Tensor | None, compute: str, scale: float
+    x: Tensor, dy: Tensor, place: Tensor, dw: Target, db: Target | None, compute: str, scale: float
 ) -> None:
     """Write the gradients of weights and bias, times `scale`, from the pooled gradient."""
     clients, batch, tall, wide, _ = x.shape
     pooled_height, pooled_width, outputs = dy.shape[2:]
-    inputs, kernel_height, kernel_width = dw.shape[2:]
+    inputs, kernel_height, kernel_width = dw.grad.shape[2:]
     by = pixel_operands(compute)
     pixels = batch * pooled_height * pooled_width
     t = tuning("thin weight gradient", compute)
@@ -241,8 +245,10 @@ def weight_gradient(
         x, dy, place, part, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
         by.precision, by.dtype, by.scale, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    bias = db if db is not None else dw
-    _gather[(kernel_height * cdiv(outputs, bn), clients)](
-        part, dw, bias, dw.stride(0), bias.stride(0), scale / by.scale, outputs, inputs, kernel_height, kernel_width,
-        db is not None, SPLITS, bn, num_warps=4,
+    bias = dw if db is None else db
+    programs = kernel_height * cdiv(outputs, bn)
+    _gather[(programs, clients)](
+        part, dw.grad, bias.grad, dw.extra, bias.extra, dw.parts(programs), dw.grad.stride(0), bias.grad.stride(0),
+        scale / by.scale, outputs, inputs, kernel_height, kernel_width, db is not None, dw.corrected, SPLITS, bn,
+        num_warps=4,
     )  # fmt: skip
