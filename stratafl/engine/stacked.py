@@ -169,12 +169,12 @@ class StackedEngine:
     def _inputs(self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor) -> Tensor:
         """The samples as the clients train on them."""
         if self._fetches:
-            return kernels.fetch(self.inputs, index_CB, self.seed, client_C, step, self.precision)  # type: ignore[no-any-return]
+            return kernels.fetch(self.inputs, index_CB, self.seed, client_C, step, self.precision)
         inputs_CB = self.inputs[index_CB]
         if self.augment is None:
             return inputs_CB
         if self._augments:
-            return self.augment(inputs_CB, self.seed, client_C, step)  # type: ignore[arg-type]
+            return self.augment(inputs_CB, self.seed, client_C, step)
         return one_by_one(self.augment, inputs_CB, self.seed, client_C, step, length_C)
 
     def _fitting(self) -> int:
