@@ -84,7 +84,11 @@ def _flatten(low: Lowering, node: fx.Node) -> Run:
 
 
 def flattened(low: Lowering, source: Any, start: Any, end: Any) -> Run:
-    x, first, final = low.fetch(source), low.axis(source, start), low.axis(source, end)
+    first, final = low.axis(source, start), low.axis(source, end)
+    if source in low.last and (first, final) == (2, IMAGE):
+        lying = low.fetch(source, last=True)
+        return lambda frame: frame.ops.functions["flatten"](lying(frame))
+    x = low.fetch(source)
     return lambda frame: x(frame).flatten(first, final)
 
 

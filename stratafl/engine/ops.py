@@ -136,6 +136,11 @@ def images(function: Callable[[Tensor], Tensor], x_CBHWK: Tensor) -> Tensor:
     return y.unflatten(0, x_CBHWK.shape[:2])
 
 
+def flatten(x_CBHWK: Tensor) -> Tensor:
+    """(C, B, K * H * W), in the order of a flattened channels-first image."""
+    return x_CBHWK.movedim(-1, 2).flatten(2)
+
+
 def group_norm(
     x_CBHWK: Tensor,
     groups: int,
@@ -237,7 +242,17 @@ def _last(x_BKHW: Tensor) -> Tensor:
 
 TORCH: dict[str, Callable[..., Tensor]] = {
     function.__name__: function
-    for function in (linear, conv2d, conv2d_relu_pool, group_norm, layer_norm, embedding, recurrent, cross_entropy)
+    for function in (
+        linear,
+        conv2d,
+        conv2d_relu_pool,
+        flatten,
+        group_norm,
+        layer_norm,
+        embedding,
+        recurrent,
+        cross_entropy,
+    )
 }
 
 
