@@ -14,7 +14,7 @@ from rich.table import Table
 from stratafl import __version__, demo, output, plots
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.errors import InvalidInput, MissingExtra, whole
 from stratafl.experiment import experiment, import_plugins
 from stratafl.metrics import rounds_to
 from stratafl.progress import Display
@@ -135,6 +135,34 @@ def methods_command(
         params = ", ".join(f"{name}={value!r}" for name, value in entry.parameters.items())
         table.add_row(entry.name, entry.at, entry.summary, params)
     Console().print(table)
+
+
+@app.command("bench")
+def bench_command(
+    model: Annotated[str, typer.Option(help="One of `stratafl models`.")] = "cnn",
+    clients: int = 100,
+    batch: int = 50,
+    steps: Annotated[int, typer.Option(help="Steps between two meetings.")] = 20,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='"stacked:bf16", "vmap:tf32", "plain loop", ...; repeatable; all that make sense here unless given.'
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the engines beside plain PyTorch: the whole training loop, on the same data, in one run."""
+    import torch
+
+    from stratafl.bench import bench
+    from stratafl.checks import place
+
+    for name, value in (("--clients", clients), ("--batch", batch), ("--steps", steps)):
+        whole(name, value, at_least=1)
+    where = place(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    table = bench(model, clients, batch, steps, engine, where)
+    print(json.dumps(table.as_dict()) if as_json else table.text())
 
 
 @app.callback(invoke_without_command=True)
