@@ -188,7 +188,7 @@ class Federation:
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            shared = edge._replace(rate=self._column(mean_rate_M[tree.parents[level]]))
+            shared = Edge(lambda: edge.model, edge.correction, self._column(mean_rate_M[tree.parents[level]]))
             learnt = rule.down(state, own, tree.spread(level, self.held[level - 1]), shared)
             state = _where(present_N, learnt, state)
             self._stale[level] = ~present_N
@@ -212,7 +212,8 @@ class Federation:
 
     def _edge(self, level: int) -> Edge:
         rate_N1 = self._column(self.rate_N[level])
-        return Edge(self.tree.spread(level, self.held[level - 1]), self.correction[level], rate_N1)
+        given = self.held[level - 1]
+        return Edge(lambda: self.tree.spread(level, given), self.correction[level], rate_N1)
 
     def _correct(self, level: int) -> None:
         note = self.rules[level].note(self.memory[level])

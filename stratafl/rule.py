@@ -30,20 +30,31 @@ Rows = dict[str, Tensor]
 """Named matrices with one row per node: a state, a memory, a message or a note."""
 
 
-class Edge(NamedTuple):
-    """What a child knows of its parent since they last met."""
+class Edge:
+    """What a child knows of its parent since they last met.
 
-    model: Tensor
-    """The model the child got."""
-    correction: Tensor | None
-    """The correction this edge adds to every gradient below it, None for none."""
-    rate: Tensor
-    """The sum of the learning rates used since, one per row."""
+    `model` is the model the child got; `correction` what this edge adds to every gradient below it, None for nothing;
+    `rate` the sum of the learning rates used since, one per row.
+    """
+
+    def __init__(self, model: Tensor | Callable[[], Tensor], correction: Tensor | None, rate: Tensor):
+        """A model may be given as a function: most rules never look at it, and it is a matrix to be made."""
+        self._model, self.correction, self.rate = model, correction, rate
+
+    @property
+    def model(self) -> Tensor:
+        if not isinstance(self._model, Tensor):
+            self._model = self._model()
+        return self._model
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Edge:
         """The same change made to all its rows."""
         correction = None if self.correction is None else change(self.correction)
         return Edge(change(self.model), correction, change(self.rate))
+
+    def tensors(self) -> list[Tensor]:
+        """Everything it holds, in a fixed order."""
+        return [part for part in (self.model, self.correction, self.rate) if part is not None]
 
 
 class Rule(NamedTuple):

@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """Everything it holds, in a fixed order."""
-        edges = [part for _, edge in self.pulls for part in edge if part is not None]
+        edges = [part for _, edge in self.pulls for part in edge.tensors()]
         held = [self.x_CP, self.b_CZ, self.velocity_CP, self.correction_CP, *edges]
         return [tensor for tensor in held if tensor is not None]
 

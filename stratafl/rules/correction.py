@@ -23,7 +23,7 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
     """
 
     def down(state: Rows, x: Tensor, merged: Tensor, edge: Edge) -> Rows:
-        return {"z": state["z"] + (x - merged) / edge.rate}
+        return {"z": torch.addcdiv(state["z"], x - merged, edge.rate)}
 
     def forget(state: Rows) -> Rows:
         return {"z": torch.zeros_like(state["z"])}
