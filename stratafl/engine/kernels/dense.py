@@ -23,6 +23,7 @@ from stratafl.engine.kernels.common import (
     rows,
     settle,
     storage,
+    store_with_square,
     target,
 )
 from stratafl.engine.kernels.tuning import tuning
@@ -95,6 +96,12 @@ def _weight_gradient(
     x_ptr += c * B * CI
     dy_ptr += c * B * CO
     y_ptr += c * B * CO
+    # Corrections are most of what is read: they are asked for first.
+    at = c * stride_w + o[:, None] * CI + i[None, :]
+    here = (o < CO)[:, None] & (i < CI)[None, :]
+    extra = 0.0
+    if EXTRA:
+        extra = tl.load(extra_w_ptr + at, mask=here, other=0.0)
     acc = tl.zeros((BO, BI), tl.float32)
     summed = tl.zeros((BO,), tl.float32)
     for first in range(0, B, BK):
@@ -109,9 +116,7 @@ def _weight_gradient(
                 summed += tl.sum(dy_KO.to(tl.float32), 0)
         x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
         acc = tl.dot(tl.trans(cast(dy_KO, OPERAND, HALF_SCALE)), x_KI.to(OPERAND), acc, input_precision=PRECISION)
-    at = c * stride_w + o[:, None] * CI + i[None, :]
-    inside = (o < CO)[:, None] & (i < CI)[None, :]
-    squares = settle(dw_ptr, extra_w_ptr, at, acc * (scale / HALF_SCALE), inside, EXTRA)
+    squares = store_with_square(dw_ptr, at, acc * (scale / HALF_SCALE) + extra, here)
     if BIAS:  # noqa: SIM102
         if block_i == 0:
             squares += settle(db_ptr, extra_b_ptr, c * stride_b + o, summed * scale, o < CO, EXTRA)
