@@ -1,12 +1,14 @@
 """Every kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they are written.
 
-`python -m stratafl.engine.kernels.check` runs all of it on this machine's GPU (or, slowly, in Triton's interpreter).
+`python -m stratafl.engine.kernels.check [fp32 ...]` runs all of it, or some modes, on this machine's GPU (or,
+slowly, in Triton's interpreter).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -289,11 +291,13 @@ def cases(device: str, small: bool) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def run(device: str, small: bool) -> list[str]:
-    """Print the worst error of each family; return what is over its limit."""
+def run(device: str, small: bool, modes: Sequence[str] = ()) -> list[str]:
+    """Print the worst error of each family in these modes (all if none); return what is over its limit."""
     worst: dict[tuple[str, str], float] = {}
     failures = []
     for name, compute, errors in cases(device, small):
+        if modes and compute not in modes:
+            continue
         found = errors()
         key = name.split()[0], compute
         worst[key] = max(worst.get(key, 0.0), *found.values())
@@ -304,6 +308,6 @@ def run(device: str, small: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = run("cpu" if kernels.interpreted() else "cuda", small=kernels.interpreted())
+    found = run("cpu" if kernels.interpreted() else "cuda", small=kernels.interpreted(), modes=sys.argv[1:])
     print("\n".join(found) or "all within their limits")
     raise SystemExit(1 if found else 0)

@@ -43,12 +43,6 @@ def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
     """Store a gradient, plus the correction at the same place of its matrix if there is one; its sum of squares."""
     if EXTRA:
         value += tl.load(extra_ptr + at, mask=inside, other=0.0)
-    return store_with_square(grad_ptr, at, value, inside)
-
-
-@triton.jit
-def store_with_square(grad_ptr, at, value, inside):
-    """Store a gradient; its sum of squares."""
     tl.store(grad_ptr + at, value, mask=inside)
     return tl.sum(tl.where(inside, value * value, 0.0).reshape(value.numel), 0)
 
