@@ -4,6 +4,8 @@ C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, M ro
 R = one tap row of weights (w * CI values, contiguous in a channels-last image), K what is summed over.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -305,4 +307,4 @@ def conv2d(
 
     Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
     """
-    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]
+    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)

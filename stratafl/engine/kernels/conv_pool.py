@@ -7,6 +7,8 @@ C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, p/q 
 product (pooled pixels), R = one tap row of weights (w * CI values, contiguous in a channels-last image).
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -165,4 +167,4 @@ def conv2d_relu_pool(
 
     Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
     """
-    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]
+    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)

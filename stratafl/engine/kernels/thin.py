@@ -8,6 +8,8 @@ C clients, B samples, CI/CO input and output channels, M pooled pixels, D = 2 co
 group, u the image row under a window's top, E/D even and odd accumulators.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import torch

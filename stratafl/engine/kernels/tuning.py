@@ -33,8 +33,8 @@ TUNING: dict[tuple[str, int], Tuning] = {
     ("linear forward", 4): Tuning(64, 64, 64, 4, 3),
     ("linear input gradient", 2): Tuning(64, 64, 32, 4, 4),
     ("linear input gradient", 4): Tuning(64, 64, 32, 4, 3),
-    ("linear weight gradient", 2): Tuning(64, 64, 64, 4, 2),
-    ("linear weight gradient", 4): Tuning(64, 64, 64, 4, 2),
+    ("linear weight gradient", 2): Tuning(32, 64, 64, 4, 2),
+    ("linear weight gradient", 4): Tuning(64, 32, 64, 4, 2),
 }
 EXACT = Tuning(64, 32, 32, 4, 2)
 """For exact fp32, which no tensor core does."""
