@@ -1,12 +1,14 @@
 """Every kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they are written.
 
-`python -m stratafl.engine.kernels.check` runs all of it on this machine's GPU (or, slowly, in Triton's interpreter).
+`python -m stratafl.engine.kernels.check [fp32 ...] [conv2d ...]` runs all of it, or some modes and families, on this
+machine's GPU (or, slowly, in Triton's interpreter).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -118,8 +120,8 @@ def _convolution(
 
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
         if pool:
-            return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)  # type: ignore[no-any-return]
-        return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)  # type: ignore[no-any-return]
+            return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)
+        return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)
 
     return _compare(op, plain, inputs, compute, first_grad, offset=3)
 
@@ -136,7 +138,7 @@ def _linear(clients: int, batch: int, size: tuple[int, int], relu: bool, compute
         return functional.relu(y) if relu else y
 
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
-        return kernels.linear(x, w, b, relu=relu, compute=compute, **more)  # type: ignore[no-any-return]
+        return kernels.linear(x, w, b, relu=relu, compute=compute, **more)
 
     return _compare(op, plain, inputs, compute)
 
@@ -154,7 +156,7 @@ def _group_norm(
         return functional.group_norm(x.permute(0, 3, 1, 2), groups, w, b).permute(0, 2, 3, 1)
 
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
-        return kernels.group_norm(x, groups, w, b, **more)  # type: ignore[no-any-return]
+        return kernels.group_norm(x, groups, w, b, **more)
 
     return _compare(op, plain, inputs, "fp32")
 
@@ -289,21 +291,30 @@ def cases(device: str, small: bool) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def run(device: str, small: bool) -> list[str]:
-    """Print the worst error of each family; return what is over its limit."""
+def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
+    """Print the worst error of each family, of these modes and families only; return what is over its limit."""
     worst: dict[tuple[str, str], float] = {}
     failures = []
+    modes, families = set(only) & LIMITS.keys(), set(only) - LIMITS.keys()
     for name, compute, errors in cases(device, small):
-        found = errors()
         key = name.split()[0], compute
+        if (modes and compute not in modes) or (families and key[0] not in families):
+            continue
+        found = errors()
+        if worst and key not in worst:
+            _report(worst)
         worst[key] = max(worst.get(key, 0.0), *found.values())
         failures += [f"{name} {compute}: {k} {v:.1e}" for k, v in found.items() if not v <= LIMITS[compute]]
-    for (family, compute), error in worst.items():
-        print(f"{family:20} {compute:5} {error:.1e}")
+    _report(worst)
     return failures
 
 
+def _report(worst: dict[tuple[str, str], float]) -> None:
+    (family, compute), error = list(worst.items())[-1]
+    print(f"{family:20} {compute:5} {error:.1e}", flush=True)
+
+
 if __name__ == "__main__":
-    found = run("cpu" if kernels.interpreted() else "cuda", small=kernels.interpreted())
+    found = run("cpu" if kernels.interpreted() else "cuda", kernels.interpreted(), sys.argv[1:])
     print("\n".join(found) or "all within their limits")
     raise SystemExit(1 if found else 0)

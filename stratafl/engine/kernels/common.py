@@ -5,6 +5,8 @@ mantissa, where what is summed over is not contiguous in memory: tensor cores ta
 "fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in every mode.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple

@@ -4,6 +4,8 @@ C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, M ro
 R = one tap row of weights (w * CI values, contiguous in a channels-last image), K what is summed over.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -69,7 +71,7 @@ def _forward(
 def _input_gradient(
     dy_ptr, w_ptr, dx_ptr,
     B, H, W, OH, OW, CO: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, FORWARD_PACK: tl.constexpr, SWAP: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, FORWARD_PACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One program: one image row, and of its pixels those that meet the same taps (x modulo the stride)."""
@@ -95,7 +97,7 @@ def _input_gradient(
     blocks_k: tl.constexpr = (CO + BK - 1) // BK
     dy_ptr += c * B * OH * OW * CO
     w_ptr += c * KH * KW * CI * CO
-    acc = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+    acc = tl.zeros((BN, BM), tl.float32)
     for step in range(tl.maximum(a_to - a_from, 0) * taps * blocks_k):
         o, tap = (step % blocks_k) * BK + k, step // blocks_k
         a, b = a_from + tap // taps, tap % taps
@@ -110,24 +112,9 @@ def _input_gradient(
         else:
             where = ((ki * KW + kj) * CI + n)[:, None] * CO + o[None, :]
             w_NK = tl.load(w_ptr + where, mask=(n < CI)[:, None] & (o < CO)[None, :], other=0.0)
-        if SWAP:
-            acc = tl.dot(w_NK, tl.trans(dy_MK), acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(dy_MK, tl.trans(w_NK), acc, input_precision=PRECISION)
-    if SWAP:
-        acc = tl.trans(acc)
+        acc = tl.dot(w_NK, tl.trans(dy_MK), acc, input_precision=PRECISION)
     out = dx_ptr + c * B * H * W * CI + ((sample * H + y) * W + x)[:, None] * CI + n[None, :]
-    tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=there[:, None] & (n < CI)[None, :])
-
-
-@triton.jit
-def _row_tile(x_ptr, start, there, left, r, W, R: tl.constexpr, CI: tl.constexpr, PAD: tl.constexpr):
-    """Of each pixel, values r of the tap row that starts there."""
-    inside = there[:, None] & (r < R)[None, :]
-    if PAD > 0:
-        column = left[:, None] + (r // CI)[None, :]
-        inside &= (column >= 0) & (column < W)
-    return tl.load(x_ptr + start[:, None] + r[None, :], mask=inside, other=0.0)
+    tl.store(out, tl.trans(acc).to(dx_ptr.dtype.element_ty), mask=there[:, None] & (n < CI)[None, :])
 
 
 @triton.jit
@@ -135,56 +122,74 @@ def _weight_gradient(
     x_ptr, dy_ptr, part_ptr, db_ptr, extra_ptr, squares_ptr, stride_b, scale,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
-    BO: tl.constexpr, BR: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BR + TAIL values of one tap row, which share every load of the output's gradient.
+    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
 
-    part[client, tap row, o, r]: to write (O, I, h, w) from here would scatter single values. A product is as wide as
-    can be, since with 64 columns reading its operands from shared memory takes as long as multiplying them.
+    part[client, tap row, r, o]: to write (O, I, h, w) from here would scatter single values.
     """
     c = tl.program_id(1).to(tl.int64)
-    blocks_o: tl.constexpr = (CO + BO - 1) // BO
-    block_o, rest = tl.program_id(0) % blocks_o, tl.program_id(0) // blocks_o
-    o = block_o * BO + tl.arange(0, BO)
-    blocks_r: tl.constexpr = (R + BR + TAIL - 1) // (BR + TAIL)
+    blocks_n: tl.constexpr = (CO + BN - 1) // BN
+    block_n = tl.program_id(0) % blocks_n
+    n = block_n * BN + tl.arange(0, BN)
+    rest = tl.program_id(0) // blocks_n
+    blocks_r: tl.constexpr = (R + BR * PARTS - 1) // (BR * PARTS)
     ki, block_r = rest // blocks_r, rest % blocks_r
-    r = block_r * (BR + TAIL) + tl.arange(0, BR)
-    if TAIL > 0:
-        r_tail = block_r * (BR + TAIL) + BR + tl.arange(0, TAIL)
-        tail = tl.zeros((BO, TAIL), tl.float32)
+    r = block_r * BR * PARTS + tl.arange(0, BR)
+    k = tl.arange(0, BK)
     x_ptr += c * (M // (OH * OW)) * H * W * CI
     dy_ptr += c * M * CO
-    acc = tl.zeros((BO, BR), tl.float32)
-    summed = tl.zeros((BK, BO), tl.float32)
+    acc0 = tl.zeros((BR, BN), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    acc4 = acc0
+    summed = tl.zeros((BK, BN), tl.float32)
     for first in range(0, M, BK):
-        m = first + tl.arange(0, BK)
+        m = first + k
         sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
         top, left = y * STRIDE - PAD + ki, x * STRIDE - PAD
-        dy_KO = tl.load(dy_ptr + m[:, None] * CO + o[None, :], mask=(m < M)[:, None] & (o < CO)[None, :], other=0.0)
+        dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
         if BIAS:  # noqa: SIM102
             if ki + block_r == 0:
-                summed += dy_KO
+                summed += dy_KN
         start = ((sample * H + top) * W + left) * CI
         there = m < M
         if PAD > 0:
             there &= (top >= 0) & (top < H)
-        x_KR = _row_tile(x_ptr, start, there, left, r, W, R, CI, PAD)
-        acc = tl.dot(tl.trans(dy_KO), x_KR, acc, input_precision=PRECISION)
-        if TAIL > 0:
-            x_KT = _row_tile(x_ptr, start, there, left, r_tail, W, R, CI, PAD)
-            tail = tl.dot(tl.trans(dy_KO), x_KT, tail, input_precision=PRECISION)
-    out = part_ptr + (c * KH + ki) * CO * R + o[:, None] * R
-    tl.store(out + r[None, :], acc, mask=(o < CO)[:, None] & (r < R)[None, :])
-    if TAIL > 0:
-        tl.store(out + r_tail[None, :], tail, mask=(o < CO)[:, None] & (r_tail < R)[None, :])
+        for part in tl.static_range(PARTS):
+            r_part = r + part * BR
+            inside = there[:, None] & (r_part < R)[None, :]
+            if PAD > 0:
+                column = left[:, None] + (r_part // CI)[None, :]
+                inside &= (column >= 0) & (column < W)
+            x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
+            x_RK = tl.trans(x_KR)
+            if part == 0:
+                acc0 = tl.dot(x_RK, dy_KN, acc0, input_precision=PRECISION)
+            elif part == 1:
+                acc1 = tl.dot(x_RK, dy_KN, acc1, input_precision=PRECISION)
+            elif part == 2:
+                acc2 = tl.dot(x_RK, dy_KN, acc2, input_precision=PRECISION)
+            elif part == 3:
+                acc3 = tl.dot(x_RK, dy_KN, acc3, input_precision=PRECISION)
+            else:
+                acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
+    out = part_ptr + (c * KH + ki) * R * CO + r[:, None] * CO + n[None, :]
+    tl.store(out, acc0, mask=(r < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 1:
+        tl.store(out + BR * CO, acc1, mask=(r + BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 2:
+        tl.store(out + 2 * BR * CO, acc2, mask=(r + 2 * BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 3:
+        tl.store(out + 3 * BR * CO, acc3, mask=(r + 3 * BR < R)[:, None] & (n < CO)[None, :])
+    if PARTS > 4:
+        tl.store(out + 4 * BR * CO, acc4, mask=(r + 4 * BR < R)[:, None] & (n < CO)[None, :])
     if BIAS:  # noqa: SIM102
         if ki + block_r == 0:
-            at = c * stride_b + o
-            squares = settle(db_ptr, extra_ptr, at, tl.sum(summed, 0) * scale, o < CO, EXTRA)
-            tl.store(squares_ptr + c * blocks_o + block_o, squares)
-
-
-SWAP = True
+            at = c * stride_b + n
+            squares = settle(db_ptr, extra_ptr, at, tl.sum(summed, 0) * scale, n < CO, EXTRA)
+            tl.store(squares_ptr + c * blocks_n + block_n, squares)
 
 
 def packed_for_both(dtype: torch.dtype) -> bool:
@@ -212,18 +217,10 @@ def input_gradient(
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
         dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, *kernel,
-        stride, padding, operands(compute).precision, forward_pack, SWAP, bm, bn, bk,
+        stride, padding, operands(compute).precision, forward_pack, bm, bn, bk,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
-
-
-def _widths(row: int, most: int) -> tuple[int, int]:
-    """Two powers of two whose sum divides a tap row well: the widths of a program's two products."""
-    if row >= 2 * most:
-        return (most, most // 2) if row % (most + most // 2) == 0 else (most, 0)
-    wide = min(most, max(16, 1 << (row.bit_length() - 1)))
-    return (wide, power(row - wide)) if row > wide else (wide, 0)
 
 
 def weight_gradient(
@@ -238,16 +235,17 @@ def weight_gradient(
     x, dy = convert(x_CBHWI, by.dtype), convert(dy_CBHWO, by.dtype, by.scale)
     row = kernel_width * inputs
     t = tuning("conv weight gradient", compute)
-    bo = min(t.m, power(outputs))
-    br, tail = _widths(row, t.n)
-    grid = (kernel_height * cdiv(row, br + tail) * cdiv(outputs, bo), clients)
-    part = torch.empty((clients, kernel_height, outputs, row), dtype=torch.float32, device=x.device)
+    br, bn = min(t.m, power(row)), min(t.n, power(outputs))
+    blocks = cdiv(row, br)
+    parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
+    grid = (kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
+    part = torch.empty((clients, kernel_height, row, outputs), dtype=torch.float32, device=x.device)
     bias = dw if db is None else db
     _weight_gradient[grid](
-        x, dy, part, bias.grad, bias.extra, part if db is None else db.parts(cdiv(outputs, bo)), bias.grad.stride(0),
+        x, dy, part, bias.grad, bias.extra, part if db is None else db.parts(cdiv(outputs, bn)), bias.grad.stride(0),
         scale / by.scale, batch * out_height * out_width, height, width, out_height, out_width, outputs, row, inputs,
         kernel_height, stride, padding, db is not None, bias.corrected, by.precision,
-        bo, br, tail, t.k, num_warps=t.warps, num_stages=t.stages,
+        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     unpack(part, dw, scale / by.scale)
 
@@ -309,4 +307,4 @@ def conv2d(
 
     Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
     """
-    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]
+    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)

@@ -7,6 +7,8 @@ C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, p/q 
 product (pooled pixels), R = one tap row of weights (w * CI values, contiguous in a channels-last image).
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -31,48 +33,40 @@ def _forward(
     PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """The four places of a window are blocks of columns of one wide product, the weights its rows: that reads shared
+    memory less than pixels as rows would. Splitting the columns afterwards moves nothing between threads."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
-    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    first_m = (tl.program_id(0) // blocks_n) * BM
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
+    pixel = tl.arange(0, 4 * BM)
+    m, place = first_m + pixel % BM, pixel // BM
     sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
-    top, left = y * 2 - PAD, x * 2 - PAD
+    top, left = y * 2 - PAD + place // 2, x * 2 - PAD + place % 2
     x_ptr += c * (M // (PH * PW)) * H * W * CI
     w_ptr += c * KH * CO * R
     start = ((sample * H + top) * W + left) * CI
     blocks_k: tl.constexpr = (R + BK - 1) // BK
-    acc0 = tl.zeros((BM, BN), tl.float32)
-    acc1 = acc0
-    acc2 = acc0
-    acc3 = acc0
+    acc = tl.zeros((BN, 4 * BM), tl.float32)
     for step in range(KH * blocks_k):
         row, r = step // blocks_k, (step % blocks_k) * BK + k
         weights = (n < CO)[:, None] & (r < R)[None, :]
-        w_KN = tl.trans(tl.load(w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=weights, other=0.0))
+        w_NK = tl.load(w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=weights, other=0.0)
         inside = (m < M)[:, None] & (r < R)[None, :]
-        here = x_ptr + (start + row * W * CI)[:, None] + r[None, :]
-        in0 = inside
-        in1 = inside
-        in2 = inside
-        in3 = inside
         if PAD > 0:
             column = left[:, None] + (r // CI)[None, :]
-            above = ((top + row >= 0) & (top + row < H))[:, None]
-            below = ((top + row >= -1) & (top + row + 1 < H))[:, None]
-            before, after = (column >= 0) & (column < W), (column >= -1) & (column + 1 < W)
-            in0 = inside & above & before
-            in1 = inside & above & after
-            in2 = inside & below & before
-            in3 = inside & below & after
-        acc0 = tl.dot(tl.load(here, mask=in0, other=0.0), w_KN, acc0, input_precision=PRECISION)
-        acc1 = tl.dot(tl.load(here + CI, mask=in1, other=0.0), w_KN, acc1, input_precision=PRECISION)
-        acc2 = tl.dot(tl.load(here + W * CI, mask=in2, other=0.0), w_KN, acc2, input_precision=PRECISION)
-        acc3 = tl.dot(tl.load(here + (W + 1) * CI, mask=in3, other=0.0), w_KN, acc3, input_precision=PRECISION)
+            inside &= ((top + row >= 0) & (top + row < H))[:, None] & (column >= 0) & (column < W)
+        x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
+        acc = tl.dot(w_NK, tl.trans(x_MK), acc, input_precision=PRECISION)
+    upper, lower = tl.split(tl.permute(tl.reshape(acc, (BN, 2, 2 * BM)), (0, 2, 1)))
+    acc0, acc1 = tl.split(tl.permute(tl.reshape(upper, (BN, 2, BM)), (0, 2, 1)))
+    acc2, acc3 = tl.split(tl.permute(tl.reshape(lower, (BN, 2, BM)), (0, 2, 1)))
+    m = first_m + tl.arange(0, BM)
     bias = tl.zeros((BN,), tl.float32)
     if BIAS:
         bias = tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)
-    best, place = relu_pool(acc0, acc1, acc2, acc3, bias)
+    best, place = relu_pool(tl.trans(acc0), tl.trans(acc1), tl.trans(acc2), tl.trans(acc3), bias)
     where = c * M * CO + m[:, None] * CO + n[None, :]
     inside = (m < M)[:, None] & (n < CO)[None, :]
     tl.store(y_ptr + where, best.to(y_ptr.dtype.element_ty), mask=inside)
@@ -173,4 +167,4 @@ def conv2d_relu_pool(
 
     Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
     """
-    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)  # type: ignore[no-any-return]
+    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)

@@ -4,6 +4,8 @@ These products read or write each weight once and do little with it, so they are
 operand with many rows, the batch the one with few. C clients, B samples, CI/CO input and output features.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,6 +28,9 @@ from stratafl.engine.kernels.common import (
     target,
 )
 from stratafl.engine.kernels.tuning import tuning
+
+GROUPS = 4
+"""Programs that share a block of rows of a weight gradient."""
 
 
 @triton.jit
@@ -82,38 +87,62 @@ def _input_gradient(
 
 
 @triton.jit
+def _output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU: tl.constexpr):
+    """Rows k and columns o of the gradient before ReLU."""
+    inside = (k < B)[:, None] & (o < CO)[None, :]
+    where = k[:, None] * CO + o[None, :]
+    dy_KO = tl.load(dy_ptr + where, mask=inside, other=0.0)
+    if RELU:
+        dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_KO, 0.0).to(dy_KO.dtype)
+    return dy_KO
+
+
+@triton.jit
 def _weight_gradient(
     x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale, B, CO, CI,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
-    EXTRA: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    EXTRA: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    ONE: tl.constexpr,
 ):  # fmt: skip
+    """One program: some rows of the weights, every GROUPS-th block of columns; a batch that fits is fetched once."""
     c = tl.program_id(1).to(tl.int64)
-    blocks_i = tl.cdiv(CI, BI)
-    block_i = tl.program_id(0) % blocks_i
-    o = (tl.program_id(0) // blocks_i) * BO + tl.arange(0, BO)
-    i = block_i * BI + tl.arange(0, BI)
+    group = tl.program_id(0) % GROUPS
+    o = (tl.program_id(0) // GROUPS) * BO + tl.arange(0, BO)
+    k = tl.arange(0, BK)
     x_ptr += c * B * CI
     dy_ptr += c * B * CO
     y_ptr += c * B * CO
-    acc = tl.zeros((BO, BI), tl.float32)
-    summed = tl.zeros((BO,), tl.float32)
-    for first in range(0, B, BK):
-        k = first + tl.arange(0, BK)
-        inside = (k < B)[:, None] & (o < CO)[None, :]
-        where = k[:, None] * CO + o[None, :]
-        dy_KO = tl.load(dy_ptr + where, mask=inside, other=0.0)
-        if RELU:
-            dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_KO, 0.0).to(dy_KO.dtype)
-        if BIAS:  # noqa: SIM102
-            if block_i == 0:
-                summed += tl.sum(dy_KO.to(tl.float32), 0)
-        x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(cast(dy_KO, OPERAND, HALF_SCALE)), x_KI.to(OPERAND), acc, input_precision=PRECISION)
-    at = c * stride_w + o[:, None] * CI + i[None, :]
-    inside = (o < CO)[:, None] & (i < CI)[None, :]
-    squares = settle(dw_ptr, extra_w_ptr, at, acc * (scale / HALF_SCALE), inside, EXTRA)
+    if ONE:
+        dy_OK = tl.trans(cast(_output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU), OPERAND, HALF_SCALE))
+    squares_OI = tl.zeros((BO, BI), tl.float32)
+    for first_i in range(group * BI, CI, GROUPS * BI):
+        i = first_i + tl.arange(0, BI)
+        at = c * stride_w + o[:, None] * CI + i[None, :]
+        here = (o < CO)[:, None] & (i < CI)[None, :]
+        # Corrections are most of what is read: they are asked for before the product.
+        extra = 0.0
+        if EXTRA:
+            extra = tl.load(extra_w_ptr + at, mask=here, other=0.0)
+        acc = tl.zeros((BO, BI), tl.float32)
+        if ONE:
+            x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
+            acc = tl.dot(dy_OK, x_KI.to(OPERAND), acc, input_precision=PRECISION)
+        else:
+            for first in range(0, B, BK):
+                b = first + k
+                dy_KO = cast(_output_gradient(dy_ptr, y_ptr, b, o, B, CO, RELU), OPERAND, HALF_SCALE)
+                inside = (b < B)[:, None] & (i < CI)[None, :]
+                x_KI = tl.load(x_ptr + b[:, None] * CI + i[None, :], mask=inside, other=0.0)
+                acc = tl.dot(tl.trans(dy_KO), x_KI.to(OPERAND), acc, input_precision=PRECISION)
+        dw = acc * (scale / HALF_SCALE) + extra
+        tl.store(dw_ptr + at, dw, mask=here)
+        squares_OI += tl.where(here, dw * dw, 0.0)
+    squares = tl.sum(tl.sum(squares_OI, 1), 0)
     if BIAS:  # noqa: SIM102
-        if block_i == 0:
+        if group == 0:
+            summed = tl.zeros((BO,), tl.float32)
+            for first in range(0, B, BK):
+                summed += tl.sum(_output_gradient(dy_ptr, y_ptr, first + k, o, B, CO, RELU).to(tl.float32), 0)
             squares += settle(db_ptr, extra_b_ptr, c * stride_b + o, summed * scale, o < CO, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
@@ -162,11 +191,12 @@ class _Linear(torch.autograd.Function):
         db = dw if b is None else target(sink, b, bias=True)
         t = tuning("linear weight gradient", compute)
         bo, bi, bk = min(t.m, power(outputs)), min(t.n, power(inputs)), min(t.k, power(batch))
-        programs = cdiv(outputs, bo) * cdiv(inputs, bi)
+        groups = min(GROUPS, cdiv(inputs, bi))
+        programs = cdiv(outputs, bo) * groups
         _weight_gradient[(programs, clients)](
             x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), dw.grad.stride(0), db.grad.stride(0),
             1 / grad_scale, batch, outputs, inputs, relu, b is not None, by.precision, by.dtype, by.scale, dw.corrected,
-            bo, bi, bk, num_warps=t.warps, num_stages=t.stages,
+            groups, bo, bi, bk, batch <= bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return dx, *((None, None) if sink else (dw.grad, None if b is None else db.grad)), None, None, None, None
 
@@ -184,4 +214,4 @@ def linear(
 
     Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
     """
-    return _Linear.apply(x_CBI, w_COI, b_CO, relu, compute, sink, grad_scale)  # type: ignore[no-any-return]
+    return _Linear.apply(x_CBI, w_COI, b_CO, relu, compute, sink, grad_scale)

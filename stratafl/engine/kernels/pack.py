@@ -3,6 +3,8 @@
 C clients, CO/CI output and input channels, T = KH * KW taps, A/B the outer and inner channel of a packed weight.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import torch
@@ -59,7 +61,7 @@ def pack(w_COIhw: Tensor, dtype: torch.dtype, for_input: bool = False) -> Tensor
 
 @triton.jit
 def _unpack(
-    part_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale, CO, CI, KW: tl.constexpr, T: tl.constexpr,
+    part_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale, CO, CI, T: tl.constexpr,
     EXTRA: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -68,21 +70,21 @@ def _unpack(
     i = (tl.program_id(0) % blocks_i) * BLOCK_I + tl.arange(0, BLOCK_I)[None, :, None]
     t = tl.arange(0, BLOCK_T)[None, None, :]
     inside = (o < CO) & (i < CI) & (t < T)
-    where = ((t // KW * CO + o) * KW + t % KW) * CI + i
+    where = (t * CI + i) * CO + o
     dw = tl.load(part_ptr + c * T * CI * CO + where, mask=inside, other=0.0) * scale
     squares = settle(dw_ptr, extra_ptr, c * stride_client + (o * CI + i) * T + t, dw, inside, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
-def unpack(part_ChOR: Tensor, dw: Target, scale: float) -> None:
-    """A weight gradient from the order it is computed in, (C, KH, CO, KW * CI), to the weights', times `scale`."""
+def unpack(part_ChRO: Tensor, dw: Target, scale: float) -> None:
+    """A weight gradient from the order it is computed in, (C, KH, KW * CI, CO), to the weights', times `scale`."""
     clients, outputs, inputs, height, width = dw.grad.shape
     taps = height * width
-    block_t, block_i = power(taps, 1), min(64, power(inputs, 1))
-    block_o = min(power(outputs, 1), max(1, 8192 // (block_t * block_i)))
+    block_t, block_o = power(taps, 1), min(64, power(outputs, 1))
+    block_i = min(power(inputs, 1), max(1, 4096 // (block_t * block_o)))
     programs = cdiv(outputs, block_o) * cdiv(inputs, block_i)
     _unpack[(programs, clients)](
-        part_ChOR, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale, outputs, inputs, width, taps,
+        part_ChRO, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale, outputs, inputs, taps,
         dw.corrected, block_o, block_i, block_t,
     )  # fmt: skip
 

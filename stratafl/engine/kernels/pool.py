@@ -1,5 +1,7 @@
 """What happens to four accumulators in registers: bias, ReLU and the maximum, with its place."""
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import triton

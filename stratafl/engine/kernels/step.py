@@ -5,6 +5,8 @@ gradient -> + correction -> clip by each client's norm -> + weight decay -> mome
 At most two passes: partial sums of squares if there is a clip, then the step.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import math

@@ -8,6 +8,8 @@ C clients, B samples, CI/CO input and output channels, M pooled pixels, D = 2 co
 group, u the image row under a window's top, E/D even and odd accumulators.
 """
 
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import torch
@@ -86,23 +88,23 @@ def _forward(
     w_ptr += c * KH * 2 * CO * 32
     sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
     start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
-    acc0 = tl.zeros((BM, BN), tl.float32)
-    acc1 = acc0
-    acc2 = acc0
-    acc3 = acc0
+    # Both columns' weights side by side: a product twice as wide takes fewer reads of shared memory.
+    both = tl.arange(0, 2 * BN)
+    o = (tl.program_id(0) % blocks_n) * BN + both % BN
+    top = tl.zeros((BM, 2 * BN), tl.float32)
+    bottom = top
     for row in range(KH):
         # Two pixels of four channels: a group starts at an even column of an even width.
         here = tl.multiple_of(start + row * WIDE * 4, 8)
         upper = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
         under = tl.multiple_of(here + WIDE * 4, 8)
         lower = tl.load(x_ptr + under[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
-        weights = w_ptr + (row * 2 * CO + n)[:, None] * 32 + group[None, :]
-        even = tl.trans(tl.load(weights, mask=(n < CO)[:, None], other=0.0))
-        odd = tl.trans(tl.load(weights + CO * 32, mask=(n < CO)[:, None], other=0.0))
-        acc0 = tl.dot(upper, even, acc0, input_precision=PRECISION)
-        acc1 = tl.dot(upper, odd, acc1, input_precision=PRECISION)
-        acc2 = tl.dot(lower, even, acc2, input_precision=PRECISION)
-        acc3 = tl.dot(lower, odd, acc3, input_precision=PRECISION)
+        weights = w_ptr + ((row * 2 + both // BN) * CO + o)[:, None] * 32 + group[None, :]
+        w_GN = tl.trans(tl.load(weights, mask=(o < CO)[:, None], other=0.0))
+        top = tl.dot(upper, w_GN, top, input_precision=PRECISION)
+        bottom = tl.dot(lower, w_GN, bottom, input_precision=PRECISION)
+    acc0, acc1 = tl.split(tl.permute(tl.reshape(top, (BM, 2, BN)), (0, 2, 1)))
+    acc2, acc3 = tl.split(tl.permute(tl.reshape(bottom, (BM, 2, BN)), (0, 2, 1)))
     bias = tl.zeros((BN,), tl.float32)
     if BIAS:
         bias = tl.load(b_ptr + c * stride_bias + n, mask=n < CO, other=0.0)

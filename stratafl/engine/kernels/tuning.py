@@ -19,22 +19,22 @@ class Tuning(NamedTuple):
 TUNING: dict[tuple[str, int], Tuning] = {
     ("conv forward", 2): Tuning(128, 64, 64, 4, 3),
     ("conv forward", 4): Tuning(128, 64, 32, 4, 3),
-    ("conv input gradient", 2): Tuning(256, 64, 64, 4, 3),
+    ("conv input gradient", 2): Tuning(128, 64, 64, 4, 3),
     ("conv input gradient", 4): Tuning(128, 64, 32, 4, 3),
-    ("conv weight gradient", 2): Tuning(64, 256, 32, 4, 4),
-    ("conv weight gradient", 4): Tuning(64, 256, 32, 4, 4),
+    ("conv weight gradient", 2): Tuning(64, 64, 32, 4, 4),
+    ("conv weight gradient", 4): Tuning(64, 64, 32, 4, 4),
     ("pool forward", 2): Tuning(64, 64, 32, 4, 3),
     ("pool forward", 4): Tuning(64, 64, 16, 4, 5),
     ("thin forward", 2): Tuning(64, 64, 32, 4, 3),
     ("thin forward", 4): Tuning(64, 64, 32, 4, 4),
     ("thin weight gradient", 2): Tuning(64, 64, 32, 4, 3),
-    ("thin weight gradient", 4): Tuning(64, 64, 16, 8, 4),
+    ("thin weight gradient", 4): Tuning(64, 64, 32, 4, 3),
     ("linear forward", 2): Tuning(128, 64, 64, 8, 3),
     ("linear forward", 4): Tuning(64, 64, 64, 4, 3),
     ("linear input gradient", 2): Tuning(64, 64, 32, 4, 4),
     ("linear input gradient", 4): Tuning(64, 64, 32, 4, 3),
-    ("linear weight gradient", 2): Tuning(64, 128, 64, 4, 1),
-    ("linear weight gradient", 4): Tuning(64, 128, 64, 4, 1),
+    ("linear weight gradient", 2): Tuning(32, 64, 64, 4, 2),
+    ("linear weight gradient", 4): Tuning(64, 32, 64, 4, 2),
 }
 EXACT = Tuning(64, 32, 32, 4, 2)
 """For exact fp32, which no tensor core does."""
