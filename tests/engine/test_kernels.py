@@ -18,12 +18,18 @@ if importlib.util.find_spec("triton") is None:
 ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
 
 
-def test_kernels_agree_with_float64() -> None:
+@pytest.mark.parametrize(
+    "families",
+    [["conv2d"], ["conv2d_relu_pool"], ["linear"], ["group_norm", "flatten", "embedding", "cross_entropy", "update"]],
+    ids=lambda families: families[0],
+)
+def test_kernels_agree_with_float64(families: list[str]) -> None:
     """In a process of its own: whether kernels are interpreted is decided when Triton is first imported."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "stratafl.engine.kernels.check"]
+    command = [sys.executable, "-m", "stratafl.engine.kernels.check", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "all within their limits" in done.stdout
 
 
 def test_available_follows_the_machine() -> None:

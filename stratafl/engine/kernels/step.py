@@ -75,7 +75,7 @@ def _move(
         tl.store(copy_ptr + at, x.to(copy_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["C"])
 def _step(
     x_ptr, g_ptr, extra_ptr, momentum_ptr, lr_ptr, part_ptr, copy_ptr, stride_lr, clip, decay, momentum, C, P, PARTS,
     EXTRA: tl.constexpr, CLIP: tl.constexpr, MOMENTUM: tl.constexpr, COPY: tl.constexpr,
