@@ -396,6 +396,5 @@ def test_a_client_s_dropout_does_not_depend_on_the_others() -> None:
 def test_the_global_generator_is_left_alone(restart: str) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    rules = {"name": "mtgc", "restart": restart}
-    study(dropout_network, rules=rules, test=samples(), participation=0.5).run()
+    study(dropout_network, rules={"name": "mtgc", "restart": restart}, test=samples(), participation=0.5).run()
     assert torch.equal(torch.get_rng_state(), before)
