@@ -18,7 +18,7 @@ from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.ops import Compute
-from stratafl.engine.work import Augment, Engine
+from stratafl.engine.work import Augment, Engine, Training
 from stratafl.errors import number, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
@@ -127,8 +127,8 @@ class Simulation:
             if self.federation.wants_gradients:
                 look = self.federation.work(self.step, 1, round)
                 self.federation.start_from_gradients(self.engine.gradients(look))
-            x_NP, b_NB = self.engine.train(self.federation.work(self.step, steps, round))
-            self.federation.trained(x_NP, b_NB, self.leaf.rate(round, steps))
+            x_AP, b_AB = self.engine.train(self.federation.work(self.step, steps, round))
+            self.federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
             refused += self.federation.meet(top)
             self.step += steps
         evaluated = (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds
@@ -267,17 +267,8 @@ def simulate(
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
 
     federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
-    trainer = make_engine(
-        engine or ("loop" if x_P.device.type == "cpu" else "stacked"),
-        flat,
-        objective,
-        *train,
-        [part.to(device) for part in parts],
-        chain,
-        batch,
-        sampling,
-        seed,
-        augment,
-        precision=precision,
-    )
+    placed_parts = [part.to(device) for part in parts]
+    training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment)
+    default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
+    trainer = make_engine(engine or default, training, precision=precision)
     return Simulation(federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels)

@@ -25,6 +25,7 @@ Mask = np.ndarray | Tensor
 """One truth value per node of a level, on the host."""
 ROOT = "root"
 LEAF = object()
+EVERY = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,25 +164,31 @@ class Tree:
         Absent children may hold anything, also NaN.
         """
         if present_N is None or np.all(present := np.asarray(present_N)):
-            return self._mixing(level, rows_NP) @ rows_NP
+            key = level, rows_NP.device, rows_NP.dtype
+            if key not in self._on_device:
+                self._on_device[key] = torch.as_tensor(self.weights[level], dtype=rows_NP.dtype, device=rows_NP.device)
+            return self._sums(level, self._on_device[key], rows_NP)
         total_M = self.share(level, present)
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
         here_N1 = torch.as_tensor(present, device=rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
-        return self._mixed(level, weights_N, rows_NP) @ rows_NP
+        return self._sums(level, torch.as_tensor(weights_N, dtype=rows_NP.dtype, device=rows_NP.device), rows_NP)
 
-    def spread(self, level: int, rows_MP: Tensor) -> Tensor:
-        """Each parent's row, repeated for its children on `level`."""
+    def _sums(self, level: int, weights_N: Tensor, rows_NP: Tensor) -> Tensor:
+        """Each parent's weighted sum of its children, who are neighbours."""
+        counts = self.children(level - 1)
+        if (counts == counts[0]).all():
+            groups = (len(counts), int(counts[0]))
+            return torch.bmm(weights_N.view(groups)[:, None], rows_NP.unflatten(0, groups))[:, 0]
+        parts = zip(weights_N.split(counts.tolist()), rows_NP.split(counts.tolist()), strict=True)
+        return torch.stack([weights_K @ rows_KP for weights_K, rows_KP in parts])
+
+    def spread(self, level: int, rows_MP: Tensor, some: slice = EVERY) -> Tensor:
+        """Each parent's row, repeated for its children on `level`, or for some of these."""
         key = level, rows_MP.device
         if key not in self._on_device:
             self._on_device[key] = torch.as_tensor(self.parents[level], device=rows_MP.device)
-        return rows_MP[self._on_device[key]]
-
-    def spread_to_leaves(self, level: int, rows_NP: Tensor) -> Tensor:
-        """Each leaf's ancestor's row."""
-        for lower in range(level + 1, self.depth + 1):
-            rows_NP = self.spread(lower, rows_NP)
-        return rows_NP
+        return rows_MP[self._on_device[key][some]]
 
     def share(self, level: int, present_N: Mask) -> np.ndarray:
         """For each parent, the weight of its children that are present (1 when all are)."""
@@ -191,18 +198,6 @@ class Tree:
     def occupied(self, level: int, present_N: Mask) -> np.ndarray:
         """Which parents have at least one child present."""
         return self.share(level, present_N) > 0
-
-    def _mixing(self, level: int, like: Tensor) -> Tensor:
-        """The matrix that takes a level's rows to their parents' means when all are present."""
-        key = level, like.device, like.dtype
-        if key not in self._on_device:
-            self._on_device[key] = self._mixed(level, self.weights[level], like)
-        return self._on_device[key]
-
-    def _mixed(self, level: int, weights_N: np.ndarray, like: Tensor) -> Tensor:
-        mixing_MN = np.zeros((self.sizes[level - 1], self.sizes[level]))
-        mixing_MN[self.parents[level], np.arange(self.sizes[level])] = weights_N
-        return torch.as_tensor(mixing_MN, dtype=like.dtype, device=like.device)
 
     def __str__(self) -> str:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):

@@ -1,15 +1,20 @@
 """The seam between a run and whatever trains its leaves: "train these rows this many steps".
 
-Shape suffixes: N leaves, P parameters, B buffer values.
+Shape suffixes: N leaves, A leaves that take part, C leaves of a chunk, P parameters, B buffer values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from stratafl.data.batches import Sampling
+from stratafl.flat import Flat
 from stratafl.local import Leaf
 from stratafl.rule import Edge
 
@@ -18,21 +23,64 @@ Augment = Callable[[Tensor, int, int | Tensor, int | Tensor], Tensor]
 the batches of several clients, with an axis of clients in front, and a tensor of their numbers."""
 
 
+@dataclass(frozen=True)
+class Training:
+    """What the leaves train, on what, and how: the same for every engine."""
+
+    flat: Flat
+    loss: Callable[[Tensor, Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor
+    partition: Sequence[Tensor]
+    leaf: Leaf
+    """The chain to begin with; an engine's own may be changed between rounds."""
+    batch: int | None
+    sampling: Sampling
+    seed: int
+    augment: Augment | None = None
+
+
+class Spread(NamedTuple):
+    """Rows of one level's nodes, and which of them is each leaf's: leaves share rows instead of having copies."""
+
+    rows: Tensor
+    of_N: np.ndarray | None = None
+    """None where every leaf has its own."""
+
+    def one(self, leaf: int) -> Tensor:
+        """A leaf's row, as a matrix."""
+        row = leaf if self.of_N is None else int(self.of_N[leaf])
+        return self.rows[row : row + 1]
+
+    def some(self, leaves: Sequence[int]) -> Tensor:
+        """These leaves' rows; a view where they lie together."""
+        chosen = np.asarray(leaves, dtype=np.int64) if self.of_N is None else self.of_N[list(leaves)]
+        if len(chosen) and (chosen == np.arange(chosen[0], chosen[0] + len(chosen))).all():
+            return self.rows[int(chosen[0]) : int(chosen[0]) + len(chosen)]
+        return self.rows[torch.as_tensor(chosen, device=self.rows.device)]
+
+
 class Pull(NamedTuple):
-    """A rule's own direction and the edge it looks at, one row per leaf."""
+    """A rule's own direction, and the edge it looks at."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
-    edge: Edge
+    model: Spread
+    correction: Spread | None
+    rate: Spread
+
+    def edge(self, rows: Callable[[Spread], Tensor]) -> Edge:
+        """The edge of the leaves whose rows are asked for."""
+        return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.rate))
 
 
 class Work(NamedTuple):
     """What the leaves are to do until they next meet their parents."""
 
-    x_NP: Tensor
+    x: Spread
     """Each leaf's model at the start."""
-    b_NB: Tensor
-    correction_NP: Tensor | None
-    """The sum of the corrections on each leaf's path to the root."""
+    b: Spread
+    corrections: tuple[Spread, ...]
+    """Those on each leaf's path to the root, which add up."""
     pulls: tuple[Pull, ...]
     active: list[int]
     """The leaves that take part."""
@@ -42,14 +90,6 @@ class Work(NamedTuple):
     round: int
     """The global round, counted from 0: it sets the learning rate."""
 
-    def correct(self, leaf: int, x_1P: Tensor, direction_1P: Tensor) -> Tensor:
-        """The direction of one leaf with everything the rules add."""
-        if self.correction_NP is not None:
-            direction_1P = direction_1P + self.correction_NP[leaf]
-        for local, edge in self.pulls:
-            direction_1P = local(x_1P, direction_1P, edge.each(lambda rows: rows[leaf : leaf + 1]))
-        return direction_1P
-
 
 class Engine(Protocol):
     """Trains leaves. All engines give the same result for the same work, up to rounding."""
@@ -57,9 +97,9 @@ class Engine(Protocol):
     leaf: Leaf
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """The leaves' models and buffers afterwards; rows of inactive leaves are as they were given."""
+        """The models and buffers of the leaves that take part, in their order, afterwards."""
         ...
 
     def gradients(self, work: Work) -> Tensor:
-        """The gradient of each active leaf at its first model and first batch, zero for the others."""
+        """The gradient of each of them at its first model and first batch."""
         ...
