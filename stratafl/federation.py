@@ -12,7 +12,6 @@ Shape suffixes: N nodes of a level, M nodes of the level above, A leaves that ta
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,13 +20,13 @@ import torch
 from torch import Tensor
 
 from stratafl.communication import Communication
-from stratafl.engine.work import Pull, Spread, Work
+from stratafl.engine.spread import Spread
+from stratafl.engine.work import Pull, Work
+from stratafl.placing import placed
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.tree import Tree
 
-BLOCK_BYTES = 24 << 20
-"""Of a matrix worked on at once where what comes between would be as large again."""
 BUFFERS = "buffers"
 
 
@@ -177,7 +176,8 @@ class Federation:
 
     def _meet(self, level: int, relayed: bool) -> list[str]:
         tree, rule, own = self.tree, self.rules[level], self.own[level]
-        edge = self._edge(level)
+        start = Spread(self.held[level - 1], tree.parents[level])
+        edge = Edge(start, self.correction[level], self._column(self.rate_N[level]))
         state, message = rule.up(self.state[level], own, edge)
         sent = {**message, BUFFERS: self.own_buffers[level]}
 
@@ -191,7 +191,8 @@ class Federation:
             present_N = came_N & _finite(*sent.values())
             merged = self._merge(level, sent, present_N)
         refused = self._names(level, came_N & ~present_N)
-        heard_M = tree.occupied(level, present_N)
+        share_M = tree.share(level, present_N)
+        heard_M = share_M > 0
         sane_M = heard_M & merged.finite_M
         refused += self._names(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
@@ -201,14 +202,17 @@ class Federation:
         self.own[level - 1] = self.held[level - 1]
         self.held_buffers[level - 1] = _choose(sane_M, merged.buffers_MB, self.held_buffers[level - 1])
         self.own_buffers[level - 1] = self.held_buffers[level - 1]
-        mean_rate_M = tree.mean(level, torch.as_tensor(self.rate_N[level])[:, None], present_N)[:, 0].numpy()
+        mean_rate_M = tree.share(level, present_N * self.rate_N[level]) / np.where(heard_M, share_M, 1.0)
         self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M
 
         state = _where(present_N, state, self.state[level])
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
+            answered = Spread(self.held[level - 1], tree.parents[level])
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            state = self._learn(level, state, edge, mean_rate_M[tree.parents[level]], present_N)
+            shared_N1 = self._column(mean_rate_M[tree.parents[level]])
+            learnt = rule.down(state, own, Edge(start, self.correction[level], shared_N1, answered))
+            state = _where(present_N, learnt, state)
             self._stale[level] = ~present_N
             self.communication.down.add(level, present_N, self._parcel(level))
         self.state[level] = state
@@ -221,29 +225,6 @@ class Federation:
         share_M1 = self._column(self.tree.share(level, present_N))
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
         return Merged(memory, model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()))
-
-    def _learn(self, level: int, state: Rows, edge: Edge, rate_N: np.ndarray, present_N: np.ndarray) -> Rows:
-        """The children's states after they saw their parents' new models.
-
-        A few rows at a time: what a rule makes on the way is small then, and stays in the processor's cache.
-        """
-        own, down = self.own[level], self.rules[level].down
-        assert down is not None
-        rate_N1 = self._column(rate_N)
-        few = max(1, BLOCK_BYTES // max(1, own[0].nbytes))
-        new = {name: torch.empty_like(rows) for name, rows in state.items()}
-        for first in range(0, len(own), few):
-            mine = slice(first, first + few)
-            before = {name: rows[mine] for name, rows in state.items()}
-            shared = Edge(
-                functools.partial(lambda mine: edge.model[mine], mine),
-                None if edge.correction is None else edge.correction[mine],
-                rate_N1[mine],
-            )
-            learnt = down(before, own[mine], self.tree.spread(level, self.held[level - 1], mine), shared)
-            for name, rows in _where(present_N[mine], learnt, before).items():
-                new[name][mine] = rows
-        return new
 
     def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
         reduce = self.rules[level].reduce
@@ -258,11 +239,6 @@ class Federation:
         return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
-
-    def _edge(self, level: int) -> Edge:
-        rate_N1 = self._column(self.rate_N[level])
-        given = self.held[level - 1]
-        return Edge(lambda: self.tree.spread(level, given), self.correction[level], rate_N1)
 
     def _correct(self, level: int) -> None:
         note = self.rules[level].note(self.memory[level])
@@ -295,26 +271,27 @@ class Federation:
 
     def _column(self, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""
-        return torch.as_tensor(values_N, dtype=self.held[0].dtype, device=self.device)[:, None]
+        return placed(values_N, self.device, self.held[0].dtype)[:, None]
 
 
 def _finite(*matrices: Tensor) -> np.ndarray:
     """Which rows are finite in all of them: the largest magnitude of a row is, in one pass and without a mask."""
-    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in matrices if rows.shape[1]]
-    return torch.isfinite(torch.stack(largest)).all(dim=0).cpu().numpy()
+    different = {id(rows): rows for rows in matrices if rows.shape[1]}.values()
+    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in different]
+    return np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:
     """The old rows with new ones for those in the mask."""
     if mask_N.all():
         return new_AP
-    return old_NP.index_copy(0, torch.as_tensor(np.flatnonzero(mask_N), device=old_NP.device), new_AP)
+    return old_NP.index_copy(0, placed(np.flatnonzero(mask_N), old_NP.device), new_AP)
 
 
 def _choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
     if mask_N.all():
         return new_NP
-    return torch.where(torch.as_tensor(mask_N, device=new_NP.device)[:, None], new_NP, old_NP)
+    return torch.where(placed(mask_N, new_NP.device)[:, None], new_NP, old_NP)
 
 
 def _where(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from stratafl.errors import InvalidInput
+from stratafl.placing import placed
 
 Shape = int | str | Sequence | Mapping
 Mask = np.ndarray | Tensor
 """One truth value per node of a level, on the host."""
 ROOT = "root"
 LEAF = object()
-EVERY = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,29 +166,36 @@ class Tree:
         if present_N is None or np.all(present := np.asarray(present_N)):
             key = level, rows_NP.device, rows_NP.dtype
             if key not in self._on_device:
-                self._on_device[key] = torch.as_tensor(self.weights[level], dtype=rows_NP.dtype, device=rows_NP.device)
+                self._on_device[key] = placed(self.weights[level], rows_NP.device, rows_NP.dtype)
             return self._sums(level, self._on_device[key], rows_NP)
         total_M = self.share(level, present)
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
-        here_N1 = torch.as_tensor(present, device=rows_NP.device)[:, None]
+        here_N1 = placed(present, rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
-        return self._sums(level, torch.as_tensor(weights_N, dtype=rows_NP.dtype, device=rows_NP.device), rows_NP)
+        return self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
 
     def _sums(self, level: int, weights_N: Tensor, rows_NP: Tensor) -> Tensor:
         """Each parent's weighted sum of its children, who are neighbours."""
-        counts = self.children(level - 1)
-        if (counts == counts[0]).all():
-            groups = (len(counts), int(counts[0]))
-            return torch.bmm(weights_N.view(groups)[:, None], rows_NP.unflatten(0, groups))[:, 0]
-        parts = zip(weights_N.split(counts.tolist()), rows_NP.split(counts.tolist()), strict=True)
+        counts = self._families[level]
+        if rows_NP.shape[1] == 0:
+            return rows_NP.new_zeros(len(counts), 0)
+        if len(set(counts)) == 1:
+            families = (len(counts), counts[0], -1)
+            return torch.bmm(weights_N.view(families).mT, rows_NP.view(families))[:, 0]
+        parts = zip(weights_N.split(counts), rows_NP.split(counts), strict=True)
         return torch.stack([weights_K @ rows_KP for weights_K, rows_KP in parts])
 
-    def spread(self, level: int, rows_MP: Tensor, some: slice = EVERY) -> Tensor:
-        """Each parent's row, repeated for its children on `level`, or for some of these."""
+    @cached_property
+    def _families(self) -> list[list[int]]:
+        """For each level, how many siblings its nodes have, parent by parent."""
+        return [[], *(self.children(level).tolist() for level in range(self.depth))]
+
+    def spread(self, level: int, rows_MP: Tensor) -> Tensor:
+        """Each parent's row, repeated for its children on `level`."""
         key = level, rows_MP.device
         if key not in self._on_device:
-            self._on_device[key] = torch.as_tensor(self.parents[level], device=rows_MP.device)
-        return rows_MP[self._on_device[key][some]]
+            self._on_device[key] = placed(self.parents[level], rows_MP.device)
+        return rows_MP.index_select(0, self._on_device[key])
 
     def share(self, level: int, present_N: Mask) -> np.ndarray:
         """For each parent, the weight of its children that are present (1 when all are)."""

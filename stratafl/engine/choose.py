@@ -10,8 +10,9 @@ import torch
 
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.engine.spread import Spread
 from stratafl.engine.stacked import StackedEngine
-from stratafl.engine.work import Engine, Spread, Training, Work
+from stratafl.engine.work import Engine, Training, Work
 from stratafl.errors import unknown
 from stratafl.flat import Flat
 

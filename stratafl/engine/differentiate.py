@@ -70,7 +70,8 @@ class Stacked:
         scale = FP16_SCALE if self.compute == "fp16" else 1.0
         with torch.enable_grad():
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
-            (self._losses(outputs_CB, batch).sum() * scale).backward()
+            losses_C = self._losses(outputs_CB, batch)
+            losses_C.backward(torch.full_like(losses_C, scale))
         for name, weight in weights.items():
             if name not in sunk:
                 part = torch.zeros_like(weight) if weight.grad is None else weight.grad

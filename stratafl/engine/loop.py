@@ -45,7 +45,7 @@ class LoopEngine:
                     x_1P -= lr * velocity_1P
                 models.append(x_1P)
                 buffers.append(b_1B)
-        return torch.cat([work.x.rows[:0], *models]), torch.cat([work.b.rows[:0], *buffers])
+        return torch.cat([work.x.rows_MP[:0], *models]), torch.cat([work.b.rows_MP[:0], *buffers])
 
     def gradients(self, work: Work) -> Tensor:
         gradients = []
@@ -56,7 +56,7 @@ class LoopEngine:
                 # a look ahead must leave the running statistics as they are
                 x_1P, b_1B = work.x.one(client), work.b.one(client).clone()
                 gradients.append(self._gradient(client, work.step, x_1P, b_1B, batch))
-        return torch.cat([work.x.rows[:0], *gradients])
+        return torch.cat([work.x.rows_MP[:0], *gradients])
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from stratafl.engine.ops import Table, move
-from stratafl.engine.work import Spread, Work
+from stratafl.engine.spread import Spread
+from stratafl.engine.work import Work
 from stratafl.local import Leaf, Stage, clip, corrections, decay
 from stratafl.rule import Edge
 
@@ -50,7 +51,7 @@ class Rows(NamedTuple):
         """Room for so many clients' part of this work."""
 
         def new(given: Spread) -> Tensor:
-            return room(clients, given.rows.shape[1], given.rows)
+            return room(clients, given.rows_MP.shape[1], given.rows_MP)
 
         return Rows(
             new(work.x),
@@ -62,13 +63,13 @@ class Rows(NamedTuple):
 
     def load(self, work: Work, leaves: Sequence[int]) -> None:
         """Take over what these leaves start from."""
-        self.x_CP.copy_(work.x.some(leaves))
-        self.b_CZ.copy_(work.b.some(leaves))
+        work.x.into(self.x_CP, leaves)
+        work.b.into(self.b_CZ, leaves)
         if self.velocity_CP is not None:
             self.velocity_CP.zero_()
         if self.correction_CP is not None:
             first, *others = work.corrections
-            self.correction_CP.copy_(first.some(leaves))
+            first.into(self.correction_CP, leaves)
             for other in others:
                 self.correction_CP.add_(other.some(leaves))
         for mine, pull in zip(self.pulls, work.pulls, strict=True):

@@ -28,10 +28,19 @@ from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
 from stratafl.engine.precision import computing
 from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step
-from stratafl.engine.work import Spread, Training, Work
+from stratafl.engine.spread import Spread
+from stratafl.engine.work import Training, Work
+from stratafl.placing import placed
 
 KEPT = 2
 """Captured steps kept: enough for two sizes of chunk."""
+
+
+class Drawn(NamedTuple):
+    """The samples of all clients that take part, and how long their batches are, on the host."""
+
+    samples: Samples
+    length_AH: np.ndarray
 
 
 class Chunk(NamedTuple):
@@ -72,6 +81,8 @@ class StackedEngine:
         self._samples = torch.cat(list(training.partition)).to(inputs.device)
         self._ops = table(inputs.device, flat.dtype)
         self._captured: dict[object, Captured] = {}
+        self._ahead: tuple[object, Drawn] | None = None
+        self._last_active: list[int] = []
         self._loop = LoopEngine(training)
 
         few = self._samples[:2]
@@ -92,19 +103,20 @@ class StackedEngine:
         if self._differentiate is None:
             self._loop.leaf = self.leaf
             return self._loop.train(work)
-        x_AP = work.x.rows.new_empty(len(work.active), work.x.rows.shape[1])
+        x_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         lr = self.leaf.lr(work.round)
         self.training.flat.module.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
                 x_AP[chunk.first : chunk.first + len(chunk.leaves)] = rows.x_CP
+        self._look_ahead(work)
         return x_AP, work.b.some(work.active).clone()
 
     def gradients(self, work: Work) -> Tensor:
         if self._differentiate is None:
             return self._loop.gradients(work)
-        g_AP = work.x.rows.new_empty(len(work.active), work.x.rows.shape[1])
+        g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         self.training.flat.module.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
@@ -117,22 +129,38 @@ class StackedEngine:
 
     def _chunks(self, work: Work, steps: int) -> Iterator[Chunk]:
         """The active leaves in chunks, each with its samples and the lengths of its batches."""
-        active, given, device = work.active, self.training, self._device
+        active = work.active
         if not active:
             return
-        sizes = [self._sizes[leaf] for leaf in active]
-        stack = stacked_batches(
-            given.seed, active, sizes, work.step, steps, given.batch, given.sampling, device, self._places
-        )
-        client_A = torch.as_tensor(active, device=device)
-        index_AHB = self._samples[self._start_N[client_A][:, None, None] + stack.position_CHB]
+        drawn = self._drawn(active, work.step, steps)
         # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
         count = -(-len(active) // self.chunk)
         size = -(-len(active) // count)
         for first in range(0, len(active), size):
             mine = slice(first, first + size)
-            samples = Samples(client_A[mine], index_AHB[mine], stack.mask_CHB[mine])
-            yield Chunk(first, active[mine], samples, stack.length_CH[mine], stack.length_CH.max(axis=0))
+            samples = Samples(*(each[mine] for each in drawn.samples))
+            yield Chunk(first, active[mine], samples, drawn.length_AH[mine], drawn.length_AH.max(axis=0))
+
+    def _drawn(self, active: list[int], step: int, steps: int) -> Drawn:
+        """The samples of all that take part."""
+        key = (tuple(active), step, steps)
+        if self._ahead is not None and self._ahead[0] == key:
+            return self._ahead[1]
+        given, sizes = self.training, [self._sizes[leaf] for leaf in active]
+        stack = stacked_batches(
+            given.seed, active, sizes, step, steps, given.batch, given.sampling, self._device, self._places
+        )
+        client_A = placed(active, self._device)
+        index_AHB = self._samples[self._start_N[client_A][:, None, None] + stack.position_CHB]
+        return Drawn(Samples(client_A, index_AHB, stack.mask_CHB), stack.length_CH)
+
+    def _look_ahead(self, work: Work) -> None:
+        """Draw the next samples while a GPU is busy with these, if the same clients may be expected again."""
+        if self._device.type == "cuda" and work.active == self._last_active:
+            following = work.step + work.steps
+            drawn = self._drawn(work.active, following, work.steps)
+            self._ahead = (tuple(work.active), following, work.steps), drawn
+        self._last_active = work.active
 
     def _trained(self, work: Work, chunk: Chunk, lr: float) -> Rows:
         """The chunk's rows after all steps."""

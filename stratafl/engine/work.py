@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from stratafl.data.batches import Sampling
+from stratafl.engine.spread import Spread
 from stratafl.flat import Flat
 from stratafl.local import Leaf
 from stratafl.rule import Edge
@@ -38,26 +37,6 @@ class Training:
     sampling: Sampling
     seed: int
     augment: Augment | None = None
-
-
-class Spread(NamedTuple):
-    """Rows of one level's nodes, and which of them is each leaf's: leaves share rows instead of having copies."""
-
-    rows: Tensor
-    of_N: np.ndarray | None = None
-    """None where every leaf has its own."""
-
-    def one(self, leaf: int) -> Tensor:
-        """A leaf's row, as a matrix."""
-        row = leaf if self.of_N is None else int(self.of_N[leaf])
-        return self.rows[row : row + 1]
-
-    def some(self, leaves: Sequence[int]) -> Tensor:
-        """These leaves' rows; a view where they lie together."""
-        chosen = np.asarray(leaves, dtype=np.int64) if self.of_N is None else self.of_N[list(leaves)]
-        if len(chosen) and (chosen == np.arange(chosen[0], chosen[0] + len(chosen))).all():
-            return self.rows[int(chosen[0]) : int(chosen[0]) + len(chosen)]
-        return self.rows[torch.as_tensor(chosen, device=self.rows.device)]
 
 
 class Pull(NamedTuple):

@@ -225,6 +225,14 @@ def _update(
     return errors | ({"velocity": distance(velocity, d)} if momentum else {})
 
 
+def _drift(children: int, parents: int, parameters: int, plus: bool, device: str) -> dict[str, float]:
+    x, added = (torch.randn(children, parameters, device=device) for _ in range(2))
+    rows, rate = torch.randn(parents, parameters, device=device), torch.rand(children, 1, device=device) + 0.1
+    of = torch.arange(children, device=device) * parents // children
+    wanted = (x.double() - rows.double()[of]) / rate.double() + (added.double() if plus else 0)
+    return {"drift": distance(kernels.drift(x, rows, of, rate, added if plus else None), wanted)}
+
+
 def cases(device: str, small: bool) -> Iterator[Case]:
     """The grid of shapes; `small` is what the interpreter can do in a minute."""
 
@@ -285,6 +293,9 @@ def cases(device: str, small: bool) -> Iterator[Case]:
     ):
         yield case(f"cross_entropy {logits}{' masked' if masked else ''}", "fp32", _cross_entropy, *logits, masked)
     matrices = [(3, 37), (1, 5), *([] if small else [(4, 100_003), (3, 797_962)])]
+    families = [(5, 2, 37), *([] if small else [(100, 10, 797_962)])]
+    for family, plus in itertools.product(families, (False, True)):
+        yield case(f"drift {family} plus={plus}", "fp32", _drift, *family, plus)
     for matrix, clip, momentum, gap in itertools.product(matrices, (None, 1.0), (0.0, 0.9), (0, 6)):
         name = f"update {matrix} clip={clip} momentum={momentum} gap={gap}"
         yield case(name, "fp32", _update, *matrix, clip, momentum, gap)
