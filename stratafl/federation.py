@@ -22,7 +22,7 @@ from torch import Tensor
 from stratafl.communication import Communication
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
-from stratafl.placing import placed
+from stratafl.placing import Placed, placed
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.tree import Tree
@@ -72,6 +72,7 @@ class Federation:
         self.top = 0
         """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing met yet."""
         self.communication = Communication(tree)
+        self._placed = Placed(self.device)
         self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         for level in self._edges():
@@ -128,7 +129,9 @@ class Federation:
             local = self.rules[level].local
             if local is not None:
                 model = self._leaves(level - 1, self.held[level - 1])
-                pulls.append(Pull(local, model, mine, self._leaves(level, self._column(self.rate_N[level]))))
+                pulls.append(
+                    Pull(local, model, mine, self._leaves(level, self._column(("rate", level), self.rate_N[level])))
+                )
         above = self.tree.depth - 1
         return Work(
             x=self._leaves(above, self.held[above]),
@@ -143,7 +146,15 @@ class Federation:
 
     def _leaves(self, level: int, rows: Tensor) -> Spread:
         """A level's rows as the leaves see them."""
-        return Spread(rows, None if level == self.tree.depth else self.tree.ancestors(level))
+        if level == self.tree.depth:
+            return Spread(rows)
+        ancestor_N = self.tree.ancestors(level)
+        return Spread(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
+
+    def _children(self, level: int, rows_MP: Tensor) -> Spread:
+        """Parents' rows as their children on `level` see them."""
+        parent_N = self.tree.parents[level]
+        return Spread(rows_MP, parent_N, self._placed(("children", level), parent_N))
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
@@ -176,8 +187,8 @@ class Federation:
 
     def _meet(self, level: int, relayed: bool) -> list[str]:
         tree, rule, own = self.tree, self.rules[level], self.own[level]
-        start = Spread(self.held[level - 1], tree.parents[level])
-        edge = Edge(start, self.correction[level], self._column(self.rate_N[level]))
+        start = self._children(level, self.held[level - 1])
+        edge = Edge(start, self.correction[level], self._column(("rate", level), self.rate_N[level]))
         state, message = rule.up(self.state[level], own, edge)
         sent = {**message, BUFFERS: self.own_buffers[level]}
 
@@ -208,9 +219,9 @@ class Federation:
         state = _where(present_N, state, self.state[level])
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
-            answered = Spread(self.held[level - 1], tree.parents[level])
+            answered = self._children(level, self.held[level - 1])
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            shared_N1 = self._column(mean_rate_M[tree.parents[level]])
+            shared_N1 = self._column(("mean rate", level), mean_rate_M[tree.parents[level]])
             learnt = rule.down(state, own, Edge(start, self.correction[level], shared_N1, answered))
             state = _where(present_N, learnt, state)
             self._stale[level] = ~present_N
@@ -222,7 +233,7 @@ class Federation:
         """What the parents make of what those present sent."""
         mean = {name: self._reduce(level, rows, present_N) for name, rows in sent.items() if name != BUFFERS}
         buffers_MB = self.tree.mean(level, sent[BUFFERS], present_N)
-        share_M1 = self._column(self.tree.share(level, present_N))
+        share_M1 = self._column(("share", level), self.tree.share(level, present_N))
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
         return Merged(memory, model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()))
 
@@ -235,7 +246,8 @@ class Federation:
         for parent in np.flatnonzero(self.tree.occupied(level, present_N)):
             mine = np.flatnonzero(present_N & (self.tree.parents[level] == parent))
             weights = self.tree.weights[level][mine]
-            reduced_MP[parent] = reduce(rows_NP[mine], self._column(weights / weights.sum())[:, 0])
+            weights_K = placed(weights / weights.sum(), self.device, rows_NP.dtype)
+            reduced_MP[parent] = reduce(rows_NP[mine], weights_K)
         return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
@@ -269,9 +281,9 @@ class Federation:
     def _names(self, level: int, mask_N: np.ndarray) -> list[str]:
         return [self.tree.names[level][i] for i in np.flatnonzero(mask_N)]
 
-    def _column(self, values_N: np.ndarray) -> Tensor:
+    def _column(self, name: object, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""
-        return placed(values_N, self.device, self.held[0].dtype)[:, None]
+        return self._placed(name, values_N, self.held[0].dtype)[:, None]
 
 
 def _finite(*matrices: Tensor) -> np.ndarray:
