@@ -6,7 +6,8 @@
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-[run]       rounds, seed, evaluate_every, evaluate_levels, device, engine, precision, plugins
+[run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
+            precision, plugins
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ class RunConfig:
     seed: int = 0
     evaluate_every: int = 1
     evaluate_levels: Any = (0,)
+    stop_at: float | None = None
+    """A test accuracy that ends the run early."""
+    checkpoint_every: int = 10
+    """Rounds; 0 for only when the run is stopped."""
+    keep_state: bool = False
+    """Whether a finished run keeps every node's model and correction, in a last checkpoint."""
     device: str = "cpu"
     engine: str | None = None
     precision: str = "fp32"
@@ -167,6 +174,8 @@ def _typed(where: str, value: Any, default: Any, kind: str) -> Any:
         raise InvalidInput(where, value, "must be a table")
     if isinstance(default, list | tuple) and not isinstance(value, list | tuple):
         raise InvalidInput(where, value, "must be a list")
+    if kind.startswith("bool") and not isinstance(value, bool):
+        raise InvalidInput(where, value, "must be true or false")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind.startswith(("int", "float")) and not (is_number or (value is None and "None" in kind)):
         raise InvalidInput(where, value, "must be a number")

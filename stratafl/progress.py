@@ -13,7 +13,7 @@ from stratafl.simulate import RoundResult
 class Display:
     """Writes to the error stream, so that what a command prints can be piped."""
 
-    def __init__(self, title: str, rounds: int, quiet: bool = False):
+    def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
         self.title, self.rounds, self.quiet = title, rounds, quiet
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal and not quiet
@@ -25,7 +25,7 @@ class Display:
             console=self.console,
             disable=not self.live,
         )
-        self._task = self._bar.add_task(title, total=rounds, metrics="")
+        self._task = self._bar.add_task(title, total=rounds, completed=done, metrics="")
 
     def __enter__(self) -> Display:
         self._bar.start()
