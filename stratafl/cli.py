@@ -25,6 +25,7 @@ from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result
 from stratafl.store import layout
 from stratafl.store.signals import Interrupted
+from stratafl.sweep_cli import sweep_command
 
 app = typer.Typer(
     help="Hierarchical federated learning on trees of any depth.",
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.command("models")(models_command)
 app.command("runs")(runs_command)
+app.command("sweep")(sweep_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

@@ -112,26 +112,31 @@ class Config:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
         """From nested tables, such as a parsed TOML file."""
+        _check_plain(values, "")
         return _fill(Config, values, "")
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
         """From a TOML file, with "section.key=value" changes on top."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
-            raise InvalidInput("config", str(path), reason) from None
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as problem:
-            raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
+        values = read_toml(path)
         for change in changes:
             _change(values, change)
         return Config.of(values)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+        raise InvalidInput("config", str(path), reason) from None
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
 
 
 def named(field: str, value: Any) -> tuple[str, dict[str, Any]]:
@@ -159,6 +164,18 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
         else:
             filled[key] = _typed(where, value, default, str(fields[key].type))
     return kind(**filled)
+
+
+def _check_plain(value: Any, path: str) -> None:
+    """Refuse what could not be stored with a run: TOML knows dates, JSON does not."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_plain(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_plain(each, path)
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise InvalidInput(path, value, "must be a text, a number, true or false, a list or a table")
 
 
 def _default(field: dataclasses.Field) -> Any:
