@@ -206,6 +206,7 @@ checkpoint_every = 1
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     """191,000 parameters: the checkpoints of two rounds and the parts of a third are more than 8 MB."""
     (tmp_path / "disk").mkdir()
@@ -228,6 +229,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -
     assert run["status"] in ("failed", "interrupted")
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "c.toml").write_text(LARGER)
