@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from stratafl.data.rotation import rotate
 from stratafl.data.synthetic import synthetic
 from stratafl.data.transforms import channels_first, flip_and_crop, normalise
 from stratafl.engine.work import Augment
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
 from stratafl.simulate import Simulation, simulate
@@ -97,18 +99,54 @@ def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Part
     return dataset, Partition(tuple(leaves), 0, ("one distribution per client",) * tree.depth, seed)
 
 
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """What each client holds, in numbers."""
+
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    """Clients x classes: how many samples of each."""
+    fingerprint: str
+    """Of who holds which samples with which labels: two runs with the same one train on the same split."""
+
+    @staticmethod
+    def of(held: Material) -> Holdings:
+        targets = held.train[1].reshape(len(held.train[1]), -1).numpy()
+        digest = hashlib.sha256(targets.tobytes())
+        counts = np.zeros((len(held.partition.leaves), len(held.classes)), dtype=np.int64)
+        for client, mine in enumerate(held.partition.leaves):
+            counts[client] = np.bincount(targets[mine].ravel(), minlength=len(held.classes))
+            digest.update(len(mine).to_bytes(8, "little") + np.ascontiguousarray(mine, dtype=np.int64).tobytes())
+        return Holdings(held.classes, counts, digest.hexdigest())
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A run ready to iterate, and what its clients hold."""
+
+    simulation: Simulation
+    holdings: Holdings
+
+
 def experiment(config: Config) -> Simulation:
     """The run a config describes, ready to iterate."""
+    return study(config).simulation
+
+
+def study(config: Config) -> Study:
+    """Likewise, with what its clients hold."""
+    seed = whole("run.seed", config.run.seed)
+    whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
     schedule = _schedule(config, tree.depth)
     chain = config.leaf.chain(config.run.rounds)
     rules = _rules(config)
     device = _device(config.run.device)
-    held = material(config.data, tree, config.run.seed)
+    held = material(config.data, tree, seed)
     name, params = named("model", config.model)
     shape = tuple(held.train[0].shape[1:])
-    return simulate(
+    simulation = simulate(
         lambda: models.build(name, shape, len(held.classes), **params),
         held.train,
         held.partition.leaves,
@@ -122,14 +160,16 @@ def experiment(config: Config) -> Simulation:
         test=held.test,
         weights=config.tree.weights,
         participation=config.schedule.participation,
-        seed=config.run.seed,
+        seed=seed,
         evaluate_every=config.run.evaluate_every,
         evaluate_levels=config.run.evaluate_levels,
+        stop_at=config.run.stop_at,
         augment=held.augment,
         device=device,
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
         precision=config.run.precision,  # type: ignore[arg-type]
     )
+    return Study(simulation, Holdings.of(held))
 
 
 def import_plugins(paths: Sequence[str]) -> None:
