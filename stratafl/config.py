@@ -6,7 +6,7 @@
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-[run]       rounds, seed, evaluate_every, evaluate_levels, device, engine, precision, plugins
+[run]       rounds, seed, evaluate_every, evaluate_levels, device, engine, precision, diagnose, plugins
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class RunConfig:
     device: str = "cpu"
     engine: str | None = None
     precision: str = "fp32"
+    diagnose: str = "drift"
+    """What is measured beside the metrics: "drift", also the "ideal" corrections, or "none"."""
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 

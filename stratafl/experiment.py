@@ -129,6 +129,7 @@ def experiment(config: Config) -> Simulation:
         device=device,
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
         precision=config.run.precision,  # type: ignore[arg-type]
+        diagnose=config.run.diagnose,  # type: ignore[arg-type]
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stratafl.communication import Communication
+from stratafl.drift import Drift
 from stratafl.engine.work import Pull, Work
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
@@ -59,6 +60,8 @@ class Federation:
         self.top = 0
         """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing met yet."""
         self.communication = Communication(tree)
+        self.drift: Drift | None = None
+        """Where given, it is shown every meeting."""
         self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         for level in self._edges():
@@ -174,6 +177,9 @@ class Federation:
         sane_M = heard_M & _finite(merged_MP)
         refused += self._names(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
+        if self.drift is not None:
+            given_MP, is_mean = self.held[level - 1], rule.reduce is None
+            self.drift.met(level, own, given_MP, mean["model"], merged_MP, self.correction[level], present_N, is_mean)
 
         self.memory[level] = _where(sane_M, memory, self.memory[level])
         self.held[level - 1] = _choose(sane_M, merged_MP, self.held[level - 1])

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import torch
@@ -16,13 +17,15 @@ from torch.utils.data import Dataset
 from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
+from stratafl.drift import Diagnose, Drift, Gradients, Levels
 from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
-from stratafl.engine.work import Augment, Engine
-from stratafl.errors import number, whole
+from stratafl.engine.work import Augment, Engine, Work
+from stratafl.errors import number, unknown, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
-from stratafl.local import Leaf
+from stratafl.local import Leaf, clip
 from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, evaluate
 from stratafl.registry import RuleLike, rules_for
@@ -51,6 +54,8 @@ class RoundResult:
     bytes_per_client: float
     """Sent and received by a client since the start of the run, mean over the clients."""
     seconds: float
+    drift: Levels = field(default_factory=dict)
+    """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +125,21 @@ class Simulation:
         if round >= self.rounds:
             raise StopIteration
         began = time.perf_counter()
+        drift = self.federation.drift
         number("leaf.lr", self.leaf.lr(round), at_least=0)
         refused: list[str] = []
+        clipped_before = self.engine.clipped
+        client_steps = 0
         for steps, top in self.schedule.events():
             self.federation.begin()
             if self.federation.wants_gradients:
                 look = self.federation.work(self.step, 1, round)
                 self.federation.start_from_gradients(self.engine.gradients(look))
-            x_NP, b_NB = self.engine.train(self.federation.work(self.step, steps, round))
+            if drift is not None and top == 1:
+                drift.compare(self.federation.correction, self.federation.held[-1])
+            work = self.federation.work(self.step, steps, round)
+            client_steps += steps * len(work.active)
+            x_NP, b_NB = self.engine.train(work)
             self.federation.trained(x_NP, b_NB, self.leaf.rate(round, steps))
             refused += self.federation.meet(top)
             self.step += steps
@@ -140,10 +152,22 @@ class Simulation:
             nodes=self._evaluate_nodes() if evaluated else {},
             refused=tuple(refused),
             bytes_per_client=self.federation.communication.bytes_per_client,
+            drift={} if drift is None else self._diagnosis(drift, refused, clipped_before, client_steps),
             seconds=time.perf_counter() - began,
         )
         self.history.append(result)
         return result
+
+    def _diagnosis(self, drift: Drift, refused: list[str], clipped_before: int | None, client_steps: int) -> Levels:
+        """What the meetings showed, and who was refused or clipped."""
+        levels = drift.read()
+        for name in refused:
+            mine = levels[str(self.federation.tree.find(name)[0])]
+            mine["refused"] = mine.get("refused", 0) + 1
+        clipped, clips = self.engine.clipped, any(isinstance(stage, clip) for stage in self.leaf.stages)
+        if clips and client_steps and clipped is not None and clipped_before is not None:
+            levels[str(self.federation.tree.depth)]["clipped"] = (clipped - clipped_before) / client_steps
+        return levels
 
     def run(self) -> Result:
         """Do the rounds that are left."""
@@ -207,6 +231,7 @@ def simulate(
     device: str | torch.device = "cpu",
     engine: Name | None = None,
     precision: Compute = "fp32",
+    diagnose: Diagnose = "drift",
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
 
@@ -228,6 +253,8 @@ def simulate(
     engine: "loop" (one client after another: the reference, and the default on a CPU), "stacked" (all clients at once:
         the default on a GPU), or "auto" (the faster, measured). All give the same result up to rounding.
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
+    diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
+        the ideal ones, which takes full gradients once per edge level and round; "none" neither.
     """
     shape = Tree.of(tree)
     train_inputs, train_targets = checks.tensors("data", data)
@@ -244,6 +271,8 @@ def simulate(
     seed = whole("seed", seed)
     device = checks.place(device)
     shares = check_participation(participation, shape.depth)
+    if diagnose not in get_args(Diagnose):
+        raise unknown("diagnose", diagnose, get_args(Diagnose))
 
     module = model
     if not isinstance(module, nn.Module) and callable(module):
@@ -267,12 +296,18 @@ def simulate(
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
 
     federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
+    on_device = [part.to(device) for part in parts]
+    if diagnose == "drift":
+        federation.drift = Drift(shape)
+    elif diagnose == "ideal":
+        whole_data = LoopEngine(flat, objective, *train, on_device, chain, None, sampling, seed)
+        federation.drift = Drift(shape, _gradients(whole_data, federation))
     trainer = make_engine(
         engine or ("loop" if x_P.device.type == "cpu" else "stacked"),
         flat,
         objective,
         *train,
-        [part.to(device) for part in parts],
+        on_device,
         chain,
         batch,
         sampling,
@@ -281,3 +316,14 @@ def simulate(
         precision=precision,
     )
     return Simulation(federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels)
+
+
+def _gradients(engine: LoopEngine, federation: Federation) -> Gradients:
+    """Each leaf's gradient over all of its data, at any model."""
+    depth, everybody = federation.tree.depth, list(range(federation.tree.leaves))
+
+    def gradients(x_NP: Tensor) -> Tensor:
+        b_NB = federation.tree.spread(depth, federation.held_buffers[depth - 1])
+        return engine.gradients(Work(x_NP, b_NB, None, (), everybody, step=0, steps=1, round=0))
+
+    return gradients

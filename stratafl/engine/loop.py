@@ -11,7 +11,7 @@ from torch import Tensor
 from stratafl.data.batches import Sampling, batches
 from stratafl.engine.work import Augment, Work
 from stratafl.flat import Flat
-from stratafl.local import Leaf
+from stratafl.local import Leaf, clip
 from stratafl.streams import Purpose, integer
 
 SMALL = 100_000
@@ -36,12 +36,17 @@ class LoopEngine:
         self.inputs, self.targets, self.partition = inputs, targets, partition
         self.leaf, self.batch, self.sampling, self.seed = leaf, batch, sampling, seed
         self.augment = augment
+        self._clipped = torch.zeros((), dtype=torch.int64, device=inputs.device)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times slower
         self._generator = (
             torch.cuda.default_generators[inputs.device.index or 0]
             if inputs.device.type == "cuda"
             else torch.default_generator
         )
+
+    @property
+    def clipped(self) -> int:
+        return int(self._clipped)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         x_NP, b_NB = work.x_NP.clone(), work.b_NB.clone()
@@ -54,7 +59,12 @@ class LoopEngine:
                 for step, batch in enumerate(self._batches(client, work.step, work.steps), work.step):
                     direction_1P = self._gradient(client, step, x_1P, b_B, batch)
                     for stage in self.leaf.stages:
-                        direction_1P = stage(direction_1P, x_1P, lambda x, d: work.correct(client, x, d))
+                        if isinstance(stage, clip):
+                            factor_11 = stage.factor(direction_1P)
+                            self._clipped += factor_11[0, 0] < 1
+                            direction_1P = direction_1P * factor_11
+                        else:
+                            direction_1P = stage(direction_1P, x_1P, lambda x, d: work.correct(client, x, d))
                     velocity_1P = self.leaf.momentum * velocity_1P + direction_1P
                     x_1P -= lr * velocity_1P
         return x_NP, b_NB

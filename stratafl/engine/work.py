@@ -56,6 +56,11 @@ class Engine(Protocol):
 
     leaf: Leaf
 
+    @property
+    def clipped(self) -> int | None:
+        """How many steps a clip has shortened so far; None where the engine does not count them."""
+        ...
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The leaves' models and buffers afterwards; rows of inactive leaves are as they were given."""
         ...
