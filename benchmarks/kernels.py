@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.environment import environment
 from stratafl import models
 from stratafl.engine import kernels
+from stratafl.store.environment import environment
 
 ALIGN = 16
 """Rows are padded to this many values, so that every load can be 16 bytes wide."""

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.environment import environment
 from stratafl import Tree, simulate
 from stratafl.plots import COLOURS, pyplot, save
+from stratafl.store.environment import environment
 
 DIM, SAMPLES, LR = 20, 64, 0.05
 PERIODS = (2, 5)

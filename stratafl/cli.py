@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +12,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stratafl import __version__, demo, output, plots
+from stratafl import __version__, demo, plots
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
 from stratafl.errors import InvalidInput, MissingExtra, whole
 from stratafl.experiment import experiment, import_plugins
+from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
 from stratafl.progress import Display
 from stratafl.registry import entries
+from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result
+from stratafl.store import layout
+from stratafl.store.signals import Interrupted
 
 app = typer.Typer(
     help="Hierarchical federated learning on trees of any depth.",
@@ -31,10 +36,7 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.command("models")(models_command)
-
-
-class Interrupted(Exception):
-    """The user stopped a run. Typer would answer a KeyboardInterrupt itself, without a word."""
+app.command("runs")(runs_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -43,33 +45,37 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 @app.command("run")
 def run_command(
-    config: Annotated[Path, typer.Argument(help="A TOML file; see docs/config.md.")],
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; see docs/config.md.")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the results.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder that gets the run's own folder.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="The run's name; the config file's unless given.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run what a config file describes."""
-    settings = Config.load(config, change or ())
-    if out is not None:
-        output.check_free(out)
-    result = _run(config.stem, settings, quiet)
-    if out is not None:
-        output.write(out, settings, result)
-    summary = output.summary(result)
+    """Run what a config file describes, and keep it in a folder of its own."""
+    if config is None:
+        raise InvalidInput("CONFIG", None, "give a config file")
+    title = name or layout.slug(config.stem)
+    launch = Launch.new(Config.load(config, change or ()), title, runs)
+    _show(title, launch, quiet, as_json)
+
+
+def _show(title: str, launch: Launch, quiet: bool, as_json: bool) -> None:
+    with Display(title, launch.simulation.rounds, quiet) as display:
+        done = launch.run(display.show, display.say)
+    summary = done.summary
     if as_json:
-        print(json.dumps(summary))
+        print(json.dumps({**summary, "path": str(done.path)}))
         return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["final"].items())
-    print(f"{config.stem}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
+    print(f"{title}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
     print(f"sent and received per client: {_bytes(summary['bytes_per_client'])}")
-    for name, times in summary["refused"].items():
-        print(f"refused {times} times, its update was not finite: {name}")
-    if out is not None:
-        print(f"written to {out}")
+    for node, times in summary["refused"].items():
+        print(f"refused {times} times, its update was not finite: {node}")
+    print(f"written to {done.path}")
 
 
 @app.command("demo")
@@ -81,7 +87,7 @@ def demo_command(
 ) -> None:
     """Compare four methods on handwritten digits, in about a minute."""
     plots.pyplot()
-    output.check_picture(out)
+    plots.check_picture(out)
     rows = []
     lines = {}
     for title, settings in demo.configs(seed):
@@ -181,7 +187,7 @@ def _run(title: str, settings: Config, quiet: bool) -> Result:
             for result in simulation:
                 display.show(result)
     except KeyboardInterrupt:
-        raise Interrupted from None
+        raise Interrupted(signal.SIGINT, "interrupted; nothing was written") from None
     return simulation.result()
 
 
@@ -193,7 +199,7 @@ def _bytes(count: float) -> str:
 
 
 def main() -> None:
-    """Errors a user can mend are one line and exit code 2; an interrupt is 130."""
+    """Errors a user can mend are one line and exit code 2; an interrupt is 130, a SIGTERM 143."""
     try:
         app(standalone_mode=True)
     except (InvalidInput, MissingExtra) as problem:
@@ -202,6 +208,6 @@ def main() -> None:
     except OSError as problem:
         print(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}", file=sys.stderr)
         sys.exit(2)
-    except Interrupted:
-        print("interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except Interrupted as stopped:
+        print(stopped.note, file=sys.stderr)
+        sys.exit(stopped.exit_code)

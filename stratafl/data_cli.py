@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stratafl import models, output
+from stratafl import models, plots
 from stratafl.config import Config
 from stratafl.data import pictures, sources
 from stratafl.data.report import Report, heterogeneity
@@ -73,7 +73,7 @@ def show_command(
     as_json: AsJson = False,
 ) -> None:
     """Split the data as a config says; print how different the nodes are, and draw it."""
-    output.check_picture(out)
+    plots.check_picture(out)
     settings = Config.load(config, change or ())
     tree = Tree.of(settings.tree.shape)
     dataset, parts = split(settings.data, tree, settings.run.seed)

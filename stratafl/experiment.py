@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,8 +99,42 @@ def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Part
     return dataset, Partition(tuple(leaves), 0, ("one distribution per client",) * tree.depth, seed)
 
 
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """What each client holds, in numbers."""
+
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    """Clients x classes: how many samples of each."""
+    fingerprint: str
+    """Of who holds which samples with which labels: two runs with the same one train on the same split."""
+
+    @staticmethod
+    def of(held: Material) -> Holdings:
+        targets = held.train[1].reshape(len(held.train[1]), -1).numpy()
+        digest = hashlib.sha256(targets.tobytes())
+        counts = np.zeros((len(held.partition.leaves), len(held.classes)), dtype=np.int64)
+        for client, mine in enumerate(held.partition.leaves):
+            counts[client] = np.bincount(targets[mine].ravel(), minlength=len(held.classes))
+            digest.update(len(mine).to_bytes(8, "little") + np.ascontiguousarray(mine, dtype=np.int64).tobytes())
+        return Holdings(held.classes, counts, digest.hexdigest())
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A run ready to iterate, and what its clients hold."""
+
+    simulation: Simulation
+    holdings: Holdings
+
+
 def experiment(config: Config) -> Simulation:
     """The run a config describes, ready to iterate."""
+    return study(config).simulation
+
+
+def study(config: Config) -> Study:
+    """Likewise, with what its clients hold."""
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
     schedule = _schedule(config, tree.depth)
@@ -108,7 +144,7 @@ def experiment(config: Config) -> Simulation:
     held = material(config.data, tree, config.run.seed)
     name, params = named("model", config.model)
     shape = tuple(held.train[0].shape[1:])
-    return simulate(
+    simulation = simulate(
         lambda: models.build(name, shape, len(held.classes), **params),
         held.train,
         held.partition.leaves,
@@ -131,6 +167,7 @@ def experiment(config: Config) -> Simulation:
         precision=config.run.precision,  # type: ignore[arg-type]
         diagnose=config.run.diagnose,  # type: ignore[arg-type]
     )
+    return Study(simulation, Holdings.of(held))
 
 
 def import_plugins(paths: Sequence[str]) -> None:

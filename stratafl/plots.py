@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import MissingExtra
+from stratafl.errors import InvalidInput, MissingExtra
 
 Curve = tuple[Sequence[float], Sequence[float]]
 COLOURS = ("#8a8f98", "#2f7ed8", "#e08a1e", "#c2255c", "#2b8a3e", "#7048e8", "#0b7285", "#5c3c10")
@@ -22,6 +23,17 @@ def pyplot() -> Any:
     import matplotlib.pyplot as plt
 
     return plt
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a place for a picture before the work that it is to show."""
+    if path.is_dir() or path.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidInput("--out", str(path), "must be a file that ends in .png, .svg or .pdf")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InvalidInput("--out", str(path), f"cannot write in {parent}")
 
 
 def curves(

@@ -51,3 +51,8 @@ class Display:
                 highlight=False,
                 soft_wrap=True,
             )
+
+    def say(self, text: str) -> None:
+        """One line besides the rounds."""
+        if not self.quiet:
+            self.console.print(f"{self.title}: {text}", highlight=False, soft_wrap=True)

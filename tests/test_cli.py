@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from stratafl.cli import main
+from stratafl.store import read_run
 
 CONFIG = """
 [tree]
@@ -27,7 +25,8 @@ rounds = 3
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # which is where runs go unless told otherwise
     path = tmp_path / "small.toml"
     path.write_text(CONFIG)
     return path
@@ -59,29 +58,31 @@ def test_quiet_and_json(config, monkeypatch, capsys) -> None:
     assert summary["final"]["accuracy"] > 0.3
 
 
-def test_out_holds_the_run(config, monkeypatch, capsys, tmp_path) -> None:
-    out = tmp_path / "deep" / "result"
-    assert command(monkeypatch, "run", config, "--quiet", "--out", out) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors", "rounds.jsonl", "summary.json"]
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    summary = json.loads((out / "summary.json").read_text())
-    assert [r["round"] for r in rounds] == [1, 2, 3]
-    assert rounds[-1]["metrics"] == summary["final"]
-    assert load_file(out / "model.safetensors")["1.weight"].shape == (10, 64)
-    assert json.loads((out / "config.json").read_text())["schedule"]["periods"] == [2, 2]
-    assert [p.name for p in out.parent.iterdir()] == ["result"]
-
-    assert command(monkeypatch, "run", config, "--quiet", "--out", out) == 2
-    assert "already exists" in capsys.readouterr().err
+def test_a_run_has_a_folder_of_its_own(config, monkeypatch, capsys, tmp_path) -> None:
+    folder = tmp_path / "deep" / "runs"
+    for name in ("small", "other"):
+        given = [] if name == "small" else ["--name", name]
+        assert command(monkeypatch, "run", config, "--quiet", "--runs", folder, *given) == 0
+    (path,) = folder.glob("small-*")
+    assert f"written to {path}" in capsys.readouterr().out
+    assert sorted(p.name for p in folder.iterdir()) == sorted([path.name, *(p.name for p in folder.glob("other-*"))])
+    run = read_run(path)
+    assert (run.name, run.status, run.reason, run.round, run.total) == ("small", "done", "", 3, 3)
+    assert [r["round"] for r in run.rounds] == [1, 2, 3]
+    assert run.rounds[-1]["metrics"] == run.summary["final"]
+    assert load_file(path / "model.safetensors")["1.weight"].shape == (10, 64)
+    assert run.config["schedule"]["periods"] == [2, 2]
+    assert [sum(level["samples"]) for level in run.tree["levels"]] == [1440, 1440, 1440]
+    assert run.tree["levels"][1]["parents"] == [0, 0]
 
 
 def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, capsys, tmp_path) -> None:
-    out = tmp_path / "result"
-    assert command(monkeypatch, "run", config, "--out", out, "--set", "leaf.lr=-1") == 2
+    folder = tmp_path / "runs"
+    assert command(monkeypatch, "run", config, "--runs", folder, "--set", "leaf.lr=-1") == 2
     shown = capsys.readouterr()
     assert shown.err.splitlines() == ["error: leaf.lr = -1: must be a finite number above 0"]
     assert shown.out == ""
-    assert not out.exists()
+    assert not folder.exists()
 
 
 def test_methods_lists_every_rule(monkeypatch, capsys) -> None:
@@ -114,23 +115,6 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_work(out, config
     assert command(monkeypatch, "demo", "--out", config.parent / out) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and shown.count("\n") == 1
-
-
-def test_ctrl_c_ends_a_run_with_one_line_and_nothing_written(config, tmp_path) -> None:
-    out = tmp_path / "result"
-    arguments = ["run", str(config), "--set", "run.rounds=100000", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stratafl", *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    assert "round 1/" in process.stderr.readline()
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted; nothing was written"
-    assert "Traceback" not in errors
-    assert not out.exists()
 
 
 def test_data_show_prints_the_split_and_draws_it(config, monkeypatch, capsys, tmp_path) -> None:

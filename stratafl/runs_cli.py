@@ -1,0 +1,105 @@
+"""The command that lists stored runs."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stratafl.errors import InvalidInput, unknown
+from stratafl.store import layout
+from stratafl.store.read import Broken, StoredRun, scan
+
+
+def runs_command(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    status: Annotated[
+        list[str] | None, typer.Option(help=f"Only those that are {', '.join(layout.STATUSES)}; repeatable.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SECTION.KEY=VALUE", help="Only those whose config says so; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """List stored runs, oldest first, with what became of them."""
+    for wanted in status or ():
+        if wanted not in layout.STATUSES:
+            raise unknown("--status", wanted, layout.STATUSES)
+    conditions = [_condition(text) for text in where or ()]
+    found = scan(folder)
+    runs = [run for run in found if isinstance(run, StoredRun)]
+    broken = [] if status or where else [run for run in found if isinstance(run, Broken)]
+    chosen = [
+        run
+        for run in runs
+        if (not status or run.status in status)
+        and all(_lookup(run.config, keys) == value for keys, value in conditions)
+    ]
+    if as_json:
+        print(json.dumps({"runs": [_row(run) for run in chosen],
+                          "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
+        return
+    if not chosen and not broken:
+        print(f"no runs in {folder}" if not (status or where) else f"no such runs in {folder}")
+        return
+    table = Table("run", "status", "rounds", "accuracy", "seconds")
+    for run in chosen:
+        row = _row(run)
+        accuracy = row["final"].get("accuracy")
+        table.add_row(
+            escape(str(run.path.relative_to(folder))),
+            run.status,
+            f"{run.round}/{run.total}",
+            "" if accuracy is None else f"{accuracy:.4f}",
+            f"{row['seconds']:.1f}",
+        )
+    Console().print(table)
+    for run in chosen:
+        if run.reason:
+            print(f"{run.path.relative_to(folder)}: {run.status}: {run.reason}")
+    for each in broken:
+        print(f"unreadable: {each.reason}")
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    last: dict[str, float] = next((r["metrics"] for r in reversed(run.rounds) if r.get("metrics")), {})
+    return {
+        "path": str(run.path),
+        "name": run.name,
+        "id": run.id,
+        "status": run.status,
+        "reason": run.reason,
+        "round": run.round,
+        "rounds": run.total,
+        "created": run.created,
+        "updated": run.updated,
+        "final": last,
+        "seconds": sum(r.get("seconds", 0.0) for r in run.rounds),
+    }
+
+
+def _condition(text: str) -> tuple[Sequence[str], Any]:
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InvalidInput("--where", text, "must look like section.key=value")
+    try:
+        return keys, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return keys, value.strip()
+
+
+def _lookup(config: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if not isinstance(config, dict):
+            return None
+        config = config.get(key)
+    return config

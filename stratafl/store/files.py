@@ -1,0 +1,139 @@
+"""Files that are never half written, and never somewhere else than they seem to be.
+
+Everything is written aside, synced and renamed, so a reader sees the old file or the new one. No symbolic link is
+followed inside a run directory: one in the place of a file is replaced or refused, and what it points at stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from stratafl.errors import InvalidInput
+
+PARTIAL = ".partial"
+LARGEST_JSON = 1 << 30
+"""Bytes; a larger file is no JSON of ours, and reading it could take all memory."""
+
+
+def unwritable(path: Path, problem: OSError) -> InvalidInput:
+    return InvalidInput("file", str(path), f"cannot be written: {problem.strerror or problem}")
+
+
+def unreadable(path: Path, reason: str) -> InvalidInput:
+    return InvalidInput("file", str(path), f"cannot be read: {reason}")
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it does not."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with create(partial) as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+        if sync:
+            sync_folder(path.parent)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise unwritable(path, problem) from None
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True) -> None:
+    with writing(path, sync=sync) as file:
+        file.write(json.dumps(value, indent=indent).encode() + b"\n")
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file to write. One left there by a process that died is removed first; a link is not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Unbuffered, so that a line is in the file when it is written."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as problem:
+        raise unwritable(path, problem) from None
+    return os.fdopen(handle, "ab", buffering=0)
+
+
+def append(file: BinaryIO, path: Path, line: bytes) -> None:
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError as problem:
+        raise unwritable(path, problem) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a plain file of a sane size."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise unreadable(path, "not a plain file")
+            if found.st_size > LARGEST_JSON:
+                raise unreadable(path, f"{found.st_size:,} bytes, far too large")
+            return file.read()
+    except OSError as problem:
+        raise unreadable(path, problem.strerror or str(problem)) from None
+
+
+def read_json(path: Path) -> Any:
+    return parse_json(path, read_bytes(path))
+
+
+def parse_json(path: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise unreadable(path, f"not valid JSON ({problem})") from None
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(folder, problem) from None
+
+
+def remove(path: Path) -> None:
+    """A file or a whole folder; a link itself, not what it points at."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def remove_partials(folder: Path) -> None:
+    """What processes that died left behind."""
+    for path in folder.iterdir():
+        if path.name.startswith(".") and path.name.endswith(PARTIAL):
+            remove(path)

@@ -1,0 +1,144 @@
+"""A run directory, written: one process at a time, and every file whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save
+
+from stratafl.config import Config
+from stratafl.engine.stacked import StackedEngine
+from stratafl.errors import InvalidInput
+from stratafl.experiment import Holdings, Study
+from stratafl.simulate import Result, RoundResult, Simulation
+from stratafl.store import files, layout
+from stratafl.store.environment import environment
+from stratafl.store.lock import Lock
+from stratafl.tree import Tree
+
+
+class RunFolder:
+    """Open for writing, and locked until it is closed."""
+
+    def __init__(self, path: Path, lock: Lock, rounds: int):
+        self.path, self.rounds = path, rounds
+        self._lock = lock
+        self._records = files.open_to_append(path / layout.ROUNDS)
+
+    @staticmethod
+    def create(parent: Path, name: str, config: Config, study: Study) -> RunFolder:
+        """A new one; it gets its name when everything in it is complete, so nobody ever finds half of one."""
+        id = layout.new_id()
+        path = parent / f"{layout.check_name(name)}-{id}"
+        partial = parent / f".{path.name}{files.PARTIAL}"
+        files.make_folder(parent)
+        try:
+            partial.mkdir()
+            lock = Lock(partial)
+            for folder in layout.FOLDERS:
+                (partial / folder).mkdir()
+            described = {
+                "format": layout.FORMAT,
+                "name": name,
+                "id": id,
+                "created": layout.now(),
+                "config": config.as_dict(),
+                "engine": engine_name(study.simulation),
+                "data": study.holdings.fingerprint,
+                "environment": environment(),
+            }
+            files.write_json(partial / layout.RUN, described)
+            tree = describe_tree(study.simulation.federation.tree, study.holdings)
+            files.write_json(partial / layout.TREE, tree, indent=None)
+            _write_status(partial, layout.RUNNING, 0, config.run.rounds)
+            partial.rename(path)
+            files.sync_folder(parent)
+        except (OSError, InvalidInput) as problem:
+            files.remove(partial)
+            raise problem if isinstance(problem, InvalidInput) else files.unwritable(path, problem) from None
+        return RunFolder(path, lock, config.run.rounds)
+
+    def add(self, record: RoundResult) -> None:
+        """One round more."""
+        line = json.dumps(dataclasses.asdict(record)) + "\n"
+        files.append(self._records, self.path / layout.ROUNDS, line.encode())
+        _write_status(self.path, layout.RUNNING, record.round, self.rounds, sync=False)
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        """The summary, which is also written, with the root's model."""
+        numbers = summary(result)
+        # copies, since tied weights share memory and the format has no word for that
+        tensors = {name: value.detach().cpu().clone() for name, value in result.module.state_dict().items()}
+        with files.writing(self.path / layout.MODEL) as file:
+            file.write(save(tensors))
+        files.write_json(self.path / layout.SUMMARY, numbers)
+        self.end(layout.DONE, len(result.history))
+        return numbers
+
+    def end(self, status: str, round: int, reason: str = "") -> None:
+        _write_status(self.path, status, round, self.rounds, reason)
+
+    def close(self) -> None:
+        self._records.close()
+        self._lock.release()
+
+
+def _write_status(folder: Path, status: str, round: int, rounds: int, reason: str = "", *, sync: bool = True) -> None:
+    found = {
+        "status": status,
+        "reason": reason,
+        "round": round,
+        "rounds": rounds,
+        "pid": os.getpid(),
+        "updated": layout.now(),
+    }
+    files.write_json(folder / layout.STATUS, found, sync=sync)
+
+
+def engine_name(simulation: Simulation) -> str:
+    """What trains it, also where the config left the choice to a measurement."""
+    return "stacked" if isinstance(simulation.engine, StackedEngine) else "loop"
+
+
+def describe_tree(tree: Tree, holdings: Holdings) -> dict[str, Any]:
+    """The tree as plain data: per level each node's name, parent, weight among its siblings, and samples by class."""
+    levels: list[dict[str, Any]] = []
+    labels = holdings.labels
+    for level in range(tree.depth, -1, -1):
+        levels.insert(
+            0,
+            {
+                "names": list(tree.names[level]),
+                "parents": tree.parents[level].tolist(),
+                "weights": tree.weights[level].tolist(),
+                "samples": labels.sum(axis=1).tolist(),
+                "labels": labels.tolist(),
+            },
+        )
+        if level > 0:
+            above = np.zeros((tree.sizes[level - 1], labels.shape[1]), dtype=labels.dtype)
+            np.add.at(above, tree.parents[level], labels)
+            labels = above
+    return {"shape": str(tree), "classes": list(holdings.classes), "levels": levels}
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """The run in numbers."""
+    communication = result.communication
+    last = next((r.metrics for r in reversed(result.history) if r.metrics), {})
+    return {
+        "rounds": len(result.history),
+        "final": last,
+        "seconds": sum(r.seconds for r in result.history),
+        "refused": result.refused,
+        "bytes_per_client": communication.bytes_per_client,
+        "communication": [
+            {"level": level, **dataclasses.asdict(communication.level(level))}
+            for level in range(1, result.tree.depth + 1)
+        ],
+    }

@@ -1,0 +1,144 @@
+"""Stored runs, read: one, or all in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.store import layout
+from stratafl.store.files import read_bytes, read_json, unreadable
+from stratafl.store.lock import is_held
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory as it stands; also of a run that is going on."""
+
+    path: Path
+    name: str
+    id: str
+    status: str
+    """running, done, interrupted or failed."""
+    reason: str
+    """Why it failed or was interrupted; empty otherwise."""
+    round: int
+    """Global rounds done."""
+    total: int
+    """Global rounds to do."""
+    created: str
+    updated: str
+    config: dict[str, Any] = field(repr=False)
+    environment: dict[str, Any] = field(repr=False)
+    rounds: list[dict[str, Any]] = field(repr=False)
+    """One record per global round, as in rounds.jsonl."""
+    tree: dict[str, Any] = field(repr=False)
+    summary: dict[str, Any] | None = field(repr=False)
+    """The run in numbers, once it is done."""
+
+    def frame(self) -> Any:
+        """The records as a pandas table, with a column per value ("metrics.accuracy")."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("a table of rounds", "pandas", "tables") from None
+        return pandas.json_normalize(self.rounds)
+
+
+def read_run(path: Path | str) -> StoredRun:
+    """The run in a directory; a complaint that names the file where something in it is broken."""
+    folder = Path(path)
+    described = layout.read_description(folder)
+    status_path, tree_path, summary_path = (folder / name for name in (layout.STATUS, layout.TREE, layout.SUMMARY))
+    status = read_json(status_path)
+    layout.check_fields(
+        status_path, status, {"status": str, "reason": str, "round": int, "rounds": int, "updated": str}
+    )
+    if status["status"] not in layout.STATUSES:
+        raise unreadable(status_path, f"unknown status {status['status']!r}")
+    tree = read_json(tree_path)
+    layout.check_fields(tree_path, tree, {"classes": list, "levels": list})
+    summary = read_json(summary_path) if summary_path.exists() else None
+    if summary is not None:
+        layout.check_fields(summary_path, summary, {"rounds": int, "final": dict, "seconds": (int, float)})
+    state, reason = status["status"], status["reason"]
+    if state == layout.RUNNING and not is_held(folder):
+        state, reason = layout.INTERRUPTED, "its process has ended"
+    rounds = read_rounds(folder)
+    return StoredRun(
+        path=folder,
+        name=described["name"],
+        id=described["id"],
+        status=state,
+        reason=reason,
+        round=len(rounds),
+        total=status["rounds"],
+        created=described["created"],
+        updated=status["updated"],
+        config=described["config"],
+        environment=described["environment"],
+        rounds=rounds,
+        tree=tree,
+        summary=summary,
+    )
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """The records so far; a last line that is still being written, or never was to its end, is left out."""
+    path = folder / layout.ROUNDS
+    if not path.exists() and not path.is_symlink():
+        return []
+    complete, _, _ = read_bytes(path).rpartition(b"\n")
+    records = []
+    for number, line in enumerate(complete.splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or record.get("round") != number:
+            raise unreadable(path, f"line {number} is not the record of round {number}")
+        records.append(record)
+    return records
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A folder that looks like a run and cannot be read."""
+
+    path: Path
+    reason: str
+
+
+def list_runs(folder: Path | str = "runs") -> list[StoredRun]:
+    """Every readable run in a folder and in the folders in it, oldest first."""
+    return [run for run in scan(Path(folder)) if isinstance(run, StoredRun)]
+
+
+def scan(folder: Path) -> list[StoredRun | Broken]:
+    """Likewise, with what cannot be read."""
+    if not folder.is_dir():
+        raise InvalidInput("folder", str(folder), "no such folder")
+    found: list[StoredRun | Broken] = []
+    for path in sorted(_folders(folder)):
+        try:
+            found.append(read_run(path))
+        except InvalidInput as problem:
+            found.append(Broken(path, str(problem)))
+    # those that cannot be read have no time and come last
+    return sorted(found, key=lambda run: (isinstance(run, Broken), run.id if isinstance(run, StoredRun) else ""))
+
+
+def _folders(folder: Path, depth: int = 2) -> Iterator[Path]:
+    """A sweep keeps its runs in a folder of its own, so one level more is looked at."""
+    try:
+        inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError as problem:
+        raise InvalidInput("folder", str(folder), problem.strerror or str(problem)) from None
+    for path in inside:
+        if (path / layout.RUN).exists():
+            yield path
+        elif depth > 1:
+            yield from _folders(path, depth - 1)

@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM: the first asks to stop at the next good moment, the second stops at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+
+class Interrupted(Exception):
+    """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a word."""
+
+    def __init__(self, signal_number: int, note: str = ""):
+        self.exit_code = 128 + signal_number
+        self.note = note
+        super().__init__(note or "interrupted")
+
+
+class Stop:
+    """While it is open, `asked` holds the first signal that came (0 for none); a second raises `Interrupted`."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, say: Callable[[str], None] = lambda text: None):
+        self.asked = 0
+        self._say = say
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Stop:
+        # only the main thread gets signals; a run in another one is stopped by whoever started it
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                # a parent that told us to ignore a signal means it
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise Interrupted(number)
+        self.asked = number
+        self._say("stopping after this round; once more to stop at once")
