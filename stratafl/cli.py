@@ -26,6 +26,7 @@ from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result
 from stratafl.store import layout
 from stratafl.store.signals import Interrupted
+from stratafl.sweep_cli import sweep_command
 
 app = typer.Typer(
     help="Hierarchical federated learning on trees of any depth.",
@@ -39,6 +40,7 @@ app.add_typer(data, name="data")
 app.command("models")(models_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
+app.command("sweep")(sweep_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -54,19 +56,27 @@ def run_command(
     ] = None,
     runs: Annotated[Path, typer.Option(help="The folder that gets the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run's name; the config file's unless given.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the interrupted or failed run in this folder.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
-    if config is None:
-        raise InvalidInput("CONFIG", None, "give a config file")
-    title = name or layout.slug(config.stem)
-    launch = Launch.new(Config.load(config, change or ()), title, runs)
-    _show(title, launch, quiet, as_json)
+    if resume is not None:
+        if config is not None or change or name is not None:
+            raise InvalidInput("--resume", str(resume), "a run goes on as it began: give no config, --set or --name")
+        launch = Launch.resume(resume, lambda text: print(f"{resume.name}: {text}", file=sys.stderr))
+    elif config is not None:
+        launch = Launch.new(Config.load(config, change or ()), name or layout.slug(config.stem), runs)
+    else:
+        raise InvalidInput("CONFIG", None, "give a config file, or --resume and the folder of a run")
+    _show(launch, quiet, as_json)
 
 
-def _show(title: str, launch: Launch, quiet: bool, as_json: bool) -> None:
-    with Display(title, launch.simulation.rounds, quiet) as display:
+def _show(launch: Launch, quiet: bool, as_json: bool) -> None:
+    title = launch.name
+    with Display(title, launch.simulation.rounds, quiet, done=len(launch.simulation.history)) as display:
         done = launch.run(display.show, display.say)
     summary = done.summary
     if as_json:

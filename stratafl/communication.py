@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stratafl.state import State
 from stratafl.tree import Tree
 
 
@@ -47,6 +48,14 @@ class Communication:
             return Direction(*([np.zeros(n, dtype=np.int64) for n in tree.sizes] for _ in range(2)))
 
         self.up, self.down = empty(), empty()
+
+    def saved(self) -> State:
+        """Itself as plain data."""
+        return {"up": vars(self.up), "down": vars(self.down)}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state that fits."""
+        self.up, self.down = Direction(**state["up"]), Direction(**state["down"])
 
     def level(self, level: int) -> Total:
         """Everything between level m and its parents."""

@@ -6,7 +6,8 @@
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-[run]       rounds, seed, evaluate_every, evaluate_levels, device, engine, precision, diagnose, plugins
+[run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
+            precision, diagnose, plugins
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ class RunConfig:
     seed: int = 0
     evaluate_every: int = 1
     evaluate_levels: Any = (0,)
+    stop_at: float | None = None
+    """A test accuracy that ends the run early."""
+    checkpoint_every: int = 10
+    """Rounds; 0 for only when the run is stopped."""
+    keep_state: bool = False
+    """Whether a finished run keeps every node's model and correction, in a last checkpoint."""
     device: str = "cpu"
     engine: str | None = None
     precision: str = "fp32"
@@ -107,26 +114,31 @@ class Config:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
         """From nested tables, such as a parsed TOML file."""
+        _check_plain(values, "")
         return _fill(Config, values, "")
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
         """From a TOML file, with "section.key=value" changes on top."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
-            raise InvalidInput("config", str(path), reason) from None
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as problem:
-            raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
+        values = read_toml(path)
         for change in changes:
             _change(values, change)
         return Config.of(values)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+        raise InvalidInput("config", str(path), reason) from None
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
 
 
 def named(field: str, value: Any) -> tuple[str, dict[str, Any]]:
@@ -156,6 +168,18 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
     return kind(**filled)
 
 
+def _check_plain(value: Any, path: str) -> None:
+    """Refuse what could not be stored with a run: TOML knows dates, JSON does not."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_plain(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_plain(each, path)
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise InvalidInput(path, value, "must be a text, a number, true or false, a list or a table")
+
+
 def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -169,6 +193,8 @@ def _typed(where: str, value: Any, default: Any, kind: str) -> Any:
         raise InvalidInput(where, value, "must be a table")
     if isinstance(default, list | tuple) and not isinstance(value, list | tuple):
         raise InvalidInput(where, value, "must be a list")
+    if kind.startswith("bool") and not isinstance(value, bool):
+        raise InvalidInput(where, value, "must be true or false")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind.startswith(("int", "float")) and not (is_number or (value is None and "None" in kind)):
         raise InvalidInput(where, value, "must be a number")

@@ -23,7 +23,7 @@ from stratafl.data.rotation import rotate
 from stratafl.data.synthetic import synthetic
 from stratafl.data.transforms import channels_first, flip_and_crop, normalise
 from stratafl.engine.work import Augment
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
 from stratafl.simulate import Simulation, simulate
@@ -135,6 +135,7 @@ def experiment(config: Config) -> Simulation:
 
 def study(config: Config) -> Study:
     """Likewise, with what its clients hold."""
+    whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
     schedule = _schedule(config, tree.depth)
@@ -161,6 +162,7 @@ def study(config: Config) -> Study:
         seed=config.run.seed,
         evaluate_every=config.run.evaluate_every,
         evaluate_levels=config.run.evaluate_levels,
+        stop_at=config.run.stop_at,
         augment=held.augment,
         device=device,
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it

@@ -24,6 +24,7 @@ from stratafl.drift import Drift
 from stratafl.engine.work import Pull, Work
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
+from stratafl.state import State, fitted
 from stratafl.tree import Tree
 
 
@@ -66,6 +67,20 @@ class Federation:
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         for level in self._edges():
             self._correct(level)
+
+    GIVEN = ("tree", "seed", "device", "rules", "participation", "drift")
+    """What a federation is made of; everything else it holds is its state."""
+
+    def saved(self) -> State:
+        """Everything that changes in the course of a run, as it stands: later meetings may change what is in it."""
+        changing = {name: value for name, value in vars(self).items() if name not in self.GIVEN}
+        return {**changing, "communication": self.communication.saved()}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state of a federation made of the same things; a state of another is refused."""
+        fit = fitted(self.saved(), state, "federation")
+        self.communication.restore(fit.pop("communication"))
+        vars(self).update(fit)
 
     def _edges(self, top: int = 1) -> range:
         return range(max(top, 1), self.tree.depth + 1)

@@ -50,7 +50,10 @@ def runs_command(
     if not chosen and not broken:
         print(f"no runs in {folder}" if not (status or where) else f"no such runs in {folder}")
         return
-    table = Table("run", "status", "rounds", "accuracy", "seconds")
+    table = Table()
+    table.add_column("run", overflow="fold")
+    for heading in ("status", "rounds", "accuracy", "seconds"):
+        table.add_column(heading)
     for run in chosen:
         row = _row(run)
         accuracy = row["final"].get("accuracy")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
-from stratafl.drift import Diagnose, Drift, Gradients, Levels
+from stratafl.drift import Diagnose, Drift, Levels
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
-from stratafl.engine.work import Augment, Engine, Work
-from stratafl.errors import number, unknown, whole
+from stratafl.engine.work import Augment, Engine, looking
+from stratafl.errors import InvalidInput, number, unknown, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf, clip
@@ -30,6 +30,7 @@ from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, evaluate
 from stratafl.registry import RuleLike, rules_for
 from stratafl.schedule import Participation, Schedule, check_participation
+from stratafl.state import State
 from stratafl.streams import Purpose, integer
 from stratafl.tree import Shape, Tree
 
@@ -56,6 +57,25 @@ class RoundResult:
     seconds: float
     drift: Levels = field(default_factory=dict)
     """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> RoundResult:
+        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        names = {f.name for f in fields(RoundResult)}
+        if not isinstance(values, Mapping) or set(values) != names:
+            raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
+        real = int | float
+        kinds: dict[str, Any] = {"round": int, "steps": int, "metrics": dict, "nodes": dict, "drift": dict}
+        for name, kind in {**kinds, "lr": real, "bytes_per_client": real, "seconds": real}.items():
+            if not isinstance(values[name], kind) or isinstance(values[name], bool):
+                raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
+        for metrics in (values["metrics"], *values["nodes"].values(), *values["drift"].values()):
+            if not isinstance(metrics, dict) or not all(isinstance(value, real) for value in metrics.values()):
+                raise InvalidInput("record.metrics", metrics, "must be numbers by name")
+        refused = values["refused"]
+        if not isinstance(refused, list | tuple) or not all(isinstance(name, str) for name in refused):
+            raise InvalidInput("record.refused", refused, "must be names of nodes")
+        return RoundResult(**{**values, "refused": tuple(refused)})
 
 
 @dataclass(frozen=True)
@@ -100,11 +120,13 @@ class Simulation:
         rounds: int,
         evaluate_every: int,
         evaluate_levels: Sequence[int],
+        stop_at: float | None = None,
     ):
         self.federation, self.engine, self.flat = federation, engine, flat
         self.schedule, self.test, self._loss = schedule, test, loss
         self.rounds, self.evaluate_every = rounds, evaluate_every
         self.evaluate_levels = tuple(evaluate_levels)
+        self.stop_at = stop_at
         self.history: list[RoundResult] = []
         self.step = 0
 
@@ -117,13 +139,22 @@ class Simulation:
     def leaf(self, leaf: Leaf) -> None:
         self.engine.leaf = leaf
 
+    @property
+    def done(self) -> bool:
+        """Whether all rounds were done, or the last one reached the accuracy to stop at."""
+        if self.stop_at is not None and self.history:
+            reached = self.history[-1].metrics.get("accuracy", -1.0) >= self.stop_at
+        else:
+            reached = False
+        return reached or len(self.history) >= self.rounds
+
     def __iter__(self) -> Iterator[RoundResult]:
         return self
 
     def __next__(self) -> RoundResult:
-        round = len(self.history)
-        if round >= self.rounds:
+        if self.done:
             raise StopIteration
+        round = len(self.history)
         began = time.perf_counter()
         drift = self.federation.drift
         number("leaf.lr", self.leaf.lr(round), at_least=0)
@@ -168,6 +199,41 @@ class Simulation:
         if clips and client_steps and clipped is not None and clipped_before is not None:
             levels[str(self.federation.tree.depth)]["clipped"] = (clipped - clipped_before) / client_steps
         return levels
+
+    def state(self) -> State:
+        """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy
+        of it, or what is written from it, for ever).
+
+        The random streams need no place in it: a draw is a function of the step, the node and the seed.
+        """
+        return {
+            "step": self.step,
+            "history": [asdict(result) for result in self.history],
+            "federation": self.federation.saved(),
+            # how many clients share a batched product can change its last bits, and what fits depends on the moment
+            "chunk": getattr(self.engine, "chunk", None),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from the state of a run set up the same way; one that does not fit is refused, and nothing changed."""
+        kinds: dict[str, Any] = {"step": int, "history": list, "federation": dict, "chunk": int | None}
+        if not isinstance(state, Mapping) or set(state) != set(kinds):
+            raise InvalidInput("state", type(state).__name__, f"must be a table of {', '.join(kinds)}")
+        for name, kind in kinds.items():
+            if not isinstance(state[name], kind):
+                raise InvalidInput(f"state.{name}", state[name], "is of the wrong kind")
+        history = [RoundResult.of(values) for values in state["history"]]
+        if [result.round for result in history] != list(range(1, len(history) + 1)):
+            raise InvalidInput("state.history", len(history), "its rounds are not one after another")
+        step, chunk = whole("state.step", state["step"], at_least=0), state["chunk"]
+        if (chunk is None) != (getattr(self.engine, "chunk", None) is None):
+            raise InvalidInput("state.chunk", chunk, "comes from another engine")
+        if chunk is not None:
+            whole("state.chunk", chunk, at_least=1)
+        self.federation.restore(state["federation"])
+        self.history, self.step = history, step
+        if chunk is not None:
+            self.engine.chunk = chunk  # type: ignore[attr-defined]  # the stacked engine's
 
     def run(self) -> Result:
         """Do the rounds that are left."""
@@ -227,6 +293,7 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     evaluate_every: int = 1,
     evaluate_levels: Sequence[int] = (0,),
+    stop_at: float | None = None,
     augment: Augment | None = None,
     device: str | torch.device = "cpu",
     engine: Name | None = None,
@@ -249,6 +316,7 @@ def simulate(
     participation: per level, root first, or just the clients': all, a fraction, a number, or a function.
     initial: a state dict to start from instead of the module's own values.
     evaluate_levels: levels whose every node is evaluated besides the root.
+    stop_at: a test accuracy; the run ends after the first evaluated round that reaches it.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
     engine: "loop" (one client after another: the reference, and the default on a CPU), "stacked" (all clients at once:
         the default on a GPU), or "auto" (the faster, measured). All give the same result up to rounding.
@@ -267,6 +335,8 @@ def simulate(
     rounds = whole("rounds", rounds, at_least=1)
     evaluate_every = whole("evaluate_every", evaluate_every, at_least=1)
     evaluate_levels = checks.levels("evaluate_levels", evaluate_levels, shape.depth)
+    if stop_at is not None:
+        number("stop_at", stop_at, above=0, at_most=1)
     batch = checks.batching(batch, sampling)
     seed = whole("seed", seed)
     device = checks.place(device)
@@ -301,7 +371,10 @@ def simulate(
         federation.drift = Drift(shape)
     elif diagnose == "ideal":
         whole_data = LoopEngine(flat, objective, *train, on_device, chain, None, sampling, seed)
-        federation.drift = Drift(shape, _gradients(whole_data, federation))
+        federation.drift = Drift(
+            shape,
+            lambda x_NP: whole_data.gradients(looking(x_NP, shape.spread(shape.depth, federation.held_buffers[-1]))),
+        )
     trainer = make_engine(
         engine or ("loop" if x_P.device.type == "cpu" else "stacked"),
         flat,
@@ -315,15 +388,6 @@ def simulate(
         augment,
         precision=precision,
     )
-    return Simulation(federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels)
-
-
-def _gradients(engine: LoopEngine, federation: Federation) -> Gradients:
-    """Each leaf's gradient over all of its data, at any model."""
-    depth, everybody = federation.tree.depth, list(range(federation.tree.leaves))
-
-    def gradients(x_NP: Tensor) -> Tensor:
-        b_NB = federation.tree.spread(depth, federation.held_buffers[depth - 1])
-        return engine.gradients(Work(x_NP, b_NB, None, (), everybody, step=0, steps=1, round=0))
-
-    return gradients
+    return Simulation(
+        federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels, stop_at
+    )

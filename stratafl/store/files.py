@@ -134,6 +134,8 @@ def remove(path: Path) -> None:
 
 def remove_partials(folder: Path) -> None:
     """What processes that died left behind."""
+    if not folder.is_dir():
+        return
     for path in folder.iterdir():
         if path.name.startswith(".") and path.name.endswith(PARTIAL):
             remove(path)

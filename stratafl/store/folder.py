@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from stratafl.errors import InvalidInput
 from stratafl.experiment import Holdings, Study
 from stratafl.simulate import Result, RoundResult, Simulation
 from stratafl.store import files, layout
+from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
 from stratafl.store.lock import Lock
 from stratafl.tree import Tree
@@ -25,8 +27,8 @@ from stratafl.tree import Tree
 class RunFolder:
     """Open for writing, and locked until it is closed."""
 
-    def __init__(self, path: Path, lock: Lock, rounds: int):
-        self.path, self.rounds = path, rounds
+    def __init__(self, path: Path, lock: Lock, checkpoints: Checkpoints, rounds: int):
+        self.path, self.checkpoints, self.rounds = path, checkpoints, rounds
         self._lock = lock
         self._records = files.open_to_append(path / layout.ROUNDS)
 
@@ -61,12 +63,25 @@ class RunFolder:
         except (OSError, InvalidInput) as problem:
             files.remove(partial)
             raise problem if isinstance(problem, InvalidInput) else files.unwritable(path, problem) from None
-        return RunFolder(path, lock, config.run.rounds)
+        return RunFolder(path, lock, Checkpoints(path, id), config.run.rounds)
+
+    @staticmethod
+    def reopen(
+        path: Path, lock: Lock, checkpoints: Checkpoints, history: Sequence[RoundResult], rounds: int
+    ) -> RunFolder:
+        """One that is there, set back to the end of these rounds; whoever calls holds its lock."""
+        files.remove_partials(path)
+        files.remove_partials(checkpoints.folder)
+        with files.writing(path / layout.ROUNDS) as file:
+            file.writelines(_line(record) for record in history)
+        for name in (layout.SUMMARY, layout.MODEL):
+            files.remove(path / name)
+        _write_status(path, layout.RUNNING, len(history), rounds)
+        return RunFolder(path, lock, checkpoints, rounds)
 
     def add(self, record: RoundResult) -> None:
         """One round more."""
-        line = json.dumps(dataclasses.asdict(record)) + "\n"
-        files.append(self._records, self.path / layout.ROUNDS, line.encode())
+        files.append(self._records, self.path / layout.ROUNDS, _line(record))
         _write_status(self.path, layout.RUNNING, record.round, self.rounds, sync=False)
 
     def finish(self, result: Result) -> dict[str, Any]:
@@ -86,6 +101,10 @@ class RunFolder:
     def close(self) -> None:
         self._records.close()
         self._lock.release()
+
+
+def _line(record: RoundResult) -> bytes:
+    return json.dumps(dataclasses.asdict(record)).encode() + b"\n"
 
 
 def _write_status(folder: Path, status: str, round: int, rounds: int, reason: str = "", *, sync: bool = True) -> None:

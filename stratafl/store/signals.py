@@ -12,9 +12,13 @@ class Interrupted(Exception):
     """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a word."""
 
     def __init__(self, signal_number: int, note: str = ""):
-        self.exit_code = 128 + signal_number
-        self.note = note
+        self.number, self.note = signal_number, note
         super().__init__(note or "interrupted")
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it."""
+        return 128 + self.number
 
 
 class Stop:

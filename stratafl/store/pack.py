@@ -1,0 +1,81 @@
+"""A state as JSON and tensors: what a checkpoint consists of.
+
+In the JSON a tensor is ["tensor", its name, how often its one stored row is repeated or 0], an array ["array", its
+name] and a list ["list", ...]; everything else is itself. A tensor that stands in several places is stored once, and
+so is the row of a matrix whose rows are all the same, such as the models of a level right after a global round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.errors import InvalidInput
+
+BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+MOST_ROWS = 1 << 32
+
+
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    known: dict[tuple, list] = {}
+
+    def plain(value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            key = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
+            if value.numel() == 0 or key not in known:
+                rows = _repeated(value)
+                tensors[name] = value[:1] if rows else value
+                known[key] = ["tensor", name, rows]
+            return known[key]
+        if isinstance(value, np.ndarray):
+            tensors[name] = torch.from_numpy(value)
+            return ["array", name]
+        if isinstance(value, dict):
+            return {key: plain(each, f"{name}.{key}" if name else str(key)) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return ["list", *(plain(each, f"{name}.{i}") for i, each in enumerate(value))]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise InvalidInput(f"state.{name}", type(value).__name__, "is nothing a checkpoint can hold")
+
+    return plain(state, ""), tensors
+
+
+def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    """The state again. A repeated row takes no memory before it is copied to where it fits."""
+    expanded: dict[tuple[str, int], Tensor] = {}
+
+    def value(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: value(each) for key, each in part.items()}
+        if not isinstance(part, list):
+            return part
+        match part:
+            case ["list", *inside]:
+                return [value(each) for each in inside]
+            case ["array", str(name)] if name in tensors:
+                return tensors[name].numpy()
+            case ["tensor", str(name), int(rows)] if name in tensors:
+                if (name, rows) not in expanded:
+                    stored = tensors[name]
+                    if rows and (stored.dim() == 0 or len(stored) != 1 or not 0 < rows < MOST_ROWS):
+                        raise InvalidInput("checkpoint", part, "is no repeated row")
+                    expanded[name, rows] = stored.expand(rows, *stored.shape[1:]) if rows else stored
+                return expanded[name, rows]
+        raise InvalidInput("checkpoint", part, "is no part of a state")
+
+    return value(packed)
+
+
+def _repeated(rows_NP: Tensor) -> int:
+    """How many rows there are if they all have the same bits, otherwise 0."""
+    if rows_NP.dim() != 2 or len(rows_NP) < 2 or rows_NP.dtype.itemsize not in BY_SIZE:
+        return 0
+    bits_NP = rows_NP.contiguous().view(BY_SIZE[rows_NP.dtype.itemsize])
+    first = bits_NP[0]
+    # from the end: where rows differ at all, the last one mostly does
+    return len(bits_NP) if all(torch.equal(row, first) for row in reversed(bits_NP.unbind())) else 0

@@ -1,0 +1,181 @@
+"""What a sweep file says: a base config, variants of it, and a grid over methods, seeds and any keys."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stratafl.config import Config, read_toml
+from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.store import layout
+
+KEYS = ("config", "base", "variants", "grid", "target")
+MOST = 10_000
+"""Runs of one sweep; more is a slip of the pen."""
+SEED = ("run", "seed")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a sweep; those that differ in nothing but their seed share a group."""
+
+    name: str
+    group: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One line of a grid: where a value goes, and the values with what they are called."""
+
+    keys: tuple[str, ...]
+    values: Sequence[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    entries: list[Entry]
+    target: float | None
+
+    @staticmethod
+    def load(path: Path) -> Plan:
+        return Plan.of(read_toml(path), layout.slug(path.stem), path.parent)
+
+    @staticmethod
+    def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
+        """From a parsed file; a base config it names is looked for from the folder."""
+        for key in values:
+            if key not in KEYS:
+                raise unknown("sweep key", key, KEYS)
+        base: dict[str, Any] = {}
+        if "config" in values:
+            if not isinstance(values["config"], str):
+                raise InvalidInput("config", values["config"], "must be the path of a TOML file")
+            base = read_toml(folder / values["config"])
+        _merge(base, _table("base", values.get("base", {})))
+        target = values.get("target")
+        if target is not None:
+            number("target", target, above=0, at_most=1)
+        variants = _table("variants", values.get("variants", {})) or {"": {}}
+        axes = _axes(_table("grid", values.get("grid", {})))
+        runs = len(variants)
+        for axis in axes:
+            runs *= len(axis.values)
+        if runs > MOST:
+            raise InvalidInput("grid", runs, f"at most {MOST:,} runs")
+        entries = [
+            _entry(name, base, str(variant), _table(f"variants.{variant}", changes), chosen)
+            for variant, changes in variants.items()
+            for chosen in itertools.product(*([(axis, *each) for each in axis.values] for axis in axes))
+        ]
+        names = [entry.name for entry in entries]
+        for each in names:
+            if names.count(each) > 1:
+                raise InvalidInput("grid", each, "two runs would be the same; give every value once")
+        return Plan(name, entries, target)
+
+
+def _entry(
+    sweep: str, base: dict[str, Any], variant: str, changes: Mapping[str, Any], chosen: Sequence[tuple[Axis, str, Any]]
+) -> Entry:
+    values = copy.deepcopy(base)
+    for keys, value in _leaves(changes, "variants"):
+        _put(values, keys, value)
+    labels, seed = [variant] if variant else [], ""
+    for axis, label, value in chosen:
+        _put(values, axis.keys, value)
+        if axis.keys == SEED:
+            seed = label
+        elif len(axis.values) > 1:
+            labels.append(label)
+    group = " ".join(labels) or sweep
+    return Entry(run_name(f"{group} {seed}".strip()), group, Config.of(values))
+
+
+def run_name(label: str) -> str:
+    """A label as part of a folder's name; where that loses something, a few digits tell it from others."""
+    plain = layout.slug(label.replace(" ", "-"))
+    if plain == label.replace(" ", "-"):
+        return plain
+    return f"{plain[: layout.LONGEST - 7]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
+
+
+def _axes(grid: Mapping[str, Any]) -> list[Axis]:
+    axes = []
+    for keys, values in _leaves(grid, "grid"):
+        where = ".".join(keys)
+        if keys == ("seeds",) or keys == SEED:
+            if isinstance(values, int) and not isinstance(values, bool):
+                values = list(range(whole("grid.seeds", values, at_least=1, at_most=MOST)))
+            keys = SEED
+        elif keys == ("methods",):
+            keys = ("method",)
+        if not isinstance(values, list) or not values:
+            raise InvalidInput(f"grid.{where}", values, "must be a list of values")
+        if len(keys) < 2 and keys != ("method",):
+            raise InvalidInput(f"grid.{where}", values, "must be seeds, methods or section.key")
+        axes.append(Axis(keys, [(_label(keys, value), _value(keys, value)) for value in values]))
+    return sorted(axes, key=lambda axis: axis.keys == SEED)  # seeds vary fastest
+
+
+def _value(keys: tuple[str, ...], value: Any) -> Any:
+    return {"name": value} if keys == ("method",) and isinstance(value, str) else value
+
+
+def _label(keys: tuple[str, ...], value: Any) -> str:
+    if keys == ("method",) and isinstance(value, Mapping):
+        rest = "".join(f" {key}={_text(each)}" for key, each in value.items() if key != "name")
+        return f"{value.get('name', 'rules')}{rest}"
+    if keys in (("method",), ("method", "name")):
+        return str(value)
+    return f"{keys[-1]}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
+
+
+def _leaves(
+    tables: Mapping[str, Any], where: str, above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each "section.key" with its value, however the file writes it: dotted, quoted, or as tables."""
+    for key, value in tables.items():
+        keys = (*above, *str(key).split("."))
+        if not all(keys):
+            raise InvalidInput(f"{where} key", key, "must look like section.key")
+        # a variant's method or model is one value: the base's parameters are not those of another
+        as_one = where == "variants" and keys[0] in ("method", "model")
+        if isinstance(value, Mapping) and len(keys) < 2 and not as_one:
+            yield from _leaves(value, where, keys)
+        else:
+            yield keys, value
+
+
+def _put(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inside = values.setdefault(key, {})
+        if not isinstance(inside, dict):
+            raise InvalidInput(".".join(keys), value, f"{key} is not a table")
+        values = inside
+    values[keys[-1]] = copy.deepcopy(value)
+
+
+def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for section, table in changes.items():
+        if isinstance(table, Mapping) and isinstance(into.get(section), dict):
+            into[section].update(table)
+        else:
+            into[section] = table
+
+
+def _table(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(where, value, "must be a table")
+    return value

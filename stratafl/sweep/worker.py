@@ -1,0 +1,82 @@
+"""One process of a sweep: it takes runs from its standard input, one JSON line each, and answers in JSON lines.
+
+{"name": ..., "config": ..., "folder": ..., "resume": null or a run's path}
+-> {"event": "began", "rounds": ..., "done": ...}, {"event": "round", ...}, {"event": "ended", "status": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from stratafl.checks import first_line
+from stratafl.config import Config
+from stratafl.errors import InvalidInput
+from stratafl.launch import Launch
+from stratafl.simulate import RoundResult
+from stratafl.store import layout
+from stratafl.store.signals import Interrupted
+
+
+class Answers:
+    def __init__(self, out: TextIO):
+        self.out = out
+
+    def send(self, event: str, **values: Any) -> None:
+        try:
+            self.out.write(json.dumps({"event": event, **values}) + "\n")
+            self.out.flush()
+        except OSError:
+            # nobody listens any more: save the run and go, as if asked to
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def work(task: dict[str, Any], answers: Answers) -> None:
+    path: Path | None = None
+
+    def watch(record: RoundResult) -> None:
+        answers.send("round", round=record.round, metrics=record.metrics)
+
+    try:
+        if task["resume"] is not None:
+            path = Path(task["resume"])
+            launch = Launch.resume(path, lambda text: answers.send("said", text=text))
+        else:
+            launch = Launch.new(Config.of(task["config"]), task["name"], Path(task["folder"]))
+            path = launch.folder.path
+        answers.send("began", path=str(path), rounds=launch.simulation.rounds, done=len(launch.simulation.history))
+        launch.run(watch)
+        status, reason = layout.DONE, ""
+    except Interrupted:
+        status, reason = layout.INTERRUPTED, "it was stopped"
+    except InvalidInput as problem:
+        status, reason = layout.FAILED, str(problem)
+    except Exception as problem:
+        status, reason = layout.FAILED, f"{type(problem).__name__}: {first_line(problem)}"
+    answers.send("ended", status=status, reason=reason, path=str(path) if path else None)
+
+
+def main() -> None:
+    # Ctrl-C reaches every process of a terminal; the sweep's own decides, and asks with SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # what a user's own code prints must not be taken for an answer
+    answers = Answers(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    threads, place = int(sys.argv[1]), int(sys.argv[2])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place % torch.cuda.device_count())
+    answers.send("ready")
+    for line in sys.stdin:
+        if threads:
+            torch.set_num_threads(threads)
+        work(json.loads(line), answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""A state taken from a run and put into another one that was set up alike: it goes on to the same bits."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stratafl import InvalidInput, Rule, average, leaf, mtgc, simulate
+from stratafl.registry import entries
+from stratafl.state import fitted
+from stratafl.store.checkpoint import Checkpoints
+from stratafl.store.pack import pack, unpack
+
+SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
+PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
+LEAVES = {1: 3, 2: 5, 3: 6}
+
+
+def federation(rules: object, depth: int, **more):
+    random = torch.Generator().manual_seed(1)
+    inputs = torch.randn(LEAVES[depth] * 7, 4, generator=random)
+    targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
+    parts = [np.arange(leaf * 7, leaf * 7 + 4 + leaf % 3) for leaf in range(LEAVES[depth])]
+    module = more.pop("module", lambda: nn.Linear(4, 3))
+    settings = {"rounds": 4, "batch": 3, "seed": 4, "weights": "samples", "test": (inputs, targets), **more}
+    return simulate(module, (inputs, targets), parts, SHAPES[depth], rules, periods=PERIODS[depth], **settings)
+
+
+def everything(simulation) -> list:
+    """All of a run's state but the time it took, in a form that compares bit by bit."""
+    state = simulation.state()
+    history = [{**record, "seconds": None} for record in state["history"]]
+    plain, tensors = pack({**state, "history": history})
+    return [repr(plain), {name: (t.dtype, t.shape, t.numpy().tobytes()) for name, t in tensors.items()}]
+
+
+def through_a_file(simulation, folder: Path):
+    checkpoints = Checkpoints(folder, "run")
+    checkpoints.folder.mkdir()
+    checkpoints.write(len(simulation.history), simulation.state())
+    return checkpoints.read(len(simulation.history))
+
+
+def check_resume(make, folder: Path, stop: int = 2) -> None:
+    whole = make()
+    whole.run()
+    first = make()
+    for _ in range(stop):
+        next(first)
+    state = through_a_file(first, folder)
+    second = make()
+    second.restore(state)
+    assert everything(second) == everything(first)
+    second.run()
+    assert everything(second) == everything(whole)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in entries()])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_every_rule_goes_on_to_the_same_bits(name: str, depth: int, engine: str, tmp_path: Path) -> None:
+    more = {"participation": [2] * depth, "leaf": leaf(0.1, momentum=0.5, clip_norm=1.0, weight_decay=0.01)}
+    check_resume(lambda: federation([name] * depth, depth, engine=engine, **more), tmp_path)
+
+
+@pytest.mark.parametrize("restart", ["zero", "gradient", "keep"])
+@pytest.mark.parametrize("stop", [0, 1, 3, 4])
+def test_every_restart_of_mtgc_after_any_round(restart: str, stop: int, tmp_path: Path) -> None:
+    check_resume(lambda: federation([mtgc(restart)] * 3, 3, participation=[1.0, 0.5, 1]), tmp_path, stop)
+
+
+class Noisy(nn.Module):
+    """Buffers that change and a module that draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_buffers_and_random_modules(tmp_path: Path) -> None:
+    check_resume(lambda: federation("mtgc", 2, module=Noisy, evaluate_levels=[0, 1], sampling="replacement"), tmp_path)
+
+
+def test_a_client_that_is_refused(tmp_path: Path) -> None:
+    def broken():
+        made = federation(["scaffold"] * 2, 2)
+        made.engine.inputs[:4] = float("nan")
+        return made
+
+    check_resume(broken, tmp_path)
+    assert broken().run().refused
+
+
+def test_a_deep_copy_of_a_state_stays_valid() -> None:
+    simulation = federation("mtgc", 2)
+    next(simulation)
+    kept = copy.deepcopy(simulation.state())
+    next(simulation)
+    after_two = everything(simulation)
+    simulation.run()
+    simulation.restore(kept)
+    assert len(simulation.history) == 1
+    next(simulation)
+    assert everything(simulation) == after_two
+
+
+def test_what_shared_memory_shares_it_again(tmp_path: Path) -> None:
+    first = federation("mtgc", 2)
+    next(first)
+    assert first.federation.correction[1] is first.federation.state[1]["z"]
+    second = federation("mtgc", 2)
+    second.restore(through_a_file(first, tmp_path))
+    assert second.federation.correction[1] is second.federation.state[1]["z"]
+    assert second.federation.own[0] is second.federation.held[0]
+
+
+def test_equal_rows_are_stored_once_bit_by_bit() -> None:
+    rows = torch.tensor([[0.0, float("nan")]]).repeat(5, 1)
+    signed = torch.tensor([[0.0], [-0.0]])
+    plain, tensors = pack({"rows": rows, "signed": signed, "again": rows})
+    assert tensors["rows"].shape == (1, 2)
+    assert tensors["signed"].shape == (2, 1), "zero and minus zero are equal and not the same"
+    back = unpack(plain, tensors)
+    assert back["rows"].numpy().tobytes() == rows.numpy().tobytes()
+    assert back["again"] is back["rows"]
+
+
+def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+             torch.int8, torch.uint8, torch.bool)  # fmt: skip
+    state = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
+    state |= {"empty": torch.zeros(3, 0), "cut": torch.arange(12.0).reshape(3, 4).t(), "history": []}
+    checkpoints = Checkpoints(tmp_path, "run")
+    checkpoints.folder.mkdir()
+    checkpoints.write(0, state)
+    found = load_file(checkpoints.path(0) / "tensors.safetensors")
+    for name in map(str, kinds):
+        assert torch.equal(found[name], state[name])
+    assert torch.equal(found["cut"], state["cut"])
+    assert found["empty"].shape == (1, 0)
+
+
+def unusual_rule() -> Rule:
+    return average()._replace(init=lambda x: {"twice": torch.cat([x, x], dim=1)})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: federation("mtgc", 3), "state.federation.own = 4: does not fit this run, which has 3"),
+        (lambda: federation("mtgc", 2, module=lambda: nn.Linear(4, 3, bias=False)), "Tensor (1, 12)"),
+        (lambda: federation("mtgc", 2, module=lambda: nn.Linear(4, 3).double()), "float64"),
+        (lambda: federation("hfedavg", 2), "state.federation.state.1 = []"),
+        (lambda: federation([unusual_rule()] * 2, 2), "state.federation.state.1 = ['twice']"),
+        (lambda: federation("mtgc", 2, engine="stacked"), "state.chunk"),
+    ],
+)
+def test_another_run_s_state_is_refused_and_nothing_changed(other, said: str) -> None:
+    simulation, before = federation("mtgc", 2), everything(federation("mtgc", 2))
+    foreign = other()
+    next(foreign)
+    with pytest.raises(InvalidInput) as problem:
+        simulation.restore(foreign.state())
+    assert said in str(problem.value)
+    assert everything(simulation) == before
+
+
+def test_what_a_state_cannot_hold_is_said() -> None:
+    for wrong in (object(), {1, 2}, b"bytes"):
+        with pytest.raises(InvalidInput, match="nothing a checkpoint can hold"):
+            pack({"a": wrong})
+        with pytest.raises(InvalidInput, match="nothing a state can hold"):
+            fitted({"a": wrong}, {"a": wrong}, "here")
+
+
+def test_stop_at_ends_a_run_and_its_resumed_half_in_the_same_round(tmp_path: Path) -> None:
+    whole = federation("mtgc", 2, rounds=60, leaf=0.3)
+    whole.run()
+    target = max(r.metrics["accuracy"] for r in whole.history[:20])
+    reached = next(r.round for r in whole.history if r.metrics["accuracy"] >= target)
+    assert 2 < reached < 60
+
+    def make():
+        return federation("mtgc", 2, rounds=60, leaf=0.3, stop_at=target)
+
+    assert len(make().run().history) == reached
+    check_resume(make, tmp_path)
+    assert [dataclasses.replace(r, seconds=0) for r in make().run().history] == [
+        dataclasses.replace(r, seconds=0) for r in whole.history[:reached]
+    ]
