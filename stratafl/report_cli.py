@@ -26,7 +26,7 @@ from stratafl.store.files import writing
 def report_command(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="Run folders, or folders of runs; runs unless given."),
+        typer.Argument(metavar="DIR", help="Run folders, or folders of runs; runs unless given."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
     figures_folder: Annotated[
