@@ -161,8 +161,12 @@ def _row(setting: Setting, targets: Sequence[float]) -> Row:
         targets=[_reached(curves, target) for target in targets],
         bytes_per_client=Number.of([curve.x["bytes"][-1] if curve.x["bytes"] else None for curve in curves]),
         seconds_per_round=Number.of(seconds),
-        refused=sum(len(record.get("refused") or ()) for run in setting.runs for record in run.rounds),
+        refused=sum(_count(record.get("refused")) for run in setting.runs for record in run.rounds),
     )
+
+
+def _count(names: object) -> int:
+    return len(names) if isinstance(names, list) else 0
 
 
 def _per_round(curve: Curve) -> float | None:
