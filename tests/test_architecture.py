@@ -76,6 +76,8 @@ def test_the_base_stands_alone(base: str) -> None:
         (("engine",), ("simulate", "config", "cli", "deploy")),
         (("federation",), ("simulate", "config", "cli")),
         (("simulate",), ("config", "recipes", "cli", "experiment")),
+        (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
+        (("drift",), ("engine", "rules", "simulate", "federation")),
         (("data", "metrics"), ("tree", "rule", "engine", "simulate", "federation")),
     ],
     ids=str,
@@ -123,7 +125,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     )
     loaded = set(ran.stdout.split())
     assert {"torch", "numpy", "stratafl"} <= loaded
-    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard"}
+    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard", "plotly", "pandas"}
     assert not loaded & extras
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import warnings
@@ -14,6 +15,7 @@ import pytest
 from stratafl.config import Config
 from stratafl.launch import Launch
 
+needs_plotly = pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="plotly is not installed")
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}
 SEEDS = (0, 1)
 ROUNDS = 4

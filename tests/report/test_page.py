@@ -13,7 +13,9 @@ from stratafl.report.gather import gather
 from stratafl.report.page import embedded
 from stratafl.report.page import page as page_of
 from stratafl.report.payload import payload
-from tests.report.conftest import ROUNDS, Page, edit
+from tests.report.conftest import ROUNDS, Page, edit, needs_plotly
+
+pytestmark = needs_plotly
 
 SETTINGS = 2
 

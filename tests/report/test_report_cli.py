@@ -10,8 +10,10 @@ import pytest
 
 from stratafl.errors import MissingExtra
 from stratafl.report import page
-from tests.report.conftest import METHODS
+from tests.report.conftest import METHODS, needs_plotly
 from tests.test_cli import CONFIG, command
+
+pytestmark = needs_plotly
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -21,7 +21,9 @@ from stratafl.report.gather import gather
 from stratafl.report.page import page as page_of
 from stratafl.report.payload import payload
 from stratafl.report.serve import HOST, Server
-from tests.report.conftest import ROUNDS, Page
+from tests.report.conftest import ROUNDS, Page, needs_plotly
+
+pytestmark = needs_plotly
 
 
 @contextlib.contextmanager
