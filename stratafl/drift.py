@@ -73,7 +73,7 @@ class Drift:
         if level < self.tree.depth:
             return
         if is_mean:
-            # the mean square about any point is that about the mean plus the mean's own (the paper's Lemma B.1)
+            # the mean square about any point is that about the mean plus the mean's own (paper, first lemma of F.1)
             start_to_mean = moved if merged_MP is mean_MP else _mean_square(_norms(mean_MP - start_MP), weights_M)
             self._squares[level, "progress"].append(drift + start_to_mean)
         else:

@@ -14,6 +14,8 @@ from stratafl.report.curves import Curve, curve_of, mean_curve
 from stratafl.store import StoredRun
 
 SEED = "run.seed"
+SPEAKING = ("method.name", "model.name", "data.name")
+"""Keys whose values speak for themselves."""
 TARGET_STEP = 0.05
 ABSENT = "—"
 
@@ -189,7 +191,7 @@ def _labels(families: Sequence[Sequence[StoredRun]]) -> list[str]:
     if all(names) and len(set(names)) == len(names):
         return names
     flats = [_shown(family) for family in families]
-    keys = sorted({key for flat in flats for key in flat})
+    keys = sorted({key for flat in flats for key in flat}, key=lambda key: (key not in SPEAKING, key))
     differing = [key for key in keys if key != SEED and len({flat.get(key) for flat in flats}) > 1]
     labels = []
     for name, flat in zip(names, flats, strict=True):
@@ -212,8 +214,7 @@ def _common_name(family: Sequence[StoredRun]) -> str:
 
 
 def _short(key: str, value: str) -> str:
-    """A method's or a model's name speaks for itself."""
-    return value if key in ("method.name", "model.name", "data.name") else f"{key.rpartition('.')[2]} {value}"
+    return value if key in SPEAKING else f"{key.rpartition('.')[2]} {value}"
 
 
 def _shown(family: Sequence[StoredRun]) -> dict[str, str]:

@@ -34,12 +34,12 @@ def payload(
     found = compare.settings(runs)
     goals = compare.usual_targets(found) if targets is None else list(targets)
     rows = compare.summary(found, goals)
-    depth = max((len(levels) - 1 for run in runs if (levels := run.tree.get("levels"))), default=0)
+    depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "axes": AXES,
         "quantities": QUANTITIES,
-        "levels": [_level_title(level, depth) for level in range(depth + 1)],
+        "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
         "targets": goals,
         "settings": [_setting(setting) for setting in found],
         "summary": _table(rows, goals),
@@ -75,12 +75,14 @@ def _curve(curve: Curve) -> dict[str, Any]:
     return {"x": curve.x, "y": curve.y, "spread": curve.spread}
 
 
-def _level_title(level: int, depth: int) -> dict[str, str]:
-    """How the drift of a level reads: the paper's names where it has one."""
+def _level_title(level: int, depths: set[int]) -> dict[str, str]:
+    """How the drift of a level reads: the paper's names where it has one and all trees mean the same by it."""
     if level == 0:
         return {"title": "Root", "note": "the global model"}
-    if level == depth:
-        below = "the root" if depth == 1 else "their groups"
+    if len(depths) > 1:
+        return {"title": f"Level {level}", "note": "counted from the root, in trees of different depth"}
+    if level in depths:
+        below = "the root" if level == 1 else "their groups"
         return {"title": "Clients", "note": f"client model drift: clients around {below}"}
     if level == 1:
         return {"title": "Groups", "note": "group model drift: groups around the root"}

@@ -125,7 +125,7 @@ def test_names_of_one_setting(names: tuple[str, str], label: str) -> None:
 def test_settings_of_one_name_are_named_by_what_differs() -> None:
     runs = [stored([0.1], method={"name": name}, leaf={"lr": lr}) for name in ("mtgc", "hfedavg") for lr in (0.1, 0.2)]
     assert [each.label for each in settings(runs)] == [
-        "lr 0.1, mtgc", "lr 0.2, mtgc", "lr 0.1, hfedavg", "lr 0.2, hfedavg",
+        "mtgc, lr 0.1", "mtgc, lr 0.2", "hfedavg, lr 0.1", "hfedavg, lr 0.2",
     ]  # fmt: skip
 
 
@@ -205,6 +205,20 @@ def test_payload_of_real_runs(runs: Path) -> None:
     assert data["summary"]["head"][5] == "rounds to 50 %"
     assert all(row[1:3] == ["2", str(ROUNDS)] for row in data["summary"]["rows"])
     assert [each["title"] for each in data["levels"]] == ["Root", "Groups", "Clients"]
+
+
+@pytest.mark.parametrize(
+    ("depths", "titles"),
+    [
+        ([1], ["Root", "Clients"]),
+        ([3], ["Root", "Groups", "Level 2", "Clients"]),
+        ([1, 2], ["Root", "Level 1", "Level 2"]),
+        ([], ["Root"]),
+    ],
+)
+def test_levels_have_the_names_that_fit_all_trees(depths: list[int], titles: list[str]) -> None:
+    runs = [dataclasses.replace(stored([0.1]), tree={"levels": [{}] * (depth + 1)}) for depth in depths]
+    assert [each["title"] for each in payload(runs)["levels"]] == titles
 
 
 def test_a_run_named_twice_counts_once(runs: Path) -> None:

@@ -6,7 +6,7 @@ const TOUCH = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width:
 // the buttons are named one by one: the library's own set has one that sends the chart to its maker's server
 const CONFIG = {
   displaylogo: false,
-  displayModeBar: !TOUCH,
+  displayModeBar: TOUCH ? false : "hover",
   modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   plotlyServerURL: "",
   responsive: true,
