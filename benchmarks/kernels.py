@@ -77,7 +77,7 @@ class Step:
         return x
 
     def update(self) -> None:
-        kernels.update(self.x, self.g, None, LR, CLIP, DECAY, squares=self.squares)
+        kernels.update(self.x, self.g, LR, CLIP, DECAY, squares=self.squares)
 
     def whole(self) -> None:
         self.loss().sum().backward()

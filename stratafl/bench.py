@@ -25,8 +25,7 @@ from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.ops import HALF, Compute
 from stratafl.engine.precision import computing
-from stratafl.engine.stacked import StackedEngine
-from stratafl.engine.work import Augment
+from stratafl.engine.work import Augment, Training
 from stratafl.errors import unknown
 from stratafl.federation import Federation
 from stratafl.flat import Flat
@@ -221,8 +220,10 @@ def _engine(name: Name, job: Job, precision: Compute) -> tuple[Staged, str]:
     clients = len(job.partition)
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
     chain = leaf(LR, clip_norm=CLIP)
-    given = (job.inputs, job.targets, job.partition, chain, job.batch, "epochs", SEED, job.augment)
-    engine = make_engine(name, flat, F.cross_entropy, *given, precision=precision)  # type: ignore[arg-type]
+    training = Training(
+        flat, F.cross_entropy, job.inputs, job.targets, job.partition, chain, job.batch, "epochs", SEED, job.augment
+    )
+    engine = make_engine(name, training, precision=precision)
     x_P, b_B = (row.to(device) for row in flat.row(job.module))
     tree = Tree.of(f"{groups}x{clients // groups}")
     federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED)
@@ -232,14 +233,14 @@ def _engine(name: Name, job: Job, precision: Compute) -> tuple[Staged, str]:
         nonlocal done
         began = _now(device)
         federation.begin()
-        x_NP, b_NB = engine.train(federation.work(done, job.steps, 0))
+        x_AP, b_AB = engine.train(federation.work(done, job.steps, 0))
         trained = _now(device)
-        federation.trained(x_NP, b_NB, chain.rate(0, job.steps))
+        federation.trained(x_AP, b_AB, chain.rate(0, job.steps))
         federation.meet(2)
         done += job.steps
         return {"train": trained - began, "meet": _now(device) - trained}
 
-    return round, engine.how if isinstance(engine, StackedEngine) else "loop"
+    return round, engine.how
 
 
 def _timed(round: Staged, device: torch.device, rounds: int) -> tuple[float, dict[str, float], int | None]:

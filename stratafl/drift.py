@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.placing import placed
 from stratafl.tree import Tree
 
 Diagnose = Literal["none", "drift", "ideal"]
 Levels = dict[str, dict[str, float]]
 """A level's number, as a text since JSON knows no other keys, to its quantities by name."""
-Gradients = Callable[[Tensor], Tensor]
-"""Each leaf's model to each leaf's gradient over its own data."""
+Gradients = Callable[[int, Tensor], Tensor]
+"""A level and a model for each of its nodes to each leaf's gradient, over its own data, at its ancestor's model."""
 
 BLOCK = 2**23
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
@@ -96,7 +97,7 @@ class Drift:
             correction_NP = corrections[level]
             if correction_NP is None:
                 continue
-            g_NP = self.gradients(tree.spread_to_leaves(level - 1, point_MP))
+            g_NP = self.gradients(level - 1, point_MP)
             for lower in range(tree.depth, level, -1):
                 g_NP = tree.mean(lower, g_NP)
             ideal_NP = tree.spread(level, tree.mean(level, g_NP)) - g_NP
@@ -143,11 +144,11 @@ class Drift:
         parent_M = self._node_weights[level - 1] * (share_M > 0)
         per_child_M = parent_M / parent_M.sum() / np.where(share_M > 0, share_M, 1.0)
         weights_N = tree.weights[level] * present_N * per_child_M[tree.parents[level]]
-        return torch.as_tensor(weights_N, dtype=like.dtype, device=like.device)
+        return placed(weights_N, like.device, like.dtype)
 
     def _parent_weights(self, level: int, heard_M: np.ndarray, like: Tensor) -> Tensor:
         weights_M = self._node_weights[level - 1] * heard_M
-        return torch.as_tensor(weights_M / weights_M.sum(), dtype=like.dtype, device=like.device)
+        return placed(weights_M / weights_M.sum(), like.device, like.dtype)
 
     def _meeting_weights(self, level: int, present_N: np.ndarray, like: Tensor) -> tuple[Tensor, Tensor]:
         """Of the children and of the parents; when all are there they need not be made anew."""

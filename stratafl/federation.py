@@ -7,13 +7,13 @@ One federation is driven like this (see `simulate`):
     trained(x, b, rate)           the leaves' work is done
     meet(top)                     edge levels D..top synchronise
 
-Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values.
+Shape suffixes: N nodes of a level, M nodes of the level above, A leaves that take part, P parameters, B buffer values.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,26 @@ from torch import Tensor
 
 from stratafl.communication import Communication
 from stratafl.drift import Drift
+from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
+from stratafl.placing import placed
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
 from stratafl.tree import Tree
+
+BUFFERS = "buffers"
+
+
+class Merged(NamedTuple):
+    """What parents make of their children's messages, and for which of them all of it is finite."""
+
+    memory: Rows
+    mean_MP: Tensor
+    """Of the children's models."""
+    model_MP: Tensor
+    buffers_MB: Tensor
+    finite_M: np.ndarray
 
 
 class Federation:
@@ -99,10 +114,12 @@ class Federation:
     def wants_gradients(self) -> bool:
         return any(self.rules[level].from_gradient for level in self._edges(self.top + 1))
 
-    def start_from_gradients(self, g_NP: Tensor) -> None:
-        """Let the rules below the last meeting set their states from the leaves' gradients at the new model."""
+    def start_from_gradients(self, g_AP: Tensor) -> None:
+        """Let the rules below the last meeting set their states from the gradients at the new model of the leaves
+        that take part."""
         fresh = [level for level in self._edges(self.top + 1) if self.rules[level].from_gradient]
-        there_N = self.active_N[self.tree.depth] & _finite(g_NP)
+        g_NP = _placed(self.active_N[-1], g_AP, torch.zeros_like(self.own[-1]))
+        there_N = self.active_N[-1] & _finite(g_NP)
         for level in range(self.tree.depth, fresh[0] - 1, -1):
             mean_MP = self.tree.mean(level, g_NP, there_N)
             rule = self.rules[level]
@@ -122,36 +139,46 @@ class Federation:
 
     def work(self, step: int, steps: int, round: int) -> Work:
         """What the leaves are to do next."""
-        depth = self.tree.depth
-        total_NP: Tensor | None = None
-        pulls = []
+        corrections, pulls = [], []
         for level in self._edges():
             correction = self.correction[level]
-            if correction is not None:
-                spread = self.tree.spread_to_leaves(level, correction)
-                total_NP = spread if total_NP is None else total_NP + spread
+            mine = None if correction is None else self._leaves(level, correction)
+            if mine is not None:
+                corrections.append(mine)
             local = self.rules[level].local
             if local is not None:
-                edge = self._edge(level).each(functools.partial(self.tree.spread_to_leaves, level))
-                pulls.append(Pull(local, edge))
+                model = self._leaves(level - 1, self.held[level - 1])
+                pulls.append(Pull(local, model, mine, self._leaves(level, self._column(self.rate_N[level]))))
+        above = self.tree.depth - 1
         return Work(
-            x_NP=self.tree.spread(depth, self.held[depth - 1]),
-            b_NB=self.tree.spread(depth, self.held_buffers[depth - 1]),
-            correction_NP=total_NP,
+            x=self._leaves(above, self.held[above]),
+            b=self._leaves(above, self.held_buffers[above]),
+            corrections=tuple(corrections),
             pulls=tuple(pulls),
-            active=np.flatnonzero(self.active_N[depth]).tolist(),
+            active=np.flatnonzero(self.active_N[-1]).tolist(),
             step=step,
             steps=steps,
             round=round,
         )
 
+    def looking(self, level: int, rows_NP: Tensor) -> Work:
+        """All leaves at the models of their ancestors on a level: for a look at their gradients, not for training."""
+        above = self.tree.depth - 1
+        everybody = list(range(self.tree.leaves))
+        buffers = self._leaves(above, self.held_buffers[above])
+        return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, step=0, steps=1, round=0)
+
+    def _leaves(self, level: int, rows: Tensor) -> Spread:
+        """A level's rows as the leaves see them."""
+        return Spread(rows, None if level == self.tree.depth else self.tree.ancestors(level))
+
     # -- the end of a round ---------------------------------------------------------------------------------------
 
-    def trained(self, x_NP: Tensor, b_NB: Tensor, rate: float) -> None:
-        """Take the leaves' new models, after steps whose learning rates add up to `rate`."""
+    def trained(self, x_AP: Tensor, b_AB: Tensor, rate: float) -> None:
+        """Take the new models of the leaves that take part, after steps whose learning rates add up to `rate`."""
         active_N = self.active_N[-1]
-        self.own[-1] = _choose(active_N, x_NP, self.own[-1])
-        self.own_buffers[-1] = _choose(active_N, b_NB, self.own_buffers[-1])
+        self.own[-1] = _placed(active_N, x_AP, self.own[-1])
+        self.own_buffers[-1] = _placed(active_N, b_AB, self.own_buffers[-1])
         self.rate_N[-1] = self.rate_N[-1] + rate * active_N
 
     def meet(self, top: int) -> list[str]:
@@ -176,46 +203,58 @@ class Federation:
 
     def _meet(self, level: int, relayed: bool) -> list[str]:
         tree, rule, own = self.tree, self.rules[level], self.own[level]
-        edge = self._edge(level)
+        start = Spread(self.held[level - 1], tree.parents[level])
+        edge = Edge(start, self.correction[level], self._column(self.rate_N[level]))
         state, message = rule.up(self.state[level], own, edge)
-        sent = {**message, "buffers": self.own_buffers[level]}
+        sent = {**message, BUFFERS: self.own_buffers[level]}
 
         came_N = self.active_N[level] & (self.rate_N[level] > 0)
-        present_N = came_N & _finite(*sent.values())
-        refused = self._names(level, came_N & ~present_N)
+        present_N = came_N
         self.communication.up.add(level, came_N, _row_bytes(sent))
-
-        share_M1 = self._column(tree.share(level, present_N))
-        mean = {name: self._reduce(level, rows, present_N) for name, rows in message.items()}
-        memory, merged_MP = rule.merge(self.memory[level], self.held[level - 1], mean, share_M1)
-        heard_M = tree.occupied(level, present_N)
-        sane_M = heard_M & _finite(merged_MP)
+        # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
+        trusting = rule.reduce is None
+        merged = self._merge(level, sent, present_N) if trusting else None
+        if merged is None or not merged.finite_M[tree.occupied(level, present_N)].all():
+            present_N = came_N & _finite(*sent.values())
+            merged = self._merge(level, sent, present_N)
+        refused = self._names(level, came_N & ~present_N)
+        share_M = tree.share(level, present_N)
+        heard_M = share_M > 0
+        sane_M = heard_M & merged.finite_M
         refused += self._names(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
         if self.drift is not None:
-            given_MP, is_mean = self.held[level - 1], rule.reduce is None
-            self.drift.met(level, own, given_MP, mean["model"], merged_MP, self.correction[level], present_N, is_mean)
+            models = own, self.held[level - 1], merged.mean_MP, merged.model_MP
+            self.drift.met(level, *models, self.correction[level], present_N, is_mean=rule.reduce is None)
 
-        self.memory[level] = _where(sane_M, memory, self.memory[level])
-        self.held[level - 1] = _choose(sane_M, merged_MP, self.held[level - 1])
+        self.memory[level] = _where(sane_M, merged.memory, self.memory[level])
+        self.held[level - 1] = _choose(sane_M, merged.model_MP, self.held[level - 1])
         self.own[level - 1] = self.held[level - 1]
-        mean_buffers = tree.mean(level, self.own_buffers[level], present_N)
-        self.held_buffers[level - 1] = _choose(sane_M, mean_buffers, self.held_buffers[level - 1])
+        self.held_buffers[level - 1] = _choose(sane_M, merged.buffers_MB, self.held_buffers[level - 1])
         self.own_buffers[level - 1] = self.held_buffers[level - 1]
-        mean_rate_M = tree.mean(level, torch.as_tensor(self.rate_N[level])[:, None], present_N)[:, 0].numpy()
+        mean_rate_M = tree.share(level, present_N * self.rate_N[level]) / np.where(heard_M, share_M, 1.0)
         self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M
 
         state = _where(present_N, state, self.state[level])
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
+            answered = Spread(self.held[level - 1], tree.parents[level])
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            shared = Edge(lambda: edge.model, edge.correction, self._column(mean_rate_M[tree.parents[level]]))
-            learnt = rule.down(state, own, tree.spread(level, self.held[level - 1]), shared)
+            shared_N1 = self._column(mean_rate_M[tree.parents[level]])
+            learnt = rule.down(state, own, Edge(start, self.correction[level], shared_N1, answered))
             state = _where(present_N, learnt, state)
             self._stale[level] = ~present_N
             self.communication.down.add(level, present_N, self._parcel(level))
         self.state[level] = state
         return refused
+
+    def _merge(self, level: int, sent: Rows, present_N: np.ndarray) -> Merged:
+        """What the parents make of what those present sent."""
+        mean = {name: self._reduce(level, rows, present_N) for name, rows in sent.items() if name != BUFFERS}
+        buffers_MB = self.tree.mean(level, sent[BUFFERS], present_N)
+        share_M1 = self._column(self.tree.share(level, present_N))
+        memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
+        return Merged(memory, mean["model"], model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()))
 
     def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
         reduce = self.rules[level].reduce
@@ -230,11 +269,6 @@ class Federation:
         return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
-
-    def _edge(self, level: int) -> Edge:
-        rate_N1 = self._column(self.rate_N[level])
-        given = self.held[level - 1]
-        return Edge(lambda: self.tree.spread(level, given), self.correction[level], rate_N1)
 
     def _correct(self, level: int) -> None:
         note = self.rules[level].note(self.memory[level])
@@ -267,19 +301,27 @@ class Federation:
 
     def _column(self, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""
-        return torch.as_tensor(values_N, dtype=self.held[0].dtype, device=self.device)[:, None]
+        return placed(values_N, self.device, self.held[0].dtype)[:, None]
 
 
 def _finite(*matrices: Tensor) -> np.ndarray:
     """Which rows are finite in all of them: the largest magnitude of a row is, in one pass and without a mask."""
-    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in matrices if rows.shape[1]]
-    return torch.isfinite(torch.stack(largest)).all(dim=0).cpu().numpy()
+    different = {id(rows): rows for rows in matrices if rows.shape[1]}.values()
+    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in different]
+    return np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
+
+
+def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:
+    """The old rows with new ones for those in the mask."""
+    if mask_N.all():
+        return new_AP
+    return old_NP.index_copy(0, placed(np.flatnonzero(mask_N), old_NP.device), new_AP)
 
 
 def _choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
     if mask_N.all():
         return new_NP
-    return torch.where(torch.as_tensor(mask_N, device=new_NP.device)[:, None], new_NP, old_NP)
+    return torch.where(placed(mask_N, new_NP.device)[:, None], new_NP, old_NP)
 
 
 def _where(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:

@@ -12,7 +12,7 @@ What happens around one meeting of edge level m, in order:
     children send             state, message = up(state, x, edge)
     the parent reduces        mean = weighted mean of the messages that came and are finite
     the parent merges         memory, model = merge(memory, start, mean, share)
-    children learn            state = down(state, x, model, edge)
+    children learn            state = down(state, x, edge)
     if the parent meets its own parent at the same moment, a newer model comes from above:
                               state = relay(state), instead of `down` where the rule has one
     if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
@@ -22,39 +22,68 @@ What happens around one meeting of edge level m, in order:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 Rows = dict[str, Tensor]
 """Named matrices with one row per node: a state, a memory, a message or a note."""
 
 
+class Shared(Protocol):
+    """Rows that siblings share: a parent's model is one row, and most rules never need a copy for each child."""
+
+    def all(self) -> Tensor:
+        """Each child's own copy."""
+        ...
+
+    def drift(self, x: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(x - each child's copy) / rate, added to `plus` if that is given."""
+        ...
+
+
 class Edge:
     """What a child knows of its parent since they last met.
 
     `model` is the model the child got; `correction` what this edge adds to every gradient below it, None for nothing;
-    `rate` the sum of the learning rates used since, one per row.
+    `rate` the sum of the learning rates used since, one per row; `merged`, in `down` only, the parent's new model.
     """
 
-    def __init__(self, model: Tensor | Callable[[], Tensor], correction: Tensor | None, rate: Tensor):
-        """A model may be given as a function: most rules never look at it, and it is a matrix to be made."""
-        self._model, self.correction, self.rate = model, correction, rate
+    def __init__(
+        self,
+        model: Tensor | Shared,
+        correction: Tensor | None,
+        rate: Tensor,
+        merged: Tensor | Shared | None = None,
+    ):
+        self._model, self.correction, self.rate, self._merged = model, correction, rate, merged
 
     @property
     def model(self) -> Tensor:
         if not isinstance(self._model, Tensor):
-            self._model = self._model()
+            self._model = self._model.all()
         return self._model
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Edge:
-        """The same change made to all its rows."""
-        correction = None if self.correction is None else change(self.correction)
-        return Edge(change(self.model), correction, change(self.rate))
+    @property
+    def merged(self) -> Tensor:
+        assert self._merged is not None, "the parent has not answered yet"
+        return self._merged if isinstance(self._merged, Tensor) else self._merged.all()
+
+    def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """(x - merged) / rate: by how much the child's mean step fell short of its parent's; added to `plus`."""
+        if self._merged is None or isinstance(self._merged, Tensor):
+            return drift(x, self.merged, self.rate, plus)
+        return self._merged.drift(x, self.rate, plus)
 
     def tensors(self) -> list[Tensor]:
-        """Everything it holds, in a fixed order."""
+        """Model, correction and rate, as far as there are any."""
         return [part for part in (self.model, self.correction, self.rate) if part is not None]
+
+
+def drift(x: Tensor, model: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:
+    """(x - model) / rate, added to `plus` if that is given."""
+    return (x - model) / rate if plus is None else torch.addcdiv(plus, x - model, rate)
 
 
 class Rule(NamedTuple):
@@ -75,8 +104,8 @@ class Rule(NamedTuple):
     """What the child's subtree adds to its gradients, from the child's state and the parent's note."""
     local: Callable[[Tensor, Tensor, Edge], Tensor] | None = None
     """The direction of a leaf's step, from its model and its direction so far."""
-    down: Callable[[Rows, Tensor, Tensor, Edge], Rows] | None = None
-    """The child's state after it saw the parent's new model. Here `edge.rate` is the siblings' mean."""
+    down: Callable[[Rows, Tensor, Edge], Rows] | None = None
+    """The child's state after it saw the parent's new model, `edge.merged`. Here `edge.rate` is the siblings' mean."""
     relay: Callable[[Rows], Rows] | None = None
     """The child's state when a newer model came from above its parent."""
     from_gradient: Callable[[Rows, Tensor, Tensor], Rows] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from stratafl.drift import Diagnose, Drift, Levels
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
-from stratafl.engine.work import Augment, Engine, looking
+from stratafl.engine.work import Augment, Engine, Training
 from stratafl.errors import InvalidInput, number, unknown, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
@@ -170,8 +170,8 @@ class Simulation:
                 drift.compare(self.federation.correction, self.federation.held[-1])
             work = self.federation.work(self.step, steps, round)
             client_steps += steps * len(work.active)
-            x_NP, b_NB = self.engine.train(work)
-            self.federation.trained(x_NP, b_NB, self.leaf.rate(round, steps))
+            x_AP, b_AB = self.engine.train(work)
+            self.federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
             refused += self.federation.meet(top)
             self.step += steps
         evaluated = (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds
@@ -366,28 +366,15 @@ def simulate(
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
 
     federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
-    on_device = [part.to(device) for part in parts]
+    placed_parts = [part.to(device) for part in parts]
+    training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment)
     if diagnose == "drift":
         federation.drift = Drift(shape)
     elif diagnose == "ideal":
-        whole_data = LoopEngine(flat, objective, *train, on_device, chain, None, sampling, seed)
-        federation.drift = Drift(
-            shape,
-            lambda x_NP: whole_data.gradients(looking(x_NP, shape.spread(shape.depth, federation.held_buffers[-1]))),
-        )
-    trainer = make_engine(
-        engine or ("loop" if x_P.device.type == "cpu" else "stacked"),
-        flat,
-        objective,
-        *train,
-        on_device,
-        chain,
-        batch,
-        sampling,
-        seed,
-        augment,
-        precision=precision,
-    )
+        whole_data = LoopEngine(replace(training, batch=None, augment=None))
+        federation.drift = Drift(shape, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
+    default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
+    trainer = make_engine(engine or default, training, precision=precision)
     return Simulation(
         federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels, stop_at
     )

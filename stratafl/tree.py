@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stratafl.errors import InvalidInput
+from stratafl.placing import placed
 
 Shape = int | str | Sequence | Mapping
 Mask = np.ndarray | Tensor
@@ -163,25 +164,38 @@ class Tree:
         Absent children may hold anything, also NaN.
         """
         if present_N is None or np.all(present := np.asarray(present_N)):
-            return self._mixing(level, rows_NP) @ rows_NP
+            key = level, rows_NP.device, rows_NP.dtype
+            if key not in self._on_device:
+                self._on_device[key] = placed(self.weights[level], rows_NP.device, rows_NP.dtype)
+            return self._sums(level, self._on_device[key], rows_NP)
         total_M = self.share(level, present)
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
-        here_N1 = torch.as_tensor(present, device=rows_NP.device)[:, None]
+        here_N1 = placed(present, rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
-        return self._mixed(level, weights_N, rows_NP) @ rows_NP
+        return self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
+
+    def _sums(self, level: int, weights_N: Tensor, rows_NP: Tensor) -> Tensor:
+        """Each parent's weighted sum of its children, who are neighbours."""
+        counts = self._families[level]
+        if rows_NP.shape[1] == 0:
+            return rows_NP.new_zeros(len(counts), 0)
+        if len(set(counts)) == 1:
+            families = (len(counts), counts[0], -1)
+            return torch.bmm(weights_N.view(families).mT, rows_NP.view(families))[:, 0]
+        parts = zip(weights_N.split(counts), rows_NP.split(counts), strict=True)
+        return torch.stack([weights_K @ rows_KP for weights_K, rows_KP in parts])
+
+    @cached_property
+    def _families(self) -> list[list[int]]:
+        """For each level, how many siblings its nodes have, parent by parent."""
+        return [[], *(self.children(level).tolist() for level in range(self.depth))]
 
     def spread(self, level: int, rows_MP: Tensor) -> Tensor:
         """Each parent's row, repeated for its children on `level`."""
         key = level, rows_MP.device
         if key not in self._on_device:
-            self._on_device[key] = torch.as_tensor(self.parents[level], device=rows_MP.device)
-        return rows_MP[self._on_device[key]]
-
-    def spread_to_leaves(self, level: int, rows_NP: Tensor) -> Tensor:
-        """Each leaf's ancestor's row."""
-        for lower in range(level + 1, self.depth + 1):
-            rows_NP = self.spread(lower, rows_NP)
-        return rows_NP
+            self._on_device[key] = placed(self.parents[level], rows_MP.device)
+        return rows_MP.index_select(0, self._on_device[key])
 
     def share(self, level: int, present_N: Mask) -> np.ndarray:
         """For each parent, the weight of its children that are present (1 when all are)."""
@@ -191,18 +205,6 @@ class Tree:
     def occupied(self, level: int, present_N: Mask) -> np.ndarray:
         """Which parents have at least one child present."""
         return self.share(level, present_N) > 0
-
-    def _mixing(self, level: int, like: Tensor) -> Tensor:
-        """The matrix that takes a level's rows to their parents' means when all are present."""
-        key = level, like.device, like.dtype
-        if key not in self._on_device:
-            self._on_device[key] = self._mixed(level, self.weights[level], like)
-        return self._on_device[key]
-
-    def _mixed(self, level: int, weights_N: np.ndarray, like: Tensor) -> Tensor:
-        mixing_MN = np.zeros((self.sizes[level - 1], self.sizes[level]))
-        mixing_MN[self.parents[level], np.arange(self.sizes[level])] = weights_N
-        return torch.as_tensor(mixing_MN, dtype=like.dtype, device=like.device)
 
     def __str__(self) -> str:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):

@@ -97,7 +97,7 @@ def test_a_client_with_nan_is_refused_and_named_and_its_siblings_go_on(name: str
 def test_learns(name: str) -> None:
     sim = federation(name, 2, test=None)
     sim.rounds = 25
-    inputs, targets = sim.engine.inputs, sim.engine.targets
+    inputs, targets = sim.engine.training.inputs, sim.engine.training.targets
     sim.test = (inputs, targets)
     losses = [r.metrics["loss"] for r in sim]
     assert losses[-1] < losses[0]

@@ -33,7 +33,7 @@ def test_augmented_batches_are_what_a_client_trains_on() -> None:
         values = {"tree": {"shape": "2"}, "data": {"augment": augment}, "schedule": {"periods": [2]}}
         simulation = experiment(Config.of({**values, "model": {"name": "logistic"}, "run": {"rounds": 1}}))
         if augment != "none":
-            assert simulation.engine.augment is flip_and_crop
+            assert simulation.engine.training.augment is flip_and_crop
         return simulation.run().models[0]
 
     assert not torch.equal(trained("none"), trained("flip_and_crop"))

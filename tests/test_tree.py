@@ -180,11 +180,13 @@ def test_the_mean_undoes_the_spread(shape, seed: int) -> None:
 
 
 @EVERY_SHAPE
-def test_spread_to_leaves_gives_each_leaf_its_ancestor(shape) -> None:
+def test_ancestors_are_parents_of_parents(shape) -> None:
     tree = Tree.of(shape)
     for level in range(tree.depth + 1):
         rows = torch.arange(tree.sizes[level])[:, None]
-        assert tree.spread_to_leaves(level, rows)[:, 0].tolist() == tree.ancestors(level).tolist()
+        for lower in range(level + 1, tree.depth + 1):
+            rows = tree.spread(lower, rows)
+        assert rows[:, 0].tolist() == tree.ancestors(level).tolist()
 
 
 def test_mean_keeps_the_type_of_the_rows() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.placing import placed
 from stratafl.streams import Purpose, bits, uniform
 
 Sampling = Literal["epochs", "replacement"]
@@ -82,7 +83,7 @@ def stacked_batches(
     full_C = size_C if batch is None else np.minimum(size_C, batch)
     # at least one place, so that a padded one has a first to repeat
     place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
-    client_C = torch.tensor(list(clients), dtype=torch.long, device=device)
+    client_C = placed(np.asarray(clients, dtype=np.int64), device)
     shape = (len(size_C), steps, len(place_B))
 
     if batch is None or sampling == "replacement":
@@ -129,4 +130,4 @@ def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> St
 
 
 def _on(device: str | torch.device, array: np.ndarray) -> Tensor:
-    return torch.as_tensor(array, device=device)
+    return placed(array, device)

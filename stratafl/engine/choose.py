@@ -1,94 +1,80 @@
-"""Which engine trains a run: by name, or the faster one for this model on this machine."""
+"""Which engine trains a run: by name, or the fastest one for this model on this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from stratafl.data.batches import Sampling
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.engine.spread import Spread
 from stratafl.engine.stacked import StackedEngine
-from stratafl.engine.work import Augment, Engine, Work
+from stratafl.engine.work import Engine, Training, Work
 from stratafl.errors import unknown
 from stratafl.flat import Flat
-from stratafl.local import Leaf
 
-Name = Literal["auto", "loop", "stacked"]
+Name = Literal["auto", "loop", "stacked", "vmap"]
 
 CLIENTS, STEPS, TRIES = 16, 2, 3
 """What is measured: so many clients' steps at most, the best of so many times."""
 
-_faster: dict[object, str] = {}
+_fastest: dict[object, Name] = {}
 """What was measured in this process, by model, batch and clients."""
 
 
 def make_engine(
-    name: Name,
-    flat: Flat,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    partition: Sequence[Tensor],
-    leaf: Leaf,
-    batch: int | None,
-    sampling: Sampling,
-    seed: int,
-    augment: Augment | None = None,
-    *,
-    chunk: int | None = None,
-    precision: Compute = "fp32",
+    name: Name, training: Training, *, chunk: int | None = None, precision: Compute = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of this name.
 
-    "auto" is the stacked engine on a GPU; on a CPU a few steps of both are timed and the faster one taken, once for
-    each model, batch and number of clients in a process. Both give the same result, up to rounding.
+    "vmap" is the stacked engine with gradients from `torch.func`. "auto" is the stacked engine on a GPU; on a CPU a few
+    steps of all three are timed and the fastest one taken, once for each model, batch and number of clients in a
+    process. They give the same result, up to rounding.
     """
     if name not in get_args(Name):
         raise unknown("engine", name, get_args(Name))
     if precision not in COMPUTES:
         raise unknown("precision", precision, COMPUTES)
-    given = (flat, loss, inputs, targets, partition, leaf, batch, sampling, seed, augment)
     if name == "loop":
-        return LoopEngine(*given)
-    stacked = StackedEngine(*given, chunk=chunk, precision=precision)
-    if name == "stacked":
+        return LoopEngine(training)
+    if name == "vmap":
+        return StackedEngine(training, chunk=chunk, precision=precision, ways=("vmap",))
+    stacked = StackedEngine(training, chunk=chunk, precision=precision)
+    if name == "stacked" or (training.inputs.device.type != "cpu" and not stacked.how.startswith("loop")):
         return stacked
-    loop = LoopEngine(*given)
+    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": LoopEngine(training)}
     if stacked.how.startswith("loop"):
-        return loop
-    if inputs.device.type != "cpu":
-        return stacked
-    key = _key(flat, inputs, partition, batch, augment, precision)
-    if key not in _faster:
-        clients = min(len(partition), stacked.chunk, CLIENTS)
-        slower = _seconds(stacked, flat, clients) > _seconds(loop, flat, clients)
-        _faster[key] = "loop" if slower else "stacked"
-    return stacked if _faster[key] == "stacked" else loop
+        return engines["loop"]
+    key = _key(training, precision)
+    if key in _fastest:
+        return make_engine(_fastest[key], training, chunk=chunk, precision=precision)
+    engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
+    clients = min(len(training.partition), stacked.chunk, CLIENTS)
+    seconds = {name: _seconds(engine, training.flat, clients) for name, engine in engines.items()}
+    _fastest[key] = min(seconds, key=lambda name: seconds[name])
+    return engines[_fastest[key]]
 
 
-def _key(
-    flat: Flat,
-    inputs: Tensor,
-    partition: Sequence[Tensor],
-    batch: int | None,
-    augment: Augment | None,
-    precision: Compute,
-) -> object:
-    largest = max(len(part) for part in partition)
-    shape = tuple(inputs.shape[1:]), largest if batch is None else min(batch, largest), len(partition)
-    return str(flat.module), flat.dtype, flat.parameters, *shape, augment, precision, torch.get_num_threads()
+def _key(training: Training, precision: Compute) -> object:
+    flat, batch = training.flat, training.batch
+    largest = max(len(part) for part in training.partition)
+    shape = tuple(training.inputs.shape[1:]), largest if batch is None else min(batch, largest)
+    clients = len(training.partition)
+    return (
+        str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def _seconds(engine: Engine, flat: Flat, clients: int) -> float:
     """The best time of a few steps of a few clients, from the module's own values."""
     x_P, b_B = flat.row(flat.module)
-    x_NP, b_NB = x_P.repeat(clients, 1), b_B.repeat(clients, 1)
-    work = Work(x_NP, b_NB, torch.zeros_like(x_NP), (), list(range(clients)), 0, STEPS, 0)
+    shared = np.zeros(clients, dtype=np.int64)
+    x, b = Spread(x_P[None], shared), Spread(b_B[None], shared)
+    work = Work(x, b, (Spread(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0)
     engine.train(work._replace(steps=1))
     best = float("inf")
     for _ in range(TRIES):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import textwrap
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
-from stratafl.engine.lowering import Unsupported
+from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
+from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.flat import Flat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Way = Literal["stacked", "vmap"]
 FP16_SCALE = 4096.0
 """Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
@@ -37,12 +39,12 @@ class Batch(NamedTuple):
 
 
 class Differentiate(Protocol):
-    """The gradient of each client's mean loss."""
+    """The gradient of each client's mean loss, with what is wanted added."""
 
     even: bool
     """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA graph."""
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor: ...
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients: ...
 
 
 class Stacked:
@@ -56,20 +58,32 @@ class Stacked:
         self.even = not (labels and loss is F.cross_entropy)
         self._maps = True
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         named = {name: view.detach() for name, view in self.flat.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
-        g_CP = torch.empty_like(x_CP)
-        sinks = {name: view for name, view in self.flat.named(g_CP, b_CZ).items() if name in weights}
+        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+        sinks = Sinks(
+            self._views(g_CP, b_CZ),
+            {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
+            [] if wanted.squares and self.ops.squares else None,
+        )
         scale = FP16_SCALE if self.compute == "fp16" else 1.0
         with torch.enable_grad():
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
-            (self._losses(outputs_CB, batch).sum() * scale).backward()
+            losses_C = self._losses(outputs_CB, batch)
+            losses_C.backward(torch.full_like(losses_C, scale))
         for name, weight in weights.items():
             if name not in sunk:
                 part = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                sinks[name].copy_(part if scale == 1 else part / scale)
-        return g_CP
+                sink = sinks.gradients[name]
+                ops.settle(part, sink, sinks.corrections.get(name), scale)
+                if sinks.squares is not None:
+                    sinks.squares.append(sink.flatten(1).square().sum(dim=1, keepdim=True))
+        return Gradients(g_CP, tuple(sinks.squares or ()))
+
+    def _views(self, rows_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
+        views = self.flat.named(rows_CP, b_CZ)
+        return {name: views[name] for name in self.flat.names}
 
     def _losses(self, outputs_CB: Tensor, batch: Batch) -> Tensor:
         if not self.even:
@@ -102,12 +116,12 @@ class Mapped:
         self.flat, self.loss = flat, loss
         self._gradient = vmap(grad(self._one), randomness="error")
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
-        g_CP = torch.empty_like(x_CP)
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
+        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
         for length, mine in _by_length(batch.length_C):
             inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
             g_CP[mine] = self._gradient(x_CP[mine], b_CZ[mine], inputs, targets)
-        return g_CP
+        return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
     def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         values = self.flat.named(x_P, b_Z)
@@ -123,9 +137,15 @@ def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
 
 
 def choose(
-    flat: Flat, loss: Loss, inputs: Tensor, targets: Tensor, compute: ops.Compute = "fp32", labels: bool = False
+    flat: Flat,
+    loss: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    compute: ops.Compute = "fp32",
+    labels: bool = False,
+    ways: Sequence[Way] = ("stacked", "vmap"),
 ) -> tuple[Differentiate | None, str]:
-    """The fastest way that gives this module's own gradients, tried on a few samples; None if only a loop does.
+    """The first of these ways that gives this module's own gradients, tried on a few samples; None if only a loop does.
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
@@ -148,7 +168,7 @@ def choose(
         np.full(2, count),
     )
     reasons = []
-    for how in ("stacked", "vmap"):
+    for how in ways:
         try:
             made: Differentiate
             if how == "stacked":
@@ -156,7 +176,7 @@ def choose(
                 exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
             else:
                 made = exact = Mapped(flat, loss)
-            off = (exact(x_CP, b_CZ, two) - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
+            off = (exact(x_CP, b_CZ, two).g_CP - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:

@@ -38,13 +38,15 @@ class Fixed(NamedTuple):
 
 
 class Captured:
-    """A captured step."""
+    """A captured step, with the rows it works on."""
 
     def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], None]):
-        """`take` does one step on fixed memory that looks like these rows and samples."""
+        """`take` does one step on these rows and on samples that look like these; the rows must be loaded, and are
+        used up."""
         device = rows.x_CP.device
+        self.rows = rows
         self._fixed = Fixed(
-            rows.like(),
+            rows,
             Samples(*(torch.empty_like(each) for each in samples)),
             torch.zeros(1, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
@@ -59,19 +61,16 @@ class Captured:
             self._fixed.number_1.add_(1)
             self._fixed.step.add_(1)
 
-        self._fill(rows, samples, 0, 0.0)
+        self._fill(samples, 0, 0.0)
         self._replay = _captured(once, device)
 
-    def run(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
-        """Do all the samples' steps; the rows' models are as they are afterwards."""
-        self._fill(rows, samples, step, lr)
+    def run(self, samples: Samples, step: int, lr: float) -> None:
+        """Do all the samples' steps on the rows as they are loaded."""
+        self._fill(samples, step, lr)
         for _ in range(samples.index_CHB.shape[1]):
             self._replay()
-        rows.x_CP.copy_(self._fixed.rows.x_CP)
 
-    def _fill(self, rows: Rows, samples: Samples, step: int, lr: float) -> None:
-        for mine, given in zip(self._fixed.rows.tensors(), rows.tensors(), strict=True):
-            mine.copy_(given)
+    def _fill(self, samples: Samples, step: int, lr: float) -> None:
         steps = samples.index_CHB.shape[1]
         self._fixed.samples.client_C.copy_(samples.client_C)
         self._fixed.samples.index_CHB[:, :steps].copy_(samples.index_CHB)

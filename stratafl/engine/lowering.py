@@ -26,6 +26,25 @@ class Unsupported(Exception):
     """The module has something that has no client-batched form, and what."""
 
 
+class Sinks(NamedTuple):
+    """What a backward pass is to leave behind."""
+
+    gradients: Mapping[str, Tensor]
+    """Where the parameters' gradients are wanted, by name."""
+    corrections: Mapping[str, Tensor]
+    """What is to be added to them."""
+    squares: list[Tensor] | None
+    """Collects parts (C, n) of the sums of squares of what was written."""
+
+    def of(self, names: Sequence[str | None]) -> list[Any]:
+        """As a `Sink` takes them."""
+        both = [where.get(name or "") for where in (self.gradients, self.corrections) for name in names]
+        return both if self.squares is None else [*both, self.squares]
+
+
+NOWHERE = Sinks({}, {}, None)
+
+
 @dataclass
 class Frame:
     """What one call of a program computes with."""
@@ -35,8 +54,7 @@ class Frame:
     """Parameters and buffers, (C, *shape)."""
     ops: Table
     compute: Compute
-    sinks: Mapping[str, Tensor]
-    """Where the parameters' gradients are wanted."""
+    sinks: Sinks
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
     sunk: set[str] = field(default_factory=set)
@@ -60,14 +78,14 @@ class Weights(NamedTuple):
     def call(self, frame: Frame, op: str, *args: Any) -> Tensor:
         """The operation, told where its parameters' gradients go if it can write them there itself."""
         names = [name for name in (self.w, self.b) if name is not None]
-        trained = [name for name in names if name in frame.sinks]
+        trained = [name for name in names if name in frame.sinks.gradients]
         if op not in frame.ops.sinking or not trained:
             return frame.ops.functions[op](*args)
         if len(trained) < len(names) or any(self.uses[name] > 1 for name in names):
             # two uses of a parameter would overwrite each other's gradient; without a sink torch adds them up
             return TORCH[op](*args)
         frame.sunk.update(names)
-        sink = frame.ops.sink(*(None if name is None else frame.sinks[name] for name in (self.w, self.b)))
+        sink = frame.ops.sink(*frame.sinks.of((self.w, self.b)))
         return frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
 
 

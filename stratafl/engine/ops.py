@@ -14,7 +14,7 @@ import functools
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -35,10 +35,13 @@ def held(x: Tensor, compute: Compute) -> Tensor:
 
 
 class Sink(NamedTuple):
-    """Where a layer's backward pass writes its parameters' gradients; autograd then gets none for them."""
+    """Where a layer's backward pass writes its parameters' gradients, plus their corrections if there are any;
+    autograd then gets none for them."""
 
     w: Tensor
     b: Tensor | None
+    correction_w: Tensor | None = None
+    correction_b: Tensor | None = None
 
 
 class _Linear(torch.autograd.Function):
@@ -63,13 +66,24 @@ class _Linear(torch.autograd.Function):
         if y_CBO is not None:
             dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
         dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
-        if x_CBI.dtype == sink.w.dtype:
+        if x_CBI.dtype != sink.w.dtype:
+            settle(torch.bmm(dy_CBO.mT, x_CBI), sink.w, sink.correction_w, scale)
+        elif sink.correction_w is None:
             torch.bmm(dy_CBO.mT, x_CBI, out=sink.w)
         else:
-            sink.w.copy_(torch.bmm(dy_CBO.mT, x_CBI)).div_(scale)
+            torch.baddbmm(sink.correction_w, dy_CBO.mT, x_CBI, out=sink.w)
         if sink.b is not None:
-            sink.b.copy_(dy_CBO.sum(dim=1, dtype=sink.b.dtype)).div_(scale)
+            settle(dy_CBO.sum(dim=1, dtype=sink.b.dtype), sink.b, sink.correction_b, scale)
         return dx_CBI, None, None, None, None
+
+
+def settle(gradient: Tensor, sink: Tensor, correction: Tensor | None, scale: float) -> None:
+    """Write a gradient that came times `scale` to where it is wanted, with its correction."""
+    sink.copy_(gradient)
+    if scale != 1:
+        sink.div_(scale)
+    if correction is not None:
+        sink.add_(correction)
 
 
 def linear(
@@ -193,18 +207,18 @@ def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Ten
 def update(
     x_CP: Tensor,
     g_CP: Tensor,
-    correction_CP: Tensor | None,
     lr: float | Tensor,
     clip: float | None = None,
     decay: float = 0.0,
     momentum: float = 0.0,
     velocity_CP: Tensor | None = None,
+    squares: Sequence[Tensor] = (),
 ) -> None:
-    """The usual chain of a leaf, corrections -> clip -> decay -> momentum -> step, in place; this uses up `g_CP`."""
-    if correction_CP is not None:
-        g_CP += correction_CP
+    """The usual chain of a leaf after its corrections, clip -> decay -> momentum -> step, in place, which uses up
+    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known."""
     if clip is not None:
-        length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True)
+        known = torch.cat(list(squares), dim=1).sum(dim=1, keepdim=True).sqrt() if squares else None
+        length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True) if known is None else known
         g_CP *= clip / length_C1.clamp(min=clip)
     if decay:
         g_CP.add_(x_CP, alpha=decay)
@@ -263,10 +277,13 @@ class Table(NamedTuple):
     sinking: frozenset[str]
     """Those that write their parameters' gradients to where they are wanted (`sink`), divided by `grad_scale`."""
     sink: Callable[..., Any]
+    """(w, b, correction_w, correction_b[, list]) -> where; to the list, if it takes one, go sums of squares."""
+    squares: bool
+    """Whether it takes one."""
     update: Callable[..., None]
 
 
-PLAIN = Table(TORCH, frozenset({"linear"}), Sink, update)
+PLAIN = Table(TORCH, frozenset({"linear"}), Sink, False, update)
 
 
 def table(device: torch.device, dtype: torch.dtype) -> Table:
@@ -282,4 +299,4 @@ def _with_kernels() -> Table:
         return PLAIN
     ours = {name: getattr(kernels, name) for name in TORCH if name in kernels.__all__}
     sinking = frozenset(name for name, function in ours.items() if "sink" in inspect.signature(function).parameters)
-    return Table({**TORCH, **ours}, sinking, kernels.Sink, kernels.update)
+    return Table({**TORCH, **ours}, sinking, kernels.Sink, True, kernels.update)

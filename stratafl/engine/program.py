@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stratafl.engine import layers
-from stratafl.engine.lowering import BATCH, Frame, Lowering, Run, Unsupported
+from stratafl.engine.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks, Unsupported
 from stratafl.engine.ops import PLAIN, Compute, Table
 from stratafl.flat import Flat
 from stratafl.models import Recurrent
@@ -65,7 +65,7 @@ class Program:
         inputs_CB: Tensor,
         ops: Table = PLAIN,
         compute: Compute = "fp32",
-        sinks: Mapping[str, Tensor] | None = None,
+        sinks: Sinks = NOWHERE,
         scale: float = 1.0,
     ) -> tuple[Tensor, set[str]]:
         """The outputs, and the names of the parameters whose gradients a backward pass writes to `sinks` itself.
@@ -75,7 +75,7 @@ class Program:
         """
         shared = {name: own.expand(len(inputs_CB), *own.shape) for name, own in self._own.items() if name not in named}
         assert self._input is not None
-        frame = Frame({self._input: inputs_CB}, {**shared, **named}, ops, compute, sinks or {}, scale)
+        frame = Frame({self._input: inputs_CB}, {**shared, **named}, ops, compute, sinks, scale)
         for node, run in self._steps:
             frame.values[node] = run(frame)
         return self._output(frame), frame.sunk

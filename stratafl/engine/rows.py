@@ -5,44 +5,77 @@ Shape suffixes: N leaves, C clients of a chunk, P parameters, Z buffer values.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from stratafl.engine.ops import Table, move
-from stratafl.engine.work import Pull, Work
+from stratafl.engine.spread import Spread
+from stratafl.engine.work import Work
 from stratafl.local import Leaf, Stage, clip, corrections, decay
+from stratafl.rule import Edge
 
-Where = slice | list[int]
-"""Rows of the leaves' matrices: a slice where they lie together, which needs no copy."""
+ALIGNED = 16
+"""Values: rows that begin at multiples of this are read and written in the widest words a GPU has."""
 
 
-def where(leaves: list[int]) -> Where:
-    together = leaves == list(range(leaves[0], leaves[0] + len(leaves)))
-    return slice(leaves[0], leaves[0] + len(leaves)) if together else leaves
+def room(clients: int, values: int, like: Tensor) -> Tensor:
+    """An empty matrix; on a GPU its rows are aligned, and the gaps between them are zero."""
+    if like.device.type != "cuda":
+        return like.new_empty(clients, values)
+    whole = like.new_empty(clients, -(-values // ALIGNED) * ALIGNED)
+    whole[:, values:].zero_()
+    return whole[:, :values]
+
+
+class Pulled(NamedTuple):
+    """A rule's own direction, and the clients' edges."""
+
+    local: Callable[[Tensor, Tensor, Edge], Tensor]
+    edge: Edge
 
 
 class Rows(NamedTuple):
-    """One chunk's part of the work; the models and the velocity change in place."""
+    """One chunk's part of the work, in memory of its own."""
 
     x_CP: Tensor
     b_CZ: Tensor
     velocity_CP: Tensor | None
     correction_CP: Tensor | None
-    pulls: tuple[Pull, ...]
+    """The sum of all on a client's path to the root."""
+    pulls: tuple[Pulled, ...]
 
     @staticmethod
-    def of(work: Work, x_NP: Tensor, leaves: list[int], momentum: float) -> Rows:
-        chosen = where(leaves)
-        x_CP = x_NP[chosen]
+    def holding(work: Work, clients: int, momentum: float) -> Rows:
+        """Room for so many clients' part of this work."""
+
+        def new(given: Spread) -> Tensor:
+            return room(clients, given.rows_MP.shape[1], given.rows_MP)
+
         return Rows(
-            x_CP,
-            work.b_NB[chosen],
-            torch.zeros_like(x_CP) if momentum else None,
-            None if work.correction_NP is None else work.correction_NP[chosen],
-            tuple(Pull(local, edge.each(lambda rows: rows[chosen])) for local, edge in work.pulls),
+            new(work.x),
+            new(work.b),
+            new(work.x) if momentum else None,
+            new(work.x) if work.corrections else None,
+            tuple(Pulled(pull.local, pull.edge(new)) for pull in work.pulls),
         )
+
+    def load(self, work: Work, leaves: Sequence[int]) -> None:
+        """Take over what these leaves start from."""
+        work.x.into(self.x_CP, leaves)
+        work.b.into(self.b_CZ, leaves)
+        if self.velocity_CP is not None:
+            self.velocity_CP.zero_()
+        if self.correction_CP is not None:
+            first, *others = work.corrections
+            first.into(self.correction_CP, leaves)
+            for other in others:
+                self.correction_CP.add_(other.some(leaves))
+        for mine, pull in zip(self.pulls, work.pulls, strict=True):
+            given = pull.edge(lambda rows: rows.some(leaves))
+            for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
+                part.copy_(theirs)
 
     def correct(self, x_CP: Tensor, direction_CP: Tensor) -> Tensor:
         """The directions with everything the rules add."""
@@ -52,45 +85,54 @@ class Rows(NamedTuple):
             direction_CP = local(x_CP, direction_CP, edge)
         return direction_CP
 
-    def tensors(self) -> list[Tensor]:
-        """Everything it holds, in a fixed order."""
-        edges = [part for _, edge in self.pulls for part in edge.tensors()]
-        held = [self.x_CP, self.b_CZ, self.velocity_CP, self.correction_CP, *edges]
-        return [tensor for tensor in held if tensor is not None]
 
-    def like(self) -> Rows:
-        """Room for the same."""
-        new = torch.empty_like
-        return Rows(
-            new(self.x_CP),
-            new(self.b_CZ),
-            None if self.velocity_CP is None else new(self.velocity_CP),
-            None if self.correction_CP is None else new(self.correction_CP),
-            tuple(Pull(local, edge.each(new)) for local, edge in self.pulls),
-        )
+class Chain(NamedTuple):
+    """The usual chain, corrections -> clip -> decay, which has kernels that do all of it."""
+
+    clip: float | None
+    decay: float
+
+    @staticmethod
+    def of(leaf: Leaf, pulls: bool) -> Chain | None:
+        """None where the chain is another, or rules have directions of their own."""
+        rest: list[Stage] = list(leaf.stages)
+        if pulls or not rest or rest.pop(0) is not corrections:
+            return None
+        norm = rest.pop(0) if rest and isinstance(rest[0], clip) else None
+        rate = rest.pop(0) if rest and isinstance(rest[0], decay) else None
+        if rest:
+            return None
+        return Chain(norm.norm if isinstance(norm, clip) else None, rate.rate if isinstance(rate, decay) else 0.0)
 
 
-def advance(rows: Rows, g_CP: Tensor, leaf: Leaf, lr: float | Tensor, ops: Table) -> None:
-    """One step of all rows, in place, from their gradients, which are used up."""
-    usual = None if rows.pulls else _usual(leaf.stages)
-    if usual is not None:
-        ops.update(rows.x_CP, g_CP, rows.correction_CP, lr, *usual, leaf.momentum, rows.velocity_CP)
+class Wanted(NamedTuple):
+    """What gradients are wanted with, where the way they are computed can add it at no cost."""
+
+    correction_CP: Tensor | None = None
+    squares: bool = False
+    """Whether the sums of squares of the corrected gradients are wanted, for a clip."""
+
+
+ALONE = Wanted()
+
+
+class Gradients(NamedTuple):
+    g_CP: Tensor
+    """With the corrections that were wanted."""
+    squares: tuple[Tensor, ...] = ()
+    """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not known."""
+
+
+def step(rows: Rows, gradients: Callable[[Wanted], Gradients], leaf: Leaf, lr: float | Tensor, ops: Table) -> None:
+    """One step of all rows, in place."""
+    chain = Chain.of(leaf, bool(rows.pulls))
+    if chain is not None:
+        g_CP, squares = gradients(Wanted(rows.correction_CP, chain.clip is not None))
+        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares)
         return
-    direction_CP = g_CP
+    direction_CP = gradients(ALONE).g_CP
     for stage in leaf.stages:
         direction_CP = stage(direction_CP, rows.x_CP, rows.correct)
     if rows.velocity_CP is not None:
         direction_CP = rows.velocity_CP.mul_(leaf.momentum).add_(direction_CP)
     move(rows.x_CP, direction_CP, lr)
-
-
-def _usual(stages: tuple[Stage, ...]) -> tuple[float | None, float] | None:
-    """The norm and the rate of the usual chain, corrections -> clip -> decay, for a kernel that does all of it."""
-    rest = list(stages)
-    if not rest or rest.pop(0) is not corrections:
-        return None
-    norm = rest.pop(0) if rest and isinstance(rest[0], clip) else None
-    rate = rest.pop(0) if rest and isinstance(rest[0], decay) else None
-    if rest:
-        return None
-    return (norm.norm if isinstance(norm, clip) else None, rate.rate if isinstance(rate, decay) else 0.0)

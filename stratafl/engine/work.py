@@ -1,15 +1,19 @@
 """The seam between a run and whatever trains its leaves: "train these rows this many steps".
 
-Shape suffixes: N leaves, P parameters, B buffer values.
+Shape suffixes: N leaves, A leaves that take part, C leaves of a chunk, P parameters, B buffer values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from stratafl.data.batches import Sampling
+from stratafl.engine.spread import Spread
+from stratafl.flat import Flat
 from stratafl.local import Leaf
 from stratafl.rule import Edge
 
@@ -18,21 +22,44 @@ Augment = Callable[[Tensor, int, int | Tensor, int | Tensor], Tensor]
 the batches of several clients, with an axis of clients in front, and a tensor of their numbers."""
 
 
+@dataclass(frozen=True)
+class Training:
+    """What the leaves train, on what, and how: the same for every engine."""
+
+    flat: Flat
+    loss: Callable[[Tensor, Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor
+    partition: Sequence[Tensor]
+    leaf: Leaf
+    """The chain to begin with; an engine's own may be changed between rounds."""
+    batch: int | None
+    sampling: Sampling
+    seed: int
+    augment: Augment | None = None
+
+
 class Pull(NamedTuple):
-    """A rule's own direction and the edge it looks at, one row per leaf."""
+    """A rule's own direction, and the edge it looks at."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
-    edge: Edge
+    model: Spread
+    correction: Spread | None
+    rate: Spread
+
+    def edge(self, rows: Callable[[Spread], Tensor]) -> Edge:
+        """The edge of the leaves whose rows are asked for."""
+        return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.rate))
 
 
 class Work(NamedTuple):
     """What the leaves are to do until they next meet their parents."""
 
-    x_NP: Tensor
+    x: Spread
     """Each leaf's model at the start."""
-    b_NB: Tensor
-    correction_NP: Tensor | None
-    """The sum of the corrections on each leaf's path to the root."""
+    b: Spread
+    corrections: tuple[Spread, ...]
+    """Those on each leaf's path to the root, which add up."""
     pulls: tuple[Pull, ...]
     active: list[int]
     """The leaves that take part."""
@@ -41,19 +68,6 @@ class Work(NamedTuple):
     steps: int
     round: int
     """The global round, counted from 0: it sets the learning rate."""
-
-    def correct(self, leaf: int, x_1P: Tensor, direction_1P: Tensor) -> Tensor:
-        """The direction of one leaf with everything the rules add."""
-        if self.correction_NP is not None:
-            direction_1P = direction_1P + self.correction_NP[leaf]
-        for local, edge in self.pulls:
-            direction_1P = local(x_1P, direction_1P, edge.each(lambda rows: rows[leaf : leaf + 1]))
-        return direction_1P
-
-
-def looking(x_NP: Tensor, b_NB: Tensor) -> Work:
-    """All leaves at these models: work for a look at their gradients, not for training."""
-    return Work(x_NP, b_NB, None, (), list(range(len(x_NP))), step=0, steps=1, round=0)
 
 
 class Engine(Protocol):
@@ -67,9 +81,9 @@ class Engine(Protocol):
         ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """The leaves' models and buffers afterwards; rows of inactive leaves are as they were given."""
+        """The models and buffers of the leaves that take part, in their order, afterwards."""
         ...
 
     def gradients(self, work: Work) -> Tensor:
-        """The gradient of each active leaf at its first model and first batch, zero for the others."""
+        """The gradient of each of them at its first model and first batch."""
         ...

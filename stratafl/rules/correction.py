@@ -22,8 +22,8 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
     experiments), from the gradients at the new model (its analysis, one exchange more), or not at all.
     """
 
-    def down(state: Rows, x: Tensor, merged: Tensor, edge: Edge) -> Rows:
-        return {"z": torch.addcdiv(state["z"], x - merged, edge.rate)}
+    def down(state: Rows, x: Tensor, edge: Edge) -> Rows:
+        return {"z": edge.drift(x, plus=state["z"])}
 
     def forget(state: Rows) -> Rows:
         return {"z": torch.zeros_like(state["z"])}

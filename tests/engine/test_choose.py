@@ -9,8 +9,7 @@ from torch import nn
 
 from stratafl.engine import choose
 from stratafl.engine.choose import make_engine
-from stratafl.engine.loop import LoopEngine
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.work import Training
 from stratafl.errors import InvalidInput
 from stratafl.flat import Flat
 from stratafl.local import leaf
@@ -18,43 +17,45 @@ from stratafl.local import leaf
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_faster", {})
+    monkeypatch.setattr(choose, "_fastest", {})
 
 
 def made(name: str, module: nn.Module | None = None, **more):
     flat = Flat(module or nn.Linear(3, 2))
     parts = list(torch.arange(12).split(4))
-    return make_engine(
-        name, flat, F.cross_entropy, torch.randn(12, 3), torch.randint(2, (12,)), parts, leaf(), 2, "epochs", 0, **more
-    )
+    data = torch.randn(12, 3), torch.randint(2, (12,))
+    return make_engine(name, Training(flat, F.cross_entropy, *data, parts, leaf(), 2, "epochs", 0), **more)
 
 
-def test_by_name() -> None:
-    assert type(made("loop")) is LoopEngine
-    assert type(made("stacked")) is StackedEngine
+WAYS = ["loop", "stacked", "vmap"]
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [(LoopEngine, StackedEngine), (StackedEngine, LoopEngine)])
-def test_auto_takes_the_faster_and_measures_once(slow: type, chosen: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", WAYS)
+def test_by_name(name: str) -> None:
+    assert made(name).how == name
+
+
+@pytest.mark.parametrize("fastest", WAYS)
+def test_auto_takes_the_fastest_and_measures_once(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
 
     def seconds(engine, *rest) -> float:
-        timed.append(engine)
-        return 2.0 if type(engine) is slow else 1.0
+        timed.append(engine.how)
+        return 1.0 if engine.how == fastest else 2.0
 
     monkeypatch.setattr(choose, "_seconds", seconds)
-    assert type(made("auto")) is type(made("auto")) is chosen
-    assert len(timed) == 2
+    assert made("auto").how == made("auto").how == fastest
+    assert sorted(timed) == WAYS
     made("auto", nn.Linear(3, 2, bias=False))
-    assert len(timed) == 4
+    assert len(timed) == 2 * len(WAYS)
 
 
 def test_auto_measures_for_real() -> None:
-    assert isinstance(made("auto"), LoopEngine | StackedEngine)
+    assert made("auto").how in WAYS
 
 
 def test_auto_is_the_loop_where_the_model_needs_it() -> None:
-    assert type(made("auto", nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)))) is LoopEngine
+    assert made("auto", nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))).how == "loop"
 
 
 @pytest.mark.parametrize("wrong", [{"name": "staked"}, {"name": "loop", "precision": "fp64"}])

@@ -20,7 +20,12 @@ ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
 
 @pytest.mark.parametrize(
     "families",
-    [["conv2d"], ["conv2d_relu_pool"], ["linear"], ["group_norm", "flatten", "embedding", "cross_entropy", "update"]],
+    [
+        ["conv2d"],
+        ["conv2d_relu_pool"],
+        ["linear"],
+        ["group_norm", "flatten", "embedding", "cross_entropy", "update", "drift"],
+    ],
     ids=lambda families: families[0],
 )
 def test_kernels_agree_with_float64(families: list[str]) -> None:

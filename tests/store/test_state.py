@@ -94,7 +94,7 @@ def test_buffers_and_random_modules(tmp_path: Path) -> None:
 def test_a_client_that_is_refused(tmp_path: Path) -> None:
     def broken():
         made = federation(["scaffold"] * 2, 2)
-        made.engine.inputs[:4] = float("nan")
+        made.engine.training.inputs[:4] = float("nan")
         return made
 
     check_resume(broken, tmp_path)

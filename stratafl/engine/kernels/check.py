@@ -204,24 +204,33 @@ def _cross_entropy(clients: int, batch: int, classes: int, masked: bool, device:
 
 
 def _update(
-    clients: int, parameters: int, clip: float | None, momentum: float, corrected: bool, device: str
+    clients: int, parameters: int, clip: float | None, momentum: float, gap: int, device: str
 ) -> dict[str, float]:
     def r() -> Tensor:
-        return torch.randn(clients, parameters, device=device)
+        apart = torch.zeros(clients, parameters + gap, device=device)
+        apart[:, :parameters] = torch.randn(clients, parameters, device=device)
+        return apart[:, :parameters]
 
-    x, g, correction, velocity, copy = r(), r() * torch.arange(clients, device=device)[:, None] * 0.1, r(), r(), r()
+    x, g, velocity = r(), r(), r()
+    g *= torch.arange(clients, device=device)[:, None] * 0.1
     lr = torch.rand(clients, device=device)
-    d = g.double() + (correction.double() if corrected else 0)
+    d = g.double()
     if clip is not None:
         d = d * (clip / d.norm(dim=1, keepdim=True).clamp(min=clip))
     d = d + 0.01 * x.double()
     d = d + momentum * velocity.double() if momentum else d
     wanted = x.double() - lr.double()[:, None] * d
-    kernels.update(
-        x, g, correction if corrected else None, lr, clip, 0.01, momentum, velocity if momentum else None, copy
-    )
-    errors = {"rows": distance(x, wanted), "copy": distance(copy, wanted)}
+    kernels.update(x, g, lr, clip, 0.01, momentum, velocity if momentum else None)
+    errors = {"rows": distance(x, wanted)}
     return errors | ({"velocity": distance(velocity, d)} if momentum else {})
+
+
+def _drift(children: int, parents: int, parameters: int, plus: bool, device: str) -> dict[str, float]:
+    x, added = (torch.randn(children, parameters, device=device) for _ in range(2))
+    rows, rate = torch.randn(parents, parameters, device=device), torch.rand(children, 1, device=device) + 0.1
+    of = torch.arange(children, device=device) * parents // children
+    wanted = (x.double() - rows.double()[of]) / rate.double() + (added.double() if plus else 0)
+    return {"drift": distance(kernels.drift(x, rows, of, rate, added if plus else None), wanted)}
 
 
 def cases(device: str, small: bool) -> Iterator[Case]:
@@ -284,11 +293,12 @@ def cases(device: str, small: bool) -> Iterator[Case]:
     ):
         yield case(f"cross_entropy {logits}{' masked' if masked else ''}", "fp32", _cross_entropy, *logits, masked)
     matrices = [(3, 37), (1, 5), *([] if small else [(4, 100_003), (3, 797_962)])]
-    for matrix, clip, momentum, corrected in itertools.product(matrices, (None, 1.0), (0.0, 0.9), (False, True)):
-        yield case(
-            f"update {matrix} clip={clip} momentum={momentum} corrected={corrected}", "fp32",
-            _update, *matrix, clip, momentum, corrected,
-        )  # fmt: skip
+    families = [(5, 2, 37), *([] if small else [(100, 10, 797_962)])]
+    for family, plus in itertools.product(families, (False, True)):
+        yield case(f"drift {family} plus={plus}", "fp32", _drift, *family, plus)
+    for matrix, clip, momentum, gap in itertools.product(matrices, (None, 1.0), (0.0, 0.9), (0, 6)):
+        name = f"update {matrix} clip={clip} momentum={momentum} gap={gap}"
+        yield case(name, "fp32", _update, *matrix, clip, momentum, gap)
 
 
 def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:

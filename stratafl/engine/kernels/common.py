@@ -1,8 +1,9 @@
 """What the kernels share: arithmetic modes, where weight gradients go, small helpers.
 
-Modes: "fp32" is exact; "tf32" keeps fp32 in memory and multiplies in tf32, or in fp16, which has the same
-mantissa, where what is summed over is not contiguous in memory: tensor cores take tf32 in no other way;
-"fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in every mode.
+Modes: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel; "tf32" keeps fp32 in memory
+and multiplies in tf32, or in fp16, which has the same mantissa, where what is summed over is not contiguous in memory:
+tensor cores take tf32 in no other way; "fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in
+every mode.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -28,6 +29,8 @@ STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, 
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
+PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32"}
+"""Of products of fp32 operands on tensor cores."""
 HALF_SCALE = 4096.0
 """Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for one product only."""
 
@@ -96,7 +99,7 @@ def storage(compute: str) -> torch.dtype:
 
 def operands(compute: str) -> Operands:
     """Products whose operands lie the way tensor cores want them."""
-    return Operands(TRITON[storage(compute)], "tf32" if compute == "tf32" else "ieee")
+    return Operands(TRITON[storage(compute)], PRECISIONS.get(compute, "ieee"))
 
 
 def pixel_operands(compute: str) -> Operands:

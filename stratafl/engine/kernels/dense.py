@@ -1,7 +1,8 @@
 """Linear layers of C clients, each with its own weights, with bias and ReLU; fp32 weights are cast in registers.
 
 These products read or write each weight once and do little with it, so they are bound by memory: weights are the
-operand with many rows, the batch the one with few. C clients, B samples, CI/CO input and output features.
+operand with many rows, the batch the one with few. Shapes are compiled in: loads are wide only where the compiler sees
+that rows begin at multiples of 16 bytes. C clients, B samples, CI/CO input and output features.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -35,7 +36,7 @@ GROUPS = 4
 
 @triton.jit
 def _forward(
-    x_ptr, w_ptr, b_ptr, y_ptr, stride_w, stride_bias, B, CO, CI,
+    x_ptr, w_ptr, b_ptr, y_ptr, stride_w, stride_bias, B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +62,8 @@ def _forward(
 
 @triton.jit
 def _input_gradient(
-    dy_ptr, y_ptr, w_ptr, dx_ptr, stride_w, B, CO, CI, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    dy_ptr, y_ptr, w_ptr, dx_ptr, stride_w, B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
+    RELU: tl.constexpr, PRECISION: tl.constexpr,
     OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
     BI: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +101,8 @@ def _output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU: tl.constexpr):
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale, B, CO, CI,
+    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale,
+    B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
     EXTRA: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,

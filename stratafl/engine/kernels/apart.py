@@ -1,0 +1,45 @@
+"""How N children drifted from their M parents' models, per unit of learning rate, in one pass over P parameters."""
+
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import cdiv, power
+
+
+@triton.jit
+def _drift(
+    x_ptr, parents_ptr, of_ptr, rate_ptr, plus_ptr, out_ptr, P, PLUS: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    # siblings are neighbours and run at the same time, so that their parent's row is read from memory once
+    n = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = p < P
+    row = tl.multiple_of(n * P, ALIGN) + p
+    away = tl.load(x_ptr + row, mask=inside)
+    away -= tl.load(parents_ptr + tl.multiple_of(tl.load(of_ptr + n) * P, ALIGN) + p, mask=inside)
+    out = tl.div_rn(away, tl.load(rate_ptr + n))
+    if PLUS:
+        out += tl.load(plus_ptr + row, mask=inside)
+    tl.store(out_ptr + row, out, mask=inside)
+
+
+def drift(x_NP: Tensor, parents_MP: Tensor, of_N: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
+    """(x - its parent's row) / rate, added to `plus` if that is given."""
+    children, parameters = x_NP.shape
+    plus = None if plus_NP is None else plus_NP.contiguous()
+    out_NP = torch.empty(x_NP.shape, dtype=x_NP.dtype, device=x_NP.device)
+    block = min(4096, power(parameters))
+    _drift[(children, cdiv(parameters, block))](
+        x_NP.contiguous(), parents_MP.contiguous(), of_N, rate_N1.contiguous(), out_NP if plus is None else plus,
+        out_NP, parameters, plus is not None, math.gcd(parameters, 4), block,
+    )  # fmt: skip
+    return out_NP

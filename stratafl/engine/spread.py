@@ -1,0 +1,60 @@
+"""Rows that several nodes share: a parent's model is the same for all its children, and need not be copied for each.
+
+Shape suffixes: N nodes, M rows they share, C some of the nodes, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.engine import kernels
+from stratafl.placing import placed
+from stratafl.rule import drift
+
+
+class Spread(NamedTuple):
+    """M rows, and which of them is each node's."""
+
+    rows_MP: Tensor
+    of_N: np.ndarray | None = None
+    """None where every node has its own."""
+
+    def one(self, node: int) -> Tensor:
+        """A node's row, as a matrix."""
+        row = node if self.of_N is None else int(self.of_N[node])
+        return self.rows_MP[row : row + 1]
+
+    def some(self, nodes: Sequence[int]) -> Tensor:
+        """These nodes' rows; a view where they lie together."""
+        chosen = self._which(nodes)
+        return self.rows_MP[chosen] if isinstance(chosen, slice) else self.rows_MP.index_select(0, chosen)
+
+    def all(self) -> Tensor:
+        """Every node's row."""
+        return self.rows_MP if self.of_N is None else self.some(range(len(self.of_N)))
+
+    def into(self, out_CP: Tensor, nodes: Sequence[int]) -> None:
+        """Copy these nodes' rows."""
+        chosen = self._which(nodes)
+        if isinstance(chosen, slice):
+            out_CP.copy_(self.rows_MP[chosen])
+        else:
+            torch.index_select(self.rows_MP, 0, chosen, out=out_CP)
+
+    def drift(self, x_NP: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
+        """(x - a node's row) / rate, added to `plus` if that is given."""
+        if self.of_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32 and kernels.available():
+            return kernels.drift(x_NP, self.rows_MP, placed(self.of_N, x_NP.device), rate_N1, plus_NP)
+        return drift(x_NP, self.all(), rate_N1, plus_NP)
+
+    def _which(self, nodes: Sequence[int]) -> slice | Tensor:
+        chosen = np.asarray(nodes, dtype=np.int64)
+        chosen = chosen if self.of_N is None else self.of_N[chosen]
+        if len(chosen) and (np.diff(chosen) == 1).all():
+            return slice(int(chosen[0]), int(chosen[-1]) + 1)
+        return placed(chosen, self.rows_MP.device)

@@ -1,0 +1,18 @@
+"""Small arrays of the host on their way to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def placed(values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The values on the device; a GPU is not waited for, whatever it is doing."""
+    here = torch.as_tensor(np.asarray(values), dtype=dtype)
+    if torch.device(device).type != "cuda":
+        return here.to(device)
+    # from ordinary memory a copy begins when the device is idle, and the host waits for it
+    return here.pin_memory().to(device, non_blocking=True)
