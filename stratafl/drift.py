@@ -34,7 +34,7 @@ Levels = dict[str, dict[str, float]]
 Gradients = Callable[[int, Tensor], Tensor]
 """A level and a model for each of its nodes to each leaf's gradient, over its own data, at its ancestor's model."""
 
-BLOCK = 2**23
+BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
 
@@ -65,21 +65,20 @@ class Drift:
         if not present_N.any():
             return
         weights_N, weights_M = self._meeting_weights(level, present_N, x_NP)
-        drift = _mean_square(self._distances(level, x_NP, mean_MP), weights_N)
-        moved = _mean_square(_norms(merged_MP - start_MP), weights_M)
+        drift = _mean(self._apart(level, x_NP, mean_MP), weights_N)
+        moved = _mean(_squares(merged_MP - start_MP), weights_M)
         self._squares[level, "drift"].append(drift)
         self._squares[level - 1, "progress"].append(moved)
         if correction_NP is not None:
-            self._squares[level, "correction"].append(_mean_square(_norms(correction_NP), weights_N))
+            self._squares[level, "correction"].append(_mean(_squares(correction_NP), weights_N))
         if level < self.tree.depth:
             return
         if is_mean:
             # the mean square about any point is that about the mean plus the mean's own (paper, first lemma of F.1)
-            start_to_mean = moved if merged_MP is mean_MP else _mean_square(_norms(mean_MP - start_MP), weights_M)
+            start_to_mean = moved if merged_MP is mean_MP else _mean(_squares(mean_MP - start_MP), weights_M)
             self._squares[level, "progress"].append(drift + start_to_mean)
         else:
-            distance_N = self._distances(level, x_NP, start_MP)
-            self._squares[level, "progress"].append(_mean_square(distance_N, weights_N))
+            self._squares[level, "progress"].append(_mean(self._apart(level, x_NP, start_MP), weights_N))
 
     def compare(self, corrections: Sequence[Tensor | None], held_MP: Tensor) -> None:
         """Hold the corrections in force, indexed by edge level, against the ideal ones.
@@ -102,13 +101,12 @@ class Drift:
                 g_NP = tree.mean(lower, g_NP)
             ideal_NP = tree.spread(level, tree.mean(level, g_NP)) - g_NP
             weights_N = self._weights(level, np.ones(tree.sizes[level], dtype=bool), held_MP)
-            bias_N = _norms(correction_NP - ideal_NP)
-            self._squares[level, "bias"].append(_mean_square(bias_N, weights_N))
-            length_N = _norms(correction_NP) * _norms(ideal_NP)
+            self._squares[level, "bias"].append(_mean(_squares(correction_NP - ideal_NP), weights_N))
+            length_N = (_squares(correction_NP) * _squares(ideal_NP)).sqrt()
             defined_N = length_N > 0
             cosine_N = (correction_NP * ideal_NP).sum(dim=1) / length_N.where(defined_N, length_N.new_ones(()))
             share_N = weights_N * defined_N
-            self._cosines[level].append(torch.stack([(cosine_N * share_N).sum(), share_N.sum()]))
+            self._cosines[level].append(torch.stack([_mean(cosine_N, share_N), share_N.sum()]))
 
     def read(self) -> Levels:
         """What the round showed, in one read from the device; a new round starts.
@@ -161,29 +159,29 @@ class Drift:
             self._everybody[key] = weights
         return self._everybody[key]
 
-    def _distances(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
-        """Each node's distance from its parent's row."""
-        tree = self.tree
-        children = tree.children(level - 1)
+    def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
+        """Each node's squared distance from its parent's row."""
+        children = self.tree.children(level - 1)
         columns = max(1, BLOCK // len(x_NP))
         squares = []
         for x_NB, of_MB in zip(x_NP.split(columns, dim=1), of_MP.split(columns, dim=1), strict=True):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
-                squares.append(_norms(difference).flatten().square())
+                squares.append(_squares(difference).flatten())
             else:
-                squares.append(_norms(x_NB - tree.spread(level, of_MB)).square())
-        return torch.stack(squares).sum(dim=0).sqrt() if len(squares) > 1 else squares[0].sqrt()
+                squares.append(_squares(x_NB - self.tree.spread(level, of_MB)))
+        return torch.stack(squares).sum(dim=0) if len(squares) > 1 else squares[0]
 
 
-def _norms(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=-1)
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms."""
+    return torch.linalg.vector_norm(rows, dim=-1).square()
 
 
-def _mean_square(norms_N: Tensor, weights_N: Tensor) -> Tensor:
-    """Nodes of no weight may hold anything, also NaN."""
-    return (weights_N * norms_N.where(weights_N > 0, norms_N.new_zeros(())).square()).sum()
+def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
+    """Those of no weight may be anything, also NaN."""
+    return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:
