@@ -8,18 +8,21 @@ measured by a large matrix product and a large copy.
 from __future__ import annotations
 
 import math
+import textwrap
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from stratafl import baselines, models
+from stratafl import baselines, jax_baseline, models
 from stratafl.baselines import Job, Round
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, make_engine
@@ -38,6 +41,23 @@ SAMPLES = 500
 MOST_SAMPLES = 50_000
 """In the data set; more clients than it has room for share them."""
 LR, CLIP, SEED = 0.05, 10.0, 0
+SEVERAL, LONG = 4, 2.0
+"""Rounds timed together, and the seconds of a round that is timed alone and once more at most."""
+KINDS = {
+    "_fetch": "samples",
+    "_forward": "forward",
+    "_cross_entropy": "loss",
+    "_input_gradient": "input gradients",
+    "_weight_gradient": "weight gradients",
+    "_squares": "update",
+    "_step": "update",
+    "_drift": "corrections",
+    "_cell": "recurrence",
+    "_cell_gradient": "recurrence",
+    **dict.fromkeys(("_prepare", "_pack", "_unpack", "_convert", "_transpose", "_unpool", "_gather"), "layout"),
+}
+"""What our kernels are for, by name."""
+OTHER = "torch's own kernels and copies"
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,9 @@ class Row:
     roofline: float
     """The share of what the device could do."""
     stages_ms: dict[str, float]
-    """Of a step: `train` and `meet`, where they can be told apart."""
+    """Of a step, with all before it awaited: `train` and `meet`, where they can be told apart."""
+    kernels_ms: dict[str, float]
+    """Of a step of our own engines on a GPU: what its time goes to, by kind of work."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,13 @@ class Table:
             peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
             name = f"{row.engine} {row.precision}"
             lines.append(f"{name:24}{row.ms:12.3f}{row.client_steps:16,.0f}{peak:>10}{row.roofline:10.1%}")
+        for row in self.rows:
+            spent = row.kernels_ms or row.stages_ms
+            if spent:
+                parts = ", ".join(f"{kind} {ms:.3f}" for kind, ms in spent.items())
+                lines += textwrap.wrap(
+                    f"{row.engine} {row.precision}, ms / step: {parts}", 100, subsequent_indent="    "
+                )
         return "\n".join(lines)
 
 
@@ -125,6 +154,8 @@ def contenders(device: str | torch.device) -> list[str]:
     cuda = torch.device(device).type == "cuda"
     precise = ["fp32", "tf32", "bf16", "fp16"] if cuda else ["fp32"]
     plain = ["plain loop", *(["graphed loop"] if cuda else []), "vmap"]
+    if jax_baseline.available():
+        plain.append("jax")
     fast = ["tf32"] if cuda else ["fp32"]
     return [f"{name}:{kind}" for name in plain for kind in fast] + [f"stacked:{kind}" for kind in precise]
 
@@ -152,13 +183,23 @@ def bench(
     rows = []
     for name, given in chosen:
         precision: Any = given or "fp32"
-        with computing(precision, device), _casting(name, precision, device):
-            made, how = _make(name, job, precision)
-            seconds, stages, peak = _timed(made, device, rounds)
+        with _plainly(name, precision, device):
+            try:
+                made = _make(name, job, precision)
+            except jax_baseline.Unsupported:
+                if engines:
+                    raise
+                continue
+            seconds, peak = _timed(made, device, rounds)
+            stages_ms = {stage: 1e3 * spent / steps for stage, spent in _staged(made, device).items()}
         step = seconds / steps
         floor = clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
-        stages_ms = {stage: 1e3 * spent / steps for stage, spent in stages.items()}
-        rows.append(Row(name, precision, how, 1e3 * step, clients / step, peak, floor / step, stages_ms))
+        spent_ms = {}
+        if name not in PLAIN and device.type == "cuda":
+            spent_ms = {kind: ms / steps for kind, ms in _profiled(made).items()}
+            spent_ms["idle"] = max(0.0, 1e3 * step - sum(spent_ms.values()))
+        peak = None if name == "jax" else peak
+        rows.append(Row(name, precision, made.how, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms))
     return Table(
         model, models.parameters(job.module), clients, batch, steps, _device_name(device), str(torch.__version__),
         operations, traffic, rates, rows,
@@ -187,33 +228,45 @@ PLAIN: dict[str, Callable[[Job], Round]] = {
     "plain loop": baselines.loop,
     "graphed loop": baselines.graphed_loop,
     "vmap": baselines.mapped,
+    "jax": jax_baseline.mapped,
 }
-Staged = Callable[[], dict[str, float]]
+OURS = ("loop", "stacked", "auto")
 
 
-def _casting(name: str, precision: Compute, device: torch.device) -> AbstractContextManager[object]:
-    """Plain PyTorch's way to 16 bits; a graph must hold the casts, so they are not remembered."""
-    if name not in PLAIN or precision not in HALF:
-        return nullcontext()
-    return torch.autocast(device.type, HALF[precision], cache_enabled=False)
+class Contender(NamedTuple):
+    """A way to train, ready to go."""
+
+    how: str
+    stages: dict[str, Round]
+    """What a round consists of, in order."""
+
+    def round(self) -> None:
+        for stage in self.stages.values():
+            stage()
 
 
-def _make(name: Any, job: Job, precision: Compute) -> tuple[Staged, str]:
-    """A function that trains a round and says how long its stages took, and the way it goes."""
+@contextmanager
+def _plainly(name: str, precision: Compute, device: torch.device) -> Iterator[None]:
+    """Plain PyTorch's switches for a precision; our engines set their own."""
+    if name not in PLAIN:
+        yield
+        return
+    with computing(precision, device), ExitStack() as casting:
+        if precision in HALF:
+            # a graph must hold the casts, so they are not remembered
+            casting.enter_context(torch.autocast(device.type, HALF[precision], cache_enabled=False))
+        yield
+
+
+def _make(name: Any, job: Job, precision: Compute) -> Contender:
     if name in PLAIN:
-        round = PLAIN[name](job)
-
-        def untold() -> dict[str, float]:
-            round()
-            return {}
-
-        return untold, name
-    if name not in ("loop", "stacked", "auto"):
-        raise unknown("engine", name, [*PLAIN, "loop", "stacked", "auto"])
+        return Contender(name, {"round": PLAIN[name](job)})
+    if name not in OURS:
+        raise unknown("engine", name, [*PLAIN, *OURS])
     return _engine(name, job, precision)
 
 
-def _engine(name: Name, job: Job, precision: Compute) -> tuple[Staged, str]:
+def _engine(name: Name, job: Job, precision: Compute) -> Contender:
     """One of our own engines in a federation with MTGC on a tree of two levels."""
     device = job.inputs.device
     flat = Flat(job.module)
@@ -229,33 +282,64 @@ def _engine(name: Name, job: Job, precision: Compute) -> tuple[Staged, str]:
     federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED)
     done = 0
 
-    def round() -> dict[str, float]:
+    def train() -> None:
         nonlocal done
-        began = _now(device)
         federation.begin()
         x_AP, b_AB = engine.train(federation.work(done, job.steps, 0))
-        trained = _now(device)
         federation.trained(x_AP, b_AB, chain.rate(0, job.steps))
-        federation.meet(2)
         done += job.steps
-        return {"train": trained - began, "meet": _now(device) - trained}
 
-    return round, engine.how
+    def meet() -> None:
+        federation.meet(2)
+
+    return Contender(engine.how, {"train": train, "meet": meet})
 
 
-def _timed(round: Staged, device: torch.device, rounds: int) -> tuple[float, dict[str, float], int | None]:
-    """The best round's seconds and stages, and the peak of the GPU's memory."""
-    round()
+def _timed(made: Contender, device: torch.device, rounds: int) -> tuple[float, int | None]:
+    """The seconds of a round, the best of so many times several rounds, and the peak of the GPU's memory.
+
+    Several, because what one round leaves to the next is part of the loop; where a round is long it does not matter.
+    """
+    made.round()
+    began = _now(device)
+    made.round()
+    best = _now(device) - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    best, stages = math.inf, {}
+    several = 1 if best > LONG else SEVERAL
     for _ in range(rounds):
         began = _now(device)
-        spent = round()
-        seconds = _now(device) - began
-        if seconds < best:
-            best, stages = seconds, spent
-    return best, stages, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        for _ in range(several):
+            made.round()
+        best = min(best, (_now(device) - began) / several)
+        if best > LONG:
+            break
+    return best, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _staged(made: Contender, device: torch.device) -> dict[str, float]:
+    """The seconds of each stage of a round by itself, where there are several."""
+    if len(made.stages) == 1:
+        return {}
+    spent = {}
+    for name, stage in made.stages.items():
+        began = _now(device)
+        stage()
+        spent[name] = _now(device) - began
+    return spent
+
+
+def _profiled(made: Contender) -> dict[str, float]:
+    """The GPU's milliseconds in a round by kind of work."""
+    with warnings.catch_warnings(), profile(activities=[ProfilerActivity.CUDA]) as found:
+        warnings.simplefilter("ignore")
+        made.round()
+        torch.cuda.synchronize()
+    spent = dict.fromkeys([*dict.fromkeys(KINDS.values()), OTHER], 0.0)
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[KINDS.get(event.name, OTHER)] += event.device_time / 1e3
+    return {kind: ms for kind, ms in spent.items() if ms}
 
 
 def _now(device: torch.device) -> float:

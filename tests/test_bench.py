@@ -26,7 +26,7 @@ def test_every_way_is_timed(model: str) -> None:
         assert row.client_steps == pytest.approx(4e3 / row.ms)
         assert row.peak_bytes is None
     ours = table.rows[-1]
-    assert ours.how == "stacked" and sum(ours.stages_ms.values()) == pytest.approx(ours.ms, rel=0.2)
+    assert ours.how == "stacked" and list(ours.stages_ms) == ["train", "meet"] and min(ours.stages_ms.values()) > 0
     assert json.loads(json.dumps(table.as_dict()))["model"] == model
     assert all(row.engine in table.text() for row in table.rows)
 

@@ -23,6 +23,7 @@ _WHERE = {
     "drift": "apart",
     "fetch": "gather",
     "flatten": "flat",
+    "recurrent": "lstm",
     "update": "step",
     "Sink": "common",
 }
@@ -38,6 +39,7 @@ __all__ = [
     "flatten",
     "group_norm",
     "linear",
+    "recurrent",
 ]
 
 

@@ -7,13 +7,14 @@ machine's GPU (or, slowly, in Triton's interpreter).
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from stratafl.engine import kernels
@@ -233,6 +234,34 @@ def _drift(children: int, parents: int, parameters: int, plus: bool, device: str
     return {"drift": distance(kernels.drift(x, rows, of, rate, added if plus else None), wanted)}
 
 
+def _recurrent(
+    clients: int, batch: int, steps: int, inputs: int, outputs: int, compute: str, device: str
+) -> dict[str, float]:
+    exact = [nn.LSTM(inputs, outputs, 2, batch_first=True).to(device).double() for _ in range(clients)]
+    x = torch.randn(clients, batch, steps, inputs, device=device)
+    dy = torch.randn(clients, batch, steps, outputs, device=device)
+    y = torch.stack([lstm(part)[0] for lstm, part in zip(exact, x.double(), strict=True)])
+    y.backward(dy.double())
+    names = [name for name, _ in exact[0].named_parameters()]
+    weights = {
+        name: torch.stack([lstm.get_parameter(name).detach().float() for lstm in exact]).requires_grad_()
+        for name in names
+    }
+    layers = [tuple(weights[f"{kind}_l{layer}"] for kind in KINDS) for layer in range(2)]
+    with poisoned():
+        ours = kernels.recurrent(x, layers, compute)
+        ours.backward(dy.to(ours.dtype))
+    errors = {"y": distance(ours, y.detach())}
+    for name, weight in weights.items():
+        theirs = [lstm.get_parameter(name).grad for lstm in exact]
+        assert weight.grad is not None
+        errors[name] = distance(weight.grad, torch.stack([grad for grad in theirs if grad is not None]))
+    return errors
+
+
+KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
 def cases(device: str, small: bool) -> Iterator[Case]:
     """The grid of shapes; `small` is what the interpreter can do in a minute."""
 
@@ -293,6 +322,9 @@ def cases(device: str, small: bool) -> Iterator[Case]:
     ):
         yield case(f"cross_entropy {logits}{' masked' if masked else ''}", "fp32", _cross_entropy, *logits, masked)
     matrices = [(3, 37), (1, 5), *([] if small else [(4, 100_003), (3, 797_962)])]
+    sequences = [(2, 3, 4, 5, 6), *([] if small else [(3, 50, 80, 8, 256)])]
+    for compute, sequence in itertools.product(modes, sequences):
+        yield case(f"recurrent {sequence}", compute, _recurrent, *sequence, compute)
     families = [(5, 2, 37), *([] if small else [(100, 10, 797_962)])]
     for family, plus in itertools.product(families, (False, True)):
         yield case(f"drift {family} plus={plus}", "fp32", _drift, *family, plus)
@@ -325,6 +357,8 @@ def _report(worst: dict[tuple[str, str], float]) -> None:
 
 
 if __name__ == "__main__":
+    # the library's products refuse to be deterministic without it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     found = run("cpu" if kernels.interpreted() else "cuda", kernels.interpreted(), sys.argv[1:])
     print("\n".join(found) or "all within their limits")
     raise SystemExit(1 if found else 0)

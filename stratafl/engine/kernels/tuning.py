@@ -29,11 +29,11 @@ TUNING: dict[tuple[str, int], Tuning] = {
     ("thin forward", 4): Tuning(64, 64, 32, 4, 4),
     ("thin weight gradient", 2): Tuning(64, 64, 32, 4, 3),
     ("thin weight gradient", 4): Tuning(64, 64, 32, 4, 3),
-    ("linear forward", 2): Tuning(128, 64, 64, 8, 3),
-    ("linear forward", 4): Tuning(64, 64, 64, 4, 3),
-    ("linear input gradient", 2): Tuning(64, 64, 64, 4, 3),
-    ("linear input gradient", 4): Tuning(64, 64, 64, 4, 2),
-    ("linear weight gradient", 2): Tuning(64, 64, 64, 4, 3),
+    ("linear forward", 2): Tuning(128, 64, 32, 4, 3),
+    ("linear forward", 4): Tuning(128, 64, 32, 4, 3),
+    ("linear input gradient", 2): Tuning(128, 64, 32, 4, 3),
+    ("linear input gradient", 4): Tuning(128, 64, 32, 4, 3),
+    ("linear weight gradient", 2): Tuning(32, 64, 64, 4, 2),
     ("linear weight gradient", 4): Tuning(64, 32, 64, 4, 2),
 }
 EXACT = Tuning(64, 32, 32, 4, 2)

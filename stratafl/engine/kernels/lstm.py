@@ -1,0 +1,148 @@
+"""LSTM of C clients, each with its own weights: what lies between a step's product and the next is one kernel.
+
+A step's product of state and weights is the library's; gates, cell and state are computed in one pass over them, kept
+for the way back in the places they came in, and the state weights' gradient is one product over all steps.
+
+C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: enter, forget, new, leave.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import cdiv, power, storage
+from stratafl.engine.ops import Compute, linear_of_any
+
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def _pre(gates_ptr, product_ptr, at, row, inside, FIRST: tl.constexpr):
+    value = tl.load(gates_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if not FIRST:
+        value += tl.load(product_ptr + row, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["t"])
+def _cell(
+    product_ptr, gates_ptr, cell_ptr, state_ptr, t, T, N: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One step of a row; cells and states have a zero in front of the first step."""
+    r = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < N
+    at = (r * T + t) * 4 * N + o
+    row = r * 4 * N + o
+    enter = tl.sigmoid(_pre(gates_ptr, product_ptr, at, row, inside, FIRST))
+    forget = tl.sigmoid(_pre(gates_ptr, product_ptr, at + N, row + N, inside, FIRST))
+    new = _tanh(_pre(gates_ptr, product_ptr, at + 2 * N, row + 2 * N, inside, FIRST))
+    leave = tl.sigmoid(_pre(gates_ptr, product_ptr, at + 3 * N, row + 3 * N, inside, FIRST))
+    before = (r * (T + 1) + t) * N + o
+    cell = forget * tl.load(cell_ptr + before, mask=inside, other=0.0) + enter * new
+    kind = gates_ptr.dtype.element_ty
+    tl.store(gates_ptr + at, enter.to(kind), mask=inside)
+    tl.store(gates_ptr + at + N, forget.to(kind), mask=inside)
+    tl.store(gates_ptr + at + 2 * N, new.to(kind), mask=inside)
+    tl.store(gates_ptr + at + 3 * N, leave.to(kind), mask=inside)
+    tl.store(cell_ptr + before + N, cell, mask=inside)
+    tl.store(state_ptr + before + N, (leave * _tanh(cell)).to(state_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["t"])
+def _cell_gradient(
+    gates_ptr, cell_ptr, dstate_ptr, dafter_ptr, dcell_ptr, dgates_ptr, t, T, N: tl.constexpr, LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < N
+    at = (r * T + t) * 4 * N + o
+    enter = tl.load(gates_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    forget = tl.load(gates_ptr + at + N, mask=inside, other=0.0).to(tl.float32)
+    new = tl.load(gates_ptr + at + 2 * N, mask=inside, other=0.0).to(tl.float32)
+    leave = tl.load(gates_ptr + at + 3 * N, mask=inside, other=0.0).to(tl.float32)
+    before = (r * (T + 1) + t) * N + o
+    wide = _tanh(tl.load(cell_ptr + before + N, mask=inside, other=0.0))
+    dstate = tl.load(dstate_ptr + (r * T + t) * N + o, mask=inside, other=0.0).to(tl.float32)
+    if not LAST:
+        dstate += tl.load(dafter_ptr + r * N + o, mask=inside, other=0.0).to(tl.float32)
+    dcell = dstate * leave * (1.0 - wide * wide)
+    if not LAST:
+        dcell += tl.load(dcell_ptr + r * N + o, mask=inside, other=0.0)
+    kind = dgates_ptr.dtype.element_ty
+    last_cell = tl.load(cell_ptr + before, mask=inside, other=0.0)
+    tl.store(dgates_ptr + at, (dcell * new * enter * (1.0 - enter)).to(kind), mask=inside)
+    tl.store(dgates_ptr + at + N, (dcell * last_cell * forget * (1.0 - forget)).to(kind), mask=inside)
+    tl.store(dgates_ptr + at + 2 * N, (dcell * enter * (1.0 - new * new)).to(kind), mask=inside)
+    tl.store(dgates_ptr + at + 3 * N, (dstate * wide * leave * (1.0 - leave)).to(kind), mask=inside)
+    tl.store(dcell_ptr + r * N + o, dcell * forget, mask=inside)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """In fp32, whatever the operands are."""
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates_CBTG: Tensor, w_CGO: Tensor) -> Tensor:
+        """From each step's gates without their state's part; these are used up."""
+        clients, batch, steps, gates = gates_CBTG.shape
+        outputs = gates // 4
+        state = torch.zeros((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
+        cell = torch.zeros(state.shape, dtype=torch.float32, device=state.device)
+        w_COG = w_CGO.to(state.dtype).mT
+        block = min(512, power(outputs))
+        product = gates_CBTG  # not looked at before there is one
+        for t in range(steps):
+            if t:
+                product = torch.bmm(state[:, :, t], w_COG)
+            _cell[(clients * batch, cdiv(outputs, block))](
+                product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
+            )
+        ctx.save_for_backward(gates_CBTG, cell, state, w_CGO)
+        return state[:, :, 1:]
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        gates, cell, state, w_CGO = ctx.saved_tensors
+        clients, batch, steps, _ = gates.shape
+        outputs = state.shape[-1]
+        dstate = given[0].contiguous()
+        w = w_CGO.to(gates.dtype)
+        dgates, dcell = torch.empty_like(gates), torch.empty_like(cell[:, :, 0])
+        block = min(512, power(outputs))
+        after = dcell  # not looked at before there is one
+        for t in range(steps - 1, -1, -1):
+            last = t == steps - 1
+            if not last:
+                after = torch.bmm(dgates[:, :, t + 1], w)
+            _cell_gradient[(clients * batch, cdiv(outputs, block))](
+                gates, cell, dstate, after, dcell, dgates, t, steps, outputs, last, block
+            )
+        dw_CGO = _product(dgates.flatten(1, 2).mT, state[:, :, :-1].flatten(1, 2))
+        return dgates, dw_CGO
+
+
+def recurrent(x_CBTI: Tensor, layers: list[Weights], compute: Compute = "fp32") -> Tensor:
+    """An LSTM's outputs at each step, (C, B, T, O)."""
+    x_CBTI = x_CBTI.to(storage(compute))
+    for w_CGI, w_CGO, b_CG, c_CG in layers:
+        x_CBTI = _Layer.apply(linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute), w_CGO)
+    return x_CBTI
