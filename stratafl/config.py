@@ -132,8 +132,10 @@ class Config:
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+    except UnicodeDecodeError:
+        raise InvalidInput("config", str(path), "is not UTF-8 text") from None
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
         raise InvalidInput("config", str(path), reason) from None
     try:
         return tomllib.loads(text)

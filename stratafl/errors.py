@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from numbers import Real
+from pathlib import Path
 
 
 class InvalidInput(ValueError):
@@ -33,6 +34,8 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
 
 
 def _short(value: object, limit: int = 80) -> str:
+    if isinstance(value, Path):
+        return repr(str(value))  # whole: it is its end that says which file
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

@@ -135,6 +135,7 @@ def experiment(config: Config) -> Simulation:
 
 def study(config: Config) -> Study:
     """Likewise, with what its clients hold."""
+    seed = whole("run.seed", config.run.seed)
     whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
@@ -142,7 +143,7 @@ def study(config: Config) -> Study:
     chain = config.leaf.chain(config.run.rounds)
     rules = _rules(config)
     device = _device(config.run.device)
-    held = material(config.data, tree, config.run.seed)
+    held = material(config.data, tree, seed)
     name, params = named("model", config.model)
     shape = tuple(held.train[0].shape[1:])
     simulation = simulate(
@@ -159,7 +160,7 @@ def study(config: Config) -> Study:
         test=held.test,
         weights=config.tree.weights,
         participation=config.schedule.participation,
-        seed=config.run.seed,
+        seed=seed,
         evaluate_every=config.run.evaluate_every,
         evaluate_levels=config.run.evaluate_levels,
         stop_at=config.run.stop_at,

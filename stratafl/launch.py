@@ -117,18 +117,18 @@ class Launch:
 def _resumed(path: Path, lock: Lock, say: Say) -> Launch:
     described = layout.read_description(path)
     if _is_done(path):
-        raise InvalidInput("--resume", str(path), "this run is done")
+        raise InvalidInput("--resume", path, "this run is done")
     config = Config.of(described["config"])
     now, then = environment(), described["environment"]
     for name in SAME:
         if then.get(name) != now[name]:
             say(f"began with {name} {then.get(name)}, goes on with {now[name]}: the last bits may differ")
     threads = then.get("threads")
-    if isinstance(threads, int) and 1 <= threads <= 4096:
+    if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= 4096:
         torch.set_num_threads(threads)  # sums are split over them
     made = study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine=described["engine"])))
     if made.holdings.fingerprint != described["data"]:
-        raise InvalidInput("--resume", str(path), "the data, or how it is split, is no longer what this run began with")
+        raise InvalidInput("--resume", path, "the data, or how it is split, is no longer what this run began with")
     checkpoints = Checkpoints(path, described["id"])
     for round in checkpoints.newest_first():
         try:
@@ -159,7 +159,7 @@ def check_parent(parent: Path) -> None:
     while not there.exists():
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise InvalidInput("--runs", str(parent), f"cannot write in {there}")
+        raise InvalidInput("--runs", parent, f"cannot write in {there}")
 
 
 def _reason(problem: BaseException) -> str:

@@ -81,22 +81,23 @@ def leaf(
     """The usual chain: corrections, then clip by norm, then weight decay."""
     stages: list[Stage] = [corrections]
     if clip_norm is not None:
-        stages.append(clip(number("leaf.clip", clip_norm, above=0)))
-    if number("leaf.weight_decay", weight_decay, at_least=0) > 0:
-        stages.append(decay(weight_decay))
+        stages.append(clip(number("leaf.clip", clip_norm, above=0, at_most=1e30)))
+    strength = number("leaf.weight_decay", weight_decay, at_least=0)
+    if strength > 0:
+        stages.append(decay(strength))
     number("leaf.momentum", momentum, at_least=0, below=1)
     schedule = lr if callable(lr) else constant(lr)
     return Leaf(schedule, tuple(stages), momentum)
 
 
 def constant(lr: float) -> LearningRate:
-    number("leaf.lr", lr, above=0)
+    lr = number("leaf.lr", lr, above=0)
     return lambda round: lr
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
     """Multiply by `factor` after each `every` global rounds."""
-    number("leaf.lr", lr, above=0)
+    lr = number("leaf.lr", lr, above=0)
     whole("leaf.schedule.every", every, at_least=1)
     number("leaf.schedule.factor", factor, above=0, at_most=1)
     return lambda round: lr * factor ** (round // every)
@@ -104,7 +105,7 @@ def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
 
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
     """From `lr` towards `floor` along half a cosine over `rounds` global rounds."""
-    number("leaf.lr", lr, above=0)
+    lr = number("leaf.lr", lr, above=0)
     whole("leaf.schedule.rounds", rounds, at_least=1)
     number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
     return lambda round: floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2

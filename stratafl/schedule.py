@@ -99,7 +99,7 @@ def check_participation(
         if isinstance(each, float):
             number("participation", each, above=0, at_most=1)
         else:
-            whole("participation", each, at_least=1)
+            whole("participation", each, at_least=1, at_most=1 << 31)
     return per_level
 
 

@@ -26,6 +26,7 @@ Mask = np.ndarray | Tensor
 """One truth value per node of a level, on the host."""
 ROOT = "root"
 LEAF = object()
+MOST_LEAVES = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +227,8 @@ def _balanced(text: str) -> object:
         counts = []
     if not counts or min(counts) < 1:
         raise InvalidInput("tree", text, 'must be positive numbers joined by x, such as "4x5"')
-    if math.prod(counts) > 10_000_000:
-        raise InvalidInput("tree", text, "at most 10,000,000 leaves")
+    if math.prod(counts) > MOST_LEAVES:
+        raise InvalidInput("tree", text, f"at most {MOST_LEAVES:,} leaves")
     shape: object = counts.pop()
     while counts:
         shape = [shape] * counts.pop()
@@ -241,6 +242,8 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if isinstance(shape, int):
         if shape < 1:
             raise InvalidInput("tree", shape, "a group needs at least one child")
+        if shape > MOST_LEAVES:
+            raise InvalidInput("tree", shape, f"at most {MOST_LEAVES:,} leaves")
         return [(str(i), LEAF) for i in range(shape)]
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")

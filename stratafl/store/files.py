@@ -23,11 +23,11 @@ LARGEST_JSON = 1 << 30
 
 
 def unwritable(path: Path, problem: OSError) -> InvalidInput:
-    return InvalidInput("file", str(path), f"cannot be written: {problem.strerror or problem}")
+    return InvalidInput("file", path, f"cannot be written: {problem.strerror or problem}")
 
 
 def unreadable(path: Path, reason: str) -> InvalidInput:
-    return InvalidInput("file", str(path), f"cannot be read: {reason}")
+    return InvalidInput("file", path, f"cannot be read: {reason}")
 
 
 @contextlib.contextmanager

@@ -52,18 +52,18 @@ def check_plain(folder: Path) -> None:
     for name in FILES:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise InvalidInput("run folder", str(folder), f"{name} is not a plain file")
+            raise InvalidInput("run folder", folder, f"{name} is not a plain file")
     for name in FOLDERS:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise InvalidInput("run folder", str(folder), f"{name} is not a plain folder")
+            raise InvalidInput("run folder", folder, f"{name} is not a plain folder")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """run.json, if it is one this version can read."""
     path = folder / RUN
     if not path.exists() and not path.is_symlink():
-        raise InvalidInput("run folder", str(folder), f"no {RUN} in it" if folder.is_dir() else "no such folder")
+        raise InvalidInput("run folder", folder, f"no {RUN} in it" if folder.is_dir() else "no such folder")
     found = read_json(path)
     check_fields(path, found, {"format": int, "name": str, "id": str, "created": str, "config": dict,
                                "engine": str, "data": str, "environment": dict})  # fmt: skip

@@ -32,7 +32,7 @@ class Lock:
             if time.monotonic() > give_up:
                 pid = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
                 os.close(self._handle)
-                raise InvalidInput("run folder", str(folder), f"process {pid} is writing it")
+                raise InvalidInput("run folder", folder, f"process {pid} is writing it")
             time.sleep(0.02)
         try:
             os.ftruncate(self._handle, 0)

@@ -120,7 +120,7 @@ def list_runs(folder: Path | str = "runs") -> list[StoredRun]:
 def scan(folder: Path) -> list[StoredRun | Broken]:
     """Likewise, with what cannot be read."""
     if not folder.is_dir():
-        raise InvalidInput("folder", str(folder), "no such folder")
+        raise InvalidInput("folder", folder, "no such folder")
     found: list[StoredRun | Broken] = []
     for path in sorted(_folders(folder)):
         try:
@@ -136,7 +136,7 @@ def _folders(folder: Path, depth: int = 2) -> Iterator[Path]:
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as problem:
-        raise InvalidInput("folder", str(folder), problem.strerror or str(problem)) from None
+        raise InvalidInput("folder", folder, problem.strerror or str(problem)) from None
     for path in inside:
         if (path / layout.RUN).exists():
             yield path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -50,4 +51,6 @@ class Stop:
         if self.asked:
             raise Interrupted(number)
         self.asked = number
-        self._say("stopping after this round; once more to stop at once")
+        # the signal may have come in the middle of a print, and files refuse a second one inside it
+        with contextlib.suppress(RuntimeError):
+            self._say("stopping after this round; once more to stop at once")

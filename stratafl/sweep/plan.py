@@ -101,7 +101,7 @@ def _entry(
 
 def run_name(label: str) -> str:
     """A label as part of a folder's name; where that loses something, a few digits tell it from others."""
-    plain = layout.slug(label.replace(" ", "-"))
+    plain = layout.slug(label)
     if plain == label.replace(" ", "-"):
         return plain
     return f"{plain[: layout.LONGEST - 7]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"

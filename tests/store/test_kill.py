@@ -125,7 +125,7 @@ def test_asked_to_stop_again_and_again(
     chance = random.Random(int(number))
     process, run = start(server, tmp_path / "runs", config)
     done = 0
-    for _ in range(5):
+    for _ in range(3):
         # before its first round a process has nothing to save, and ends like any other
         wait(lambda: records(run) > done)
         time.sleep(chance.uniform(0.0, 0.05))

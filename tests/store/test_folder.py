@@ -1,0 +1,281 @@
+"""Run directories: what is in them, who may write them, and what happens where writing fails."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+
+from stratafl import InvalidInput
+from stratafl.cli import main
+from stratafl.config import Config
+from stratafl.launch import Launch
+from stratafl.store import list_runs, read_run
+from stratafl.store.lock import Lock, is_held
+from tests.store.conftest import ROOT, Server
+from tests.store.test_damage import CONFIG, names, stopped_after
+
+
+def launch(folder: Path, name: str = "study", **run: object):
+    values = {**CONFIG, "run": {**CONFIG["run"], "rounds": 2, **run}}
+    return Launch.new(Config.of(values), name, folder).run()
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+# -- what is in them --------------------------------------------------------------------------------------------------
+
+
+def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
+    path = launch(tmp_path).path
+    table = pandas.read_json(path / "rounds.jsonl", lines=True)
+    assert table["round"].tolist() == [1, 2]
+    assert table["metrics"].str["accuracy"].between(0, 1).all()
+    frame = read_run(path).frame()
+    assert frame["metrics.accuracy"].tolist() == table["metrics"].str["accuracy"].tolist()
+
+
+def test_a_finished_run_keeps_its_state_only_if_asked(tmp_path: Path) -> None:
+    assert names(launch(tmp_path, keep_state=True).path) == ["000002"]
+    assert names(launch(tmp_path, keep_state=False).path) == []
+
+
+def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
+    levels = read_run(launch(tmp_path).path).tree["levels"]
+    assert [level["names"] for level in levels] == [["root"], ["0", "1"], ["0/0", "0/1", "1/0", "1/1"]]
+    assert levels[2]["parents"] == [0, 0, 1, 1]
+    for above, below in itertools.pairwise(levels):
+        for node, counts in enumerate(above["labels"]):
+            mine = [below["labels"][i] for i, parent in enumerate(below["parents"]) if parent == node]
+            assert [sum(column) for column in zip(*mine, strict=True)] == counts
+            assert sum(counts) == above["samples"][node]
+
+
+def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> None:
+    runs = tmp_path / "runs"
+    launch(runs, "first", seed=3)
+    launch(runs / "sweep", "second")
+    stopped_after(2, runs)
+    (runs / "notes").mkdir()
+    broken = runs / "broken-1"
+    broken.mkdir()
+    (broken / "run.json").write_text("{}")
+    assert [run.name for run in list_runs(runs)] == ["first", "second", "study"]
+
+    def listed(*options: str) -> list[str]:
+        assert command(monkeypatch, "runs", runs, "--json", *options) == 0
+        return [each["name"] for each in json.loads(capsys.readouterr().out)["runs"]]
+
+    assert listed() == ["first", "second", "study"]
+    assert listed("--status", "interrupted") == ["study"]
+    assert listed("--where", "run.seed=3") == ["first"]
+    assert listed("--where", "model.name=logistic", "--status", "done") == ["first", "second"]
+    assert listed("--where", "model.nothing.there=1") == []
+    monkeypatch.setenv("COLUMNS", "40")
+    assert command(monkeypatch, "runs", runs) == 0
+    shown = capsys.readouterr().out
+    assert "interrupted: it was stopped" in shown and "unreadable: " in shown
+    assert all(len(line) <= 40 for line in shown.splitlines() if line[0] in "┏┃┡│└")
+    assert command(monkeypatch, "runs", runs, "--status", "finished") == 2
+    assert command(monkeypatch, "runs", runs, "--where", "seed") == 2
+    assert command(monkeypatch, "runs", tmp_path / "nowhere") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["run", "run --resume nowhere", "run c.toml --resume x", "run --resume x --name y", "run c.toml --name ../x",
+     "run c.toml --runs c.toml/x", "run nowhere.toml", "sweep nowhere.toml", "sweep c.toml"],
+)  # fmt: skip
+def test_wrong_commands_are_one_line(arguments, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text("[schedule]\nperiods = [1, 1]\n")
+    assert command(monkeypatch, *arguments.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and not shown.out
+    assert [path.name for path in tmp_path.iterdir()] == ["c.toml"]
+
+
+def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="this run is done"):
+        Launch.resume(launch(tmp_path).path)
+
+
+def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
+    made = Launch.new(Config.of(CONFIG), "study", tmp_path)
+
+    def watch(record) -> None:
+        if record.round == 3:
+            raise ValueError("the sky fell\non two lines")
+
+    with pytest.raises(ValueError, match="the sky fell"):
+        made.run(watch)
+    run = read_run(made.folder.path)
+    assert (run.status, run.reason, run.round) == ("failed", "ValueError: the sky fell", 3)
+    Launch.resume(run.path).run()
+    assert read_run(run.path).status == "done"
+
+
+# -- who may write them -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_and_told_whose_it_is(server: Server, tmp_path: Path) -> None:
+    run = stopped_after(2, tmp_path)
+    lock = Lock(run)
+    assert is_held(run)
+    code, said = server.run("run", "--resume", run)
+    assert code == 2
+    assert said == f"error: run folder = '{run}': process {os.getpid()} is writing it\n"
+    lock.release()
+    assert not is_held(run)
+    assert server.run("run", "--resume", run, "--quiet")[0] == 0
+
+
+def test_a_dead_owner_s_lock_is_taken_over(server: Server, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        '[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n[run]\nrounds = 100000\n[model]\nname = "logistic"'
+    )
+    process = server.start("run", config, "--runs", tmp_path / "runs")
+    while "round 2/" not in process.said():
+        pass
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status == "running"
+    assert (run.path / "lock").read_text() == f"{process.pid}\n"
+    process.kill(signal.SIGKILL)
+    process.ends()
+    assert (run.path / "lock").read_text() == f"{process.pid}\n", "it had no time to clean up"
+    left = read_run(run.path)
+    assert (left.status, left.reason) == ("interrupted", "its process has ended")
+    lock = Lock(run.path)
+    assert (run.path / "lock").read_text() == f"{os.getpid()}\n"
+    lock.release()
+
+
+# -- where writing fails ----------------------------------------------------------------------------------------------
+
+
+def mounted(tmp_path: Path, script: str) -> subprocess.CompletedProcess:
+    """Run a script in a mount namespace of its own, where a small disk can be mounted."""
+    if shutil.which("unshare") is None or subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode:  # fmt: skip
+        pytest.skip("this machine does not let us mount a disk of our own")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "STRATAFL": f"{sys.executable} -m stratafl",
+    }
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+LARGER = """
+[tree]
+shape = "2x2"
+[model]
+name = "mlp"
+hidden = [400, 400]
+[schedule]
+periods = [1, 1]
+[run]
+rounds = 8
+checkpoint_every = 1
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    """191,000 parameters: the checkpoints of two rounds and the parts of a third are more than 8 MB."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c.toml").write_text(LARGER)
+    script = """
+        mount -t tmpfs -o size=9m none disk || exit 99
+        $STRATAFL run c.toml --quiet --runs disk/runs; echo "exit $?"
+        $STRATAFL runs disk/runs --json
+        mount -o remount,size=60m disk
+        $STRATAFL run --resume disk/runs/c-*; echo "exit $?"
+    """
+    done = mounted(tmp_path, script)
+    first, *told = done.stderr.splitlines()
+    assert first.startswith("error: file = ") and "No space left on device" in first, done.stderr
+    assert "goes on after round" in told[0] and "round 0" not in told[0]
+    assert not [line for line in told if "not used" in line or "Traceback" in line]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "exit 2" and lines[-1] == "exit 0", done.stdout
+    (run,) = json.loads(lines[1])["runs"]
+    assert run["status"] in ("failed", "interrupted")
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c.toml").write_text(LARGER)
+    run = stopped_after(2, tmp_path / "stopped")
+    script = f"""
+        mount -t tmpfs none disk && cp -r {run} disk/run && mount -o remount,ro disk || exit 99
+        $STRATAFL run c.toml --quiet --runs disk/runs; echo "exit $?"
+        $STRATAFL run --resume disk/run; echo "exit $?"
+        $STRATAFL runs disk > /dev/null; echo "exit $?"
+    """
+    done = mounted(tmp_path, script)
+    assert done.stdout.split("\n")[:3] == ["exit 2", "exit 2", "exit 0"], done.stderr
+    assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == ["error: --runs", "error: file"]
+
+
+def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: Path) -> None:
+    """A real failing write in this process; what is left is good."""
+    made = Launch.new(Config.of({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def watch(record) -> None:
+        if record.round == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+
+    try:
+        with pytest.raises(InvalidInput, match=os.strerror(errno.EFBIG)):
+            made.run(watch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    run = read_run(made.folder.path)
+    assert (run.status, run.round) == ("failed", 3)
+    assert "checkpoints/000003" in run.reason and "cannot be written" in run.reason
+    assert names(run.path) == ["000001", "000002"]
+    said: list[str] = []
+    Launch.resume(run.path, said.append).run()
+    assert said == ["goes on after round 2"]
+
+
+def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
+    """Whatever fails while a folder is made, nothing of it is left."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("stratafl.store.layout.new_id", lambda: "same")
+    first = launch(tmp_path / "runs").path
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        launch(tmp_path / "runs")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [first.name]
+    assert read_run(first).status == "done"

@@ -1,0 +1,242 @@
+"""Sweeps: what a file means, what is skipped and continued, what a failure and a Ctrl-C do, and the table."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from stratafl import InvalidInput
+from stratafl.config import Config
+from stratafl.store import StoredRun, list_runs, read_run
+from stratafl.store.signals import Interrupted
+from stratafl.sweep import Entry, Plan, run_all, table
+from tests.store.conftest import Server, contents
+from tests.store.test_damage import CONFIG
+
+BASE = {**CONFIG, "run": {"rounds": 3, "keep_state": True}}
+ENDLESS = {**CONFIG, "run": {"rounds": 10**6, "checkpoint_every": 5}}
+
+
+# -- what a file means ------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_every_combination_with_the_seeds_fastest() -> None:
+    grid = {"seeds": 2, "methods": ["hfedavg", {"name": "fedprox", "mu": 0.5}], "leaf": {"lr": [0.1, 0.2]}}
+    plan = Plan.of({"base": CONFIG, "grid": grid, "target": 0.8}, "study")
+    assert [entry.name for entry in plan.entries][:3] == [
+        "hfedavg-lr=0.1-seed=0",
+        "hfedavg-lr=0.1-seed=1",
+        "hfedavg-lr=0.2-seed=0",
+    ]
+    assert len(plan.entries) == 8
+    assert plan.entries[-1].group == "fedprox mu=0.5 lr=0.2"
+    config = plan.entries[-1].config
+    assert (config.method, config.leaf.lr, config.run.seed) == ({"name": "fedprox", "mu": 0.5}, 0.2, 1)
+    assert config.model == CONFIG["model"]
+
+
+def test_keys_may_be_dotted_quoted_or_tables_and_one_value_is_no_part_of_a_name() -> None:
+    same = [{"leaf.lr": [0.1]}, {"leaf": {"lr": [0.1]}}]
+    for grid in same:
+        (entry,) = Plan.of({"base": CONFIG, "grid": grid}, "study").entries
+        assert (entry.name, entry.group, entry.config.leaf.lr) == ("study", "study", 0.1)
+    plan = Plan.of({"base": CONFIG, "grid": {"run.seed": [7, 8]}}, "study")
+    assert [(e.name, e.group) for e in plan.entries] == [("study-seed=7", "study"), ("study-seed=8", "study")]
+
+
+def test_variants_are_named_changes_and_a_method_in_one_is_whole(tmp_path: Path) -> None:
+    variants = {"plain": {"method": {"name": "hfedavg"}}, "slow & steady": {"leaf.lr": 0.01, "run": {"rounds": 9}}}
+    base = {**CONFIG, "method": {"name": "fedprox", "mu": 0.5}}
+    (tmp_path / "base.toml").write_text('[model]\nname = "logistic"\n[run]\nrounds = 2\nseed = 5\n')
+    plan = Plan.of({"config": "base.toml", "base": {"run": {"rounds": 4}}, "variants": variants}, "study", tmp_path)
+    assert [entry.group for entry in plan.entries] == ["plain", "slow & steady"]
+    assert [entry.config.run.rounds for entry in plan.entries] == [4, 9]
+    assert {entry.config.run.seed for entry in plan.entries} == {5}
+    plain, slow = Plan.of({"base": base, "variants": variants}, "study").entries
+    assert plain.config.method == {"name": "hfedavg"}
+    assert slow.config.method == base["method"]
+    assert slow.name.startswith("slow-steady-") and slow.name != slow.group
+
+
+def test_names_that_look_alike_stay_apart() -> None:
+    entries = Plan.of({"base": CONFIG, "grid": {"model.name": ["a/b", "a:b", "x" * 200, "x" * 201]}}, "s").entries
+    assert len({entry.name for entry in entries}) == 4
+    assert all(len(entry.name) <= 100 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gird": {}}, "did you mean 'grid'"),
+        ({"grid": {"seeds": 0}}, "grid.seeds = 0"),
+        ({"grid": {"leaf.lr": 0.1}}, "must be a list"),
+        ({"grid": {"leaf.lr": []}}, "must be a list"),
+        ({"grid": {"leaf": [1]}}, "must be seeds, methods or section.key"),
+        ({"grid": {"leaf.lr": [0.1, 0.1]}}, "two runs would be the same"),
+        ({"grid": {"seeds": 200, "leaf.lr": list(range(1, 102))}}, "at most 10,000 runs"),
+        ({"grid": {"leaf.lrr": [1]}}, "did you mean 'lr'"),
+        ({"target": 2}, "target = 2"),
+        ({"config": "nowhere.toml"}, "No such file"),
+    ],
+)
+def test_what_does_not_fit_is_said(values: dict, said: str) -> None:
+    with pytest.raises(InvalidInput) as problem:
+        Plan.of({"base": CONFIG, **values}, "study")
+    assert said in str(problem.value)
+
+
+# -- running them -----------------------------------------------------------------------------------------------------
+
+
+def test_done_is_skipped_interrupted_goes_on_and_a_failure_stops_nobody(tmp_path: Path) -> None:
+    good = {f"seed{seed}": Config.of({**BASE, "run": {**BASE["run"], "seed": seed}}) for seed in (1, 2)}
+    plugin = tmp_path / "fatal.py"
+    plugin.write_text("import os, sys\nprint('farewell', file=sys.stderr, flush=True)\nos._exit(7)\n")
+    bad = {
+        "refused": Config.of({**BASE, "method": {"name": "nonesuch"}}),
+        "fatal": Config.of({**BASE, "run": {"rounds": 3, "plugins": [str(plugin)]}}),
+    }
+    seen: list[tuple[str, str]] = []
+    folder = tmp_path / "runs"
+    outcomes = run_all({**bad, **good}, folder, 2, lambda event: seen.append((event.name, event.kind)))
+    told = {outcome.name: (outcome.status, outcome.reason) for outcome in outcomes}
+    assert list(told) == ["refused", "fatal", "seed1", "seed2"]
+    assert told["seed1"] == told["seed2"] == ("done", "")
+    assert told["refused"][0] == "failed" and "unknown" in told["refused"][1]
+    assert told["fatal"] == ("failed", "its process ended with exit code 7: farewell")
+    assert seen.count(("seed1", "round")) == 3
+
+    # one of the two is set back to where it was interrupted
+    first = next(outcome.path for outcome in outcomes if outcome.name == "seed1")
+    before = contents(first)
+    status = json.loads((first / "status.json").read_text())
+    (first / "status.json").write_text(json.dumps({**status, "status": "running"}))
+    (first / "checkpoints" / "000003").rename(first / "checkpoints" / "000009")
+    again = run_all(good, folder, 1)
+    assert [(o.name, o.status, o.was_done, o.path == first) for o in again] == [
+        ("seed1", "done", False, True),
+        ("seed2", "done", True, False),
+    ]
+    assert contents(first) == before
+    assert len(list_runs(folder)) == 2
+    # how a run is kept makes it no other run; what it computes does
+    kept = {"seed2": Config.of({**BASE, "run": {"rounds": 3, "seed": 2, "checkpoint_every": 1}})}
+    other = {"seed2": Config.of({**BASE, "run": {"rounds": 4, "seed": 2}})}
+    assert [o.was_done for o in run_all(kept, folder, 1)] == [True]
+    assert [(o.was_done, o.status) for o in run_all(other, folder, 1)] == [(False, "done")]
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    configs = {name: Config.of(ENDLESS) for name in ("a", "b", "c")}
+    rounds: dict[str, int] = {}
+
+    def watch(event) -> None:
+        if event.kind == "round":
+            rounds[event.name] = event.values["round"]
+            if len(rounds) == 2 and min(rounds.values()) > 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                rounds["asked"] = 0
+
+    with pytest.raises(Interrupted) as stopped:
+        run_all(configs, tmp_path, 2, watch)
+    assert stopped.value.exit_code == 130
+    assert stopped.value.note.startswith("interrupted; 0 of 3 runs are done")
+    runs = {run.name: run for run in list_runs(tmp_path)}
+    assert set(runs) == {"a", "b"}
+    for run in runs.values():
+        assert (run.status, run.reason) == ("interrupted", "it was stopped")
+        assert (run.path / "checkpoints" / f"{run.round:06d}").is_dir(), "saved where it stopped"
+    went_on: dict[str, int] = {}
+
+    def stop_soon(event) -> None:
+        if event.kind == "began":
+            went_on[event.name] = event.values["done"]
+        if event.kind == "round" and len(went_on) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run_all(configs, tmp_path, 2, stop_soon)
+    assert went_on == {name: run.round for name, run in runs.items()}
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_table_and_ctrl_c_leaves_no_worker(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        'tree.shape = "2x2"\nmodel.name = "logistic"\nschedule.periods = [2, 2]\nrun.rounds = 100000\n'
+        'data = { name = "synthetic", synthetic = { samples = 50, features = 5, classes = 10 } }\n'
+    )
+    sweep = tmp_path / "study.toml"
+    sweep.write_text('config = "base.toml"\ntarget = 0.99\n[grid]\nmethods = ["mtgc", "nonesuch"]\nseeds = 2\n')
+    process = server.start("sweep", sweep, "--workers", 2, cwd=tmp_path)
+    give_up = time.monotonic() + 60
+    while not (tmp_path / "runs").exists() or not any(r.round for r in list_runs(tmp_path / "runs")):
+        assert time.monotonic() < give_up, process.said()
+        time.sleep(0.05)
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+    workers = [path for path in processes if is_worker(path, process.pid)]
+    assert len(workers) == 2
+    process.kill(signal.SIGINT)
+    assert process.ends() == 130, process.said()
+    assert process.said().splitlines()[-1].startswith("interrupted; 0 of 4 runs are done")
+    assert "Traceback" not in process.said()
+    assert not any(worker.exists() for worker in workers)
+
+    (tmp_path / "base.toml").write_text((tmp_path / "base.toml").read_text().replace("100000", "3"))
+    code, said = server.run("sweep", sweep, "--workers", 1, "--quiet", cwd=tmp_path)
+    assert code == 1, said
+    assert ">3" in said and "nonesuch-seed=0: failed: method = 'nonesuch'" in said
+    code, said = server.run("sweep", sweep, "--workers", 1, "--quiet", "--json", "--target", "0.01", cwd=tmp_path)
+    assert code == 1
+    found = json.loads(said)
+    assert [group["group"] for group in found["groups"]] == ["mtgc", "nonesuch"]
+    assert found["groups"][0]["rounds"] == 1 and found["groups"][0]["reached"] == 2
+    assert [run["was_done"] for run in found["runs"]] == [True, True, False, False]
+
+
+def is_worker(path: Path, parent: int) -> bool:
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+    except OSError:
+        return False
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def stored(*accuracies: float) -> StoredRun:
+    rounds = [{"round": i, "metrics": {"accuracy": value}} for i, value in enumerate(accuracies, 1)]
+    return StoredRun(Path(), "n", "i", "done", "", len(rounds), len(rounds), "", "", {}, {}, rounds, {}, {})
+
+
+def test_mean_and_deviation_over_seeds_and_the_paper_s_sign_for_never() -> None:
+    config = Config.of(CONFIG)
+    groups = {"both": [(0.5, 0.9), (0.7, 0.8)], "one": [(0.1, 0.2), (0.75, 0.8)], "none": [(0.1, 0.2), (0.1, 0.1)]}
+    entries = [Entry(f"{g}{i}", g, config) for g, runs in groups.items() for i in range(len(runs))]
+    entries.append(Entry("lone0", "lone", config))
+    entries.append(Entry("absent0", "absent", config))
+    runs = {f"{g}{i}": stored(*values) for g, each in groups.items() for i, values in enumerate(each)}
+    runs["lone0"] = stored(0.9)
+    rows = {row.group: row for row in table(entries, runs, target=0.7)}
+    assert rows["both"].accuracy_text == "0.8500 ± 0.0707"
+    assert math.isclose(rows["both"].accuracy_deviation or 0, math.sqrt(0.005))
+    assert rows["both"].rounds_text == "1.5 ± 0.7"
+    assert rows["one"].rounds_text == ">1.5"
+    assert rows["none"].rounds_text == ">2"
+    assert (rows["lone"].accuracy_text, rows["lone"].rounds_text) == ("0.9000", "1")
+    assert (rows["absent"].done, rows["absent"].accuracy_text, rows["absent"].rounds_text) == (0, "", "")
+    assert table(entries, runs)[0].rounds_text == ""
+
+
+def test_a_run_may_stop_at_its_target(tmp_path: Path) -> None:
+    config = Config.of({**BASE, "run": {"rounds": 50, "stop_at": 0.3}})
+    (outcome,) = run_all({"early": config}, tmp_path, 1)
+    run = read_run(outcome.path)
+    assert run.round < 50 and run.rounds[-1]["metrics"]["accuracy"] >= 0.3
+    assert all(record["metrics"]["accuracy"] < 0.3 for record in run.rounds[:-1])
