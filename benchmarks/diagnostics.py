@@ -56,11 +56,11 @@ def share(simulation: Simulation, rounds: int) -> tuple[float, float]:
     looking = 0.0
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
             nonlocal looking
             _wait()
             began = time.perf_counter()
-            result = method(*given)
+            result = method(*given, **named)
             _wait()
             looking += time.perf_counter() - began
             return result

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks import sync
-from benchmarks.environment import environment
 from stratafl.bench import Table, bench
+from stratafl.store.environment import environment
 
 DEVICE = torch.device("cuda")
 
