@@ -1,15 +1,13 @@
 """How fast the engines train, beside plain PyTorch, on the same data in one run.
 
 What is timed is the whole loop: sampling, transforms, gradients, corrections, clipping, updates and the meeting at
-the end of a round. The roofline is what counted operations and bytes would take at the rates of this device, as
-measured by a large matrix product and a large copy.
+the end of a round. The roofline is what a step's operations and bytes would take at the rates of this device.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,22 +16,21 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
-from stratafl import baselines, jax_baseline, models
+from stratafl import baselines, jax_baseline, models, roofline
 from stratafl.baselines import Job, Round
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.ops import HALF, Compute
 from stratafl.engine.precision import computing
 from stratafl.engine.work import Augment, Training
-from stratafl.errors import unknown
+from stratafl.errors import InvalidInput, unknown
 from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import leaf
 from stratafl.registry import rules_for
+from stratafl.roofline import now
 from stratafl.tree import Tree
 
 SAMPLES = 500
@@ -79,16 +76,6 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What the device does at best, measured."""
-
-    operations: dict[str, float]
-    """A second, in a matrix product of each precision."""
-    bytes: float
-    """A second, read and written by a copy."""
-
-
-@dataclass(frozen=True)
 class Row:
     """One way to train."""
 
@@ -124,7 +111,7 @@ class Table:
     """Of one client's step."""
     bytes: dict[str, float]
     """Of one client's step, in each precision."""
-    rates: Rates
+    rates: roofline.Rates
     rows: list[Row]
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,8 +156,8 @@ def bench(
     device: str | torch.device = "cpu",
     rounds: int = 3,
 ) -> Table:
-    """Time each of the `engines` ("plain loop", "graphed loop", "vmap", "loop", "stacked", "auto", each perhaps with
-    ":" and a precision; all that make sense here unless given) for the best of `rounds` rounds after a first one."""
+    """Time each of the `engines` for the best of `rounds` rounds after the first: "plain loop", "graphed loop", "vmap",
+    "jax", "loop", "stacked", "auto", each perhaps with ":" and a precision; all that make sense here unless given."""
     if model not in TASKS:
         raise unknown("model", model, TASKS)
     device = torch.device(device)
@@ -178,8 +165,8 @@ def bench(
     job = _job(model, task, clients, batch, steps, device)
     chosen = [name.partition(":")[::2] for name in engines or contenders(device)]
     precisions: list[Any] = list(dict.fromkeys(kind or "fp32" for _, kind in chosen))
-    rates = Rates({kind: _operations_rate(kind, device) for kind in precisions}, _bytes_rate(device))
-    operations, traffic = _counted(job, precisions)
+    rates = roofline.measured(precisions, device)
+    operations, traffic = roofline.counted(job, precisions)
     rows = []
     for name, given in chosen:
         precision: Any = given or "fp32"
@@ -259,11 +246,17 @@ def _plainly(name: str, precision: Compute, device: torch.device) -> Iterator[No
 
 
 def _make(name: Any, job: Job, precision: Compute) -> Contender:
+    if name == "jax" and precision != _jax_precision(job.inputs.device):
+        raise InvalidInput("engine", f"jax:{precision}", f"JAX computes in {_jax_precision(job.inputs.device)} here")
     if name in PLAIN:
         return Contender(name, {"round": PLAIN[name](job)})
     if name not in OURS:
         raise unknown("engine", name, [*PLAIN, *OURS])
     return _engine(name, job, precision)
+
+
+def _jax_precision(device: torch.device) -> Compute:
+    return "tf32" if device.type == "cuda" else "fp32"
 
 
 def _engine(name: Name, job: Job, precision: Compute) -> Contender:
@@ -301,17 +294,17 @@ def _timed(made: Contender, device: torch.device, rounds: int) -> tuple[float, i
     Several, because what one round leaves to the next is part of the loop; where a round is long it does not matter.
     """
     made.round()
-    began = _now(device)
+    began = now(device)
     made.round()
-    best = _now(device) - began
+    best = now(device) - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     several = 1 if best > LONG else SEVERAL
     for _ in range(rounds):
-        began = _now(device)
+        began = now(device)
         for _ in range(several):
             made.round()
-        best = min(best, (_now(device) - began) / several)
+        best = min(best, (now(device) - began) / several)
         if best > LONG:
             break
     return best, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
@@ -323,9 +316,9 @@ def _staged(made: Contender, device: torch.device) -> dict[str, float]:
         return {}
     spent = {}
     for name, stage in made.stages.items():
-        began = _now(device)
+        began = now(device)
         stage()
-        spent[name] = _now(device) - began
+        spent[name] = now(device) - began
     return spent
 
 
@@ -340,63 +333,6 @@ def _profiled(made: Contender) -> dict[str, float]:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             spent[KINDS.get(event.name, OTHER)] += event.device_time / 1e3
     return {kind: ms for kind, ms in spent.items() if ms}
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, float]]:
-    """Operations and bytes of one client's step.
-
-    Operations are those of the products, forward and back. Of bytes a step needs at least: each weight read forward
-    and back and its gradient written; gradient and correction read and the weight read and written by the update;
-    each layer's output and its gradient written and read.
-    """
-    index_B = job.partition[0][: job.batch]
-    activations = 0
-
-    def count(layer: nn.Module, given: object, output: object) -> None:
-        nonlocal activations
-        activations += output.numel() if isinstance(output, Tensor) else 0
-
-    layers = [layer for layer in job.module.modules() if not list(layer.children())]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(job.module(job.inputs[index_B]), job.targets[index_B]).backward()
-    for hook in hooks:
-        hook.remove()
-    job.module.zero_grad(set_to_none=True)
-    rows = 7 * 4 * models.parameters(job.module) + job.batch * job.inputs[0].nbytes
-    return float(counter.get_total_flops()), {
-        kind: float(rows + 4 * activations * (2 if kind in HALF else 4)) for kind in precisions
-    }
-
-
-def _operations_rate(precision: Compute, device: torch.device) -> float:
-    size = 8192 if device.type == "cuda" else 1024
-    dtype = HALF.get(precision, torch.float32)
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    with computing(precision, device):
-        return 2.0 * size**3 / _best(lambda: a @ b, device)
-
-
-def _bytes_rate(device: torch.device) -> float:
-    source = torch.randn((1 << 28) if device.type == "cuda" else (1 << 24), device=device)
-    target = torch.empty_like(source)
-    return 2.0 * source.nbytes / _best(lambda: target.copy_(source), device)
-
-
-def _best(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
-    work()
-    best = math.inf
-    for _ in range(times):
-        began = _now(device)
-        work()
-        best = min(best, _now(device) - began)
-    return best
 
 
 def _device_name(device: torch.device) -> str:

@@ -23,7 +23,7 @@ from stratafl.communication import Communication
 from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
-from stratafl.placing import placed
+from stratafl.placing import Placed, placed
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
@@ -78,12 +78,13 @@ class Federation:
         self.communication = Communication(tree)
         self.drift: Drift | None = None
         """Where given, it is shown every meeting."""
+        self._placed = Placed(self.device)
         self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         for level in self._edges():
             self._correct(level)
 
-    GIVEN = ("tree", "seed", "device", "rules", "participation", "drift")
+    GIVEN = ("tree", "seed", "device", "rules", "participation", "drift", "_placed")
     """What a federation is made of; everything else it holds is its state."""
 
     def saved(self) -> State:
@@ -148,7 +149,9 @@ class Federation:
             local = self.rules[level].local
             if local is not None:
                 model = self._leaves(level - 1, self.held[level - 1])
-                pulls.append(Pull(local, model, mine, self._leaves(level, self._column(self.rate_N[level]))))
+                pulls.append(
+                    Pull(local, model, mine, self._leaves(level, self._column(("rate", level), self.rate_N[level])))
+                )
         above = self.tree.depth - 1
         return Work(
             x=self._leaves(above, self.held[above]),
@@ -170,7 +173,15 @@ class Federation:
 
     def _leaves(self, level: int, rows: Tensor) -> Spread:
         """A level's rows as the leaves see them."""
-        return Spread(rows, None if level == self.tree.depth else self.tree.ancestors(level))
+        if level == self.tree.depth:
+            return Spread(rows)
+        ancestor_N = self.tree.ancestors(level)
+        return Spread(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
+
+    def _children(self, level: int, rows_MP: Tensor) -> Spread:
+        """Parents' rows as their children on `level` see them."""
+        parent_N = self.tree.parents[level]
+        return Spread(rows_MP, parent_N, self._placed(("children", level), parent_N))
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
@@ -203,8 +214,8 @@ class Federation:
 
     def _meet(self, level: int, relayed: bool) -> list[str]:
         tree, rule, own = self.tree, self.rules[level], self.own[level]
-        start = Spread(self.held[level - 1], tree.parents[level])
-        edge = Edge(start, self.correction[level], self._column(self.rate_N[level]))
+        start = self._children(level, self.held[level - 1])
+        edge = Edge(start, self.correction[level], self._column(("rate", level), self.rate_N[level]))
         state, message = rule.up(self.state[level], own, edge)
         sent = {**message, BUFFERS: self.own_buffers[level]}
 
@@ -238,9 +249,9 @@ class Federation:
         state = _where(present_N, state, self.state[level])
         self._stale[level][:] = True
         if rule.down is not None and not (relayed and rule.relay is not None):
-            answered = Spread(self.held[level - 1], tree.parents[level])
+            answered = self._children(level, self.held[level - 1])
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when some lost a round
-            shared_N1 = self._column(mean_rate_M[tree.parents[level]])
+            shared_N1 = self._column(("mean rate", level), mean_rate_M[tree.parents[level]])
             learnt = rule.down(state, own, Edge(start, self.correction[level], shared_N1, answered))
             state = _where(present_N, learnt, state)
             self._stale[level] = ~present_N
@@ -252,7 +263,7 @@ class Federation:
         """What the parents make of what those present sent."""
         mean = {name: self._reduce(level, rows, present_N) for name, rows in sent.items() if name != BUFFERS}
         buffers_MB = self.tree.mean(level, sent[BUFFERS], present_N)
-        share_M1 = self._column(self.tree.share(level, present_N))
+        share_M1 = self._column(("share", level), self.tree.share(level, present_N))
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
         return Merged(memory, mean["model"], model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()))
 
@@ -265,7 +276,8 @@ class Federation:
         for parent in np.flatnonzero(self.tree.occupied(level, present_N)):
             mine = np.flatnonzero(present_N & (self.tree.parents[level] == parent))
             weights = self.tree.weights[level][mine]
-            reduced_MP[parent] = reduce(rows_NP[mine], self._column(weights / weights.sum())[:, 0])
+            weights_K = placed(weights / weights.sum(), self.device, rows_NP.dtype)
+            reduced_MP[parent] = reduce(rows_NP[mine], weights_K)
         return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
@@ -299,9 +311,9 @@ class Federation:
     def _names(self, level: int, mask_N: np.ndarray) -> list[str]:
         return [self.tree.names[level][i] for i in np.flatnonzero(mask_N)]
 
-    def _column(self, values_N: np.ndarray) -> Tensor:
+    def _column(self, name: object, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""
-        return placed(values_N, self.device, self.held[0].dtype)[:, None]
+        return self._placed(name, values_N, self.held[0].dtype)[:, None]
 
 
 def _finite(*matrices: Tensor) -> np.ndarray:

@@ -299,6 +299,8 @@ def _array(tensor: Tensor) -> Array:
 def _jax() -> Any:
     # torch uses the same GPU, and JAX would take most of its memory at the start
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not available():
+        raise Unsupported("engine", "jax", "JAX is not installed")
     import jax
 
     return jax

@@ -23,6 +23,8 @@ class Spread(NamedTuple):
     rows_MP: Tensor
     of_N: np.ndarray | None = None
     """None where every node has its own."""
+    on_device_N: Tensor | None = None
+    """The same beside the rows, if it is there already."""
 
     def one(self, node: int) -> Tensor:
         """A node's row, as a matrix."""
@@ -49,10 +51,14 @@ class Spread(NamedTuple):
     def drift(self, x_NP: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
         """(x - a node's row) / rate, added to `plus` if that is given."""
         if self.of_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32 and kernels.available():
-            return kernels.drift(x_NP, self.rows_MP, placed(self.of_N, x_NP.device), rate_N1, plus_NP)
+            of_N = placed(self.of_N, x_NP.device) if self.on_device_N is None else self.on_device_N
+            return kernels.drift(x_NP, self.rows_MP, of_N, rate_N1, plus_NP)
         return drift(x_NP, self.all(), rate_N1, plus_NP)
 
     def _which(self, nodes: Sequence[int]) -> slice | Tensor:
+        if self.of_N is not None and self.on_device_N is not None and len(nodes) == len(self.of_N):
+            # as many as there are: all of them, in their order
+            return self.on_device_N
         chosen = np.asarray(nodes, dtype=np.int64)
         chosen = chosen if self.of_N is None else self.of_N[chosen]
         if len(chosen) and (np.diff(chosen) == 1).all():

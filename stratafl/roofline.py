@@ -1,0 +1,94 @@
+"""What a device could do at best: operations and bytes of a step, counted, and this device's rates, measured.
+
+The rates are those of a large matrix product and a large copy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stratafl import models
+from stratafl.baselines import Job
+from stratafl.engine.ops import HALF, Compute
+from stratafl.engine.precision import computing
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does at best, measured."""
+
+    operations: dict[str, float]
+    """A second, in a matrix product of each precision."""
+    bytes: float
+    """A second, read and written by a copy."""
+
+
+def measured(precisions: Sequence[Compute], device: torch.device) -> Rates:
+    """This device's rates."""
+    return Rates({kind: _operations_rate(kind, device) for kind in precisions}, _bytes_rate(device))
+
+
+def counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, float]]:
+    """Operations and bytes of one client's step.
+
+    Operations are those of the products, forward and back. Of bytes a step needs at least: each weight read forward
+    and back and its gradient written; gradient and correction read and the weight read and written by the update;
+    each layer's output and its gradient written and read.
+    """
+    index_B = job.partition[0][: job.batch]
+    activations = 0
+
+    def count(layer: nn.Module, given: object, output: object) -> None:
+        nonlocal activations
+        activations += output.numel() if isinstance(output, Tensor) else 0
+
+    layers = [layer for layer in job.module.modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(job.module(job.inputs[index_B]), job.targets[index_B]).backward()
+    for hook in hooks:
+        hook.remove()
+    job.module.zero_grad(set_to_none=True)
+    rows = 7 * 4 * models.parameters(job.module) + job.batch * job.inputs[0].nbytes
+    return float(counter.get_total_flops()), {
+        kind: float(rows + 4 * activations * (2 if kind in HALF else 4)) for kind in precisions
+    }
+
+
+def _operations_rate(precision: Compute, device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = HALF.get(precision, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    with computing(precision, device):
+        return 2.0 * size**3 / _best(lambda: a @ b, device)
+
+
+def _bytes_rate(device: torch.device) -> float:
+    source = torch.randn((1 << 28) if device.type == "cuda" else (1 << 24), device=device)
+    target = torch.empty_like(source)
+    return 2.0 * source.nbytes / _best(lambda: target.copy_(source), device)
+
+
+def _best(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
+    work()
+    best = math.inf
+    for _ in range(times):
+        began = now(device)
+        work()
+        best = min(best, now(device) - began)
+    return best
+
+
+def now(device: torch.device) -> float:
+    """The time when the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
