@@ -41,6 +41,8 @@ class Merged(NamedTuple):
     model_MP: Tensor
     buffers_MB: Tensor
     finite_M: np.ndarray
+    share_M: np.ndarray
+    """Of the children's weight that went into it."""
 
 
 class Federation:
@@ -225,12 +227,11 @@ class Federation:
         # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
         trusting = rule.reduce is None
         merged = self._merge(level, sent, present_N) if trusting else None
-        if merged is None or not merged.finite_M[tree.occupied(level, present_N)].all():
+        if merged is None or not (merged.finite_M | (merged.share_M == 0)).all():
             present_N = came_N & _finite(*sent.values())
             merged = self._merge(level, sent, present_N)
         refused = self._names(level, came_N & ~present_N)
-        share_M = tree.share(level, present_N)
-        heard_M = share_M > 0
+        heard_M = merged.share_M > 0
         sane_M = heard_M & merged.finite_M
         refused += self._names(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
@@ -243,7 +244,7 @@ class Federation:
         self.own[level - 1] = self.held[level - 1]
         self.held_buffers[level - 1] = _choose(sane_M, merged.buffers_MB, self.held_buffers[level - 1])
         self.own_buffers[level - 1] = self.held_buffers[level - 1]
-        mean_rate_M = tree.share(level, present_N * self.rate_N[level]) / np.where(heard_M, share_M, 1.0)
+        mean_rate_M = tree.share(level, present_N * self.rate_N[level]) / np.where(heard_M, merged.share_M, 1.0)
         self.rate_N[level - 1] = self.rate_N[level - 1] + mean_rate_M
 
         state = _where(present_N, state, self.state[level])
@@ -263,9 +264,11 @@ class Federation:
         """What the parents make of what those present sent."""
         mean = {name: self._reduce(level, rows, present_N) for name, rows in sent.items() if name != BUFFERS}
         buffers_MB = self.tree.mean(level, sent[BUFFERS], present_N)
-        share_M1 = self._column(("share", level), self.tree.share(level, present_N))
+        share_M = self.tree.share(level, present_N)
+        share_M1 = self._column(("share", level), share_M)
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
-        return Merged(memory, mean["model"], model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()))
+        finite_M = _finite(model_MP, buffers_MB, *mean.values())
+        return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M)
 
     def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
         reduce = self.rules[level].reduce

@@ -26,7 +26,8 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
         return {"z": edge.drift(x, plus=state["z"])}
 
     def forget(state: Rows) -> Rows:
-        return {"z": torch.zeros_like(state["z"])}
+        # one row of zeros for all: nothing is written, and nothing read when the next meeting adds to them
+        return {"z": torch.zeros_like(state["z"][:1]).expand_as(state["z"])}
 
     rule = average()._replace(
         init=lambda x: {"z": torch.zeros_like(x)},

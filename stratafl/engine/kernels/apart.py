@@ -16,7 +16,7 @@ from stratafl.engine.kernels.common import cdiv, power
 
 @triton.jit
 def _drift(
-    x_ptr, parents_ptr, of_ptr, rate_ptr, plus_ptr, out_ptr, P, PLUS: tl.constexpr, ALIGN: tl.constexpr,
+    x_ptr, parents_ptr, of_ptr, rate_ptr, plus_ptr, out_ptr, P, stride_plus, PLUS: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     # siblings are neighbours and run at the same time, so that their parent's row is read from memory once
@@ -28,18 +28,19 @@ def _drift(
     away -= tl.load(parents_ptr + tl.multiple_of(tl.load(of_ptr + n) * P, ALIGN) + p, mask=inside)
     out = tl.div_rn(away, tl.load(rate_ptr + n))
     if PLUS:
-        out += tl.load(plus_ptr + row, mask=inside)
+        out += tl.load(plus_ptr + tl.multiple_of(n * stride_plus, ALIGN) + p, mask=inside)
     tl.store(out_ptr + row, out, mask=inside)
 
 
 def drift(x_NP: Tensor, parents_MP: Tensor, of_N: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
     """(x - its parent's row) / rate, added to `plus` if that is given."""
     children, parameters = x_NP.shape
-    plus = None if plus_NP is None else plus_NP.contiguous()
+    # one row for all children may be given for each, by a stride of zero
+    plus = plus_NP if plus_NP is None or plus_NP.stride() in ((0, 1), (parameters, 1)) else plus_NP.contiguous()
     out_NP = torch.empty(x_NP.shape, dtype=x_NP.dtype, device=x_NP.device)
     block = min(4096, power(parameters))
     _drift[(children, cdiv(parameters, block))](
         x_NP.contiguous(), parents_MP.contiguous(), of_N, rate_N1.contiguous(), out_NP if plus is None else plus,
-        out_NP, parameters, plus is not None, math.gcd(parameters, 4), block,
+        out_NP, parameters, 0 if plus is None else plus.stride(0), plus is not None, math.gcd(parameters, 4), block,
     )  # fmt: skip
     return out_NP
