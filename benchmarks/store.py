@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from stratafl import models
-from stratafl.communication import Communication
 from stratafl.config import Config, RunConfig
 from stratafl.federation import Federation
 from stratafl.flat import Flat
@@ -34,7 +33,7 @@ from stratafl.store.environment import environment
 from stratafl.store.tensors import CHUNK
 from stratafl.tree import Tree
 
-CLIENTS, TIMES = "10x10", 5
+CLIENTS, TIMES = "10x10", 3
 
 
 def paper_state(method: str, device: torch.device) -> State:
@@ -53,7 +52,7 @@ def paper_state(method: str, device: torch.device) -> State:
     kept = [1] if method == "mtgc" else [1, 2]
     for level in kept:
         federation.state[level] = {name: trained(rows) for name, rows in federation.state[level].items()}
-    federation.communication = Communication(tree)
+        federation._correct(level)  # what follows from a state is part of a checkpoint, too
     return {"step": 0, "history": [], "federation": federation.saved(), "chunk": None}
 
 
@@ -101,11 +100,10 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     """Rounds and checkpoints of a run as a user starts it, timed; then the share at the usual distance."""
     config = Config.of({
         "tree": {"shape": CLIENTS},
-        "data": {"name": "synthetic", "synthetic": {"samples": 60, "features": 784}},
         "model": {"name": "mlp", "hidden": [200, 200]},
         "schedule": {"periods": [5, 10]},
-        "leaf": {"batch": 20},
-        "run": {"rounds": 4, "device": device, "engine": "stacked", "checkpoint_every": 1},
+        "leaf": {"batch": 10},
+        "run": {"rounds": 4, "device": device, "checkpoint_every": 1},
     })  # fmt: skip
     launch = Launch.new(config, "share", folder)
     rounds: list[float] = []
@@ -138,15 +136,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    costs = []
     with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        costs = [checkpoint_cost(method, Path(place) / method, device) for method in ("mtgc", "scaffold")]
+        for method in ("mtgc", "scaffold"):
+            cost = checkpoint_cost(method, Path(place) / method, device)
+            costs.append(cost)
+            print(
+                f"{method:8}  {cost['bytes'] / 1e6:.0f} MB  "
+                f"written in {statistics.median(cost['write_seconds']):.2f} s "
+                f"({cost['write_GB_per_second']:.2f} GB/s), {cost['ratio_to_plain_copy']:.2f} times a plain copy",
+                flush=True,
+            )
         share = share_of_a_run(Path(place) / "runs", device.type)
-    for cost in costs:
-        print(
-            f"{cost['method']:8}  {cost['bytes'] / 1e6:.0f} MB  "
-            f"written in {statistics.median(cost['write_seconds']):.2f} s ({cost['write_GB_per_second']:.2f} GB/s), "
-            f"{cost['ratio_to_plain_copy']:.2f} times a plain copy"
-        )
     print(
         f"share of a run's time, a checkpoint every {share['checkpoint_every']} rounds "
         f"of {share['steps_per_round']} steps: {100 * share['share']:.2f} %"

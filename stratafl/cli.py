@@ -70,14 +70,17 @@ def run_command(
     """Run what a config file describes, and keep it in a folder of its own."""
     if tensorboard:
         check_board()
-    if resume is not None:
-        if config is not None or change or name is not None:
-            raise InvalidInput("--resume", str(resume), "a run goes on as it began: give no config, --set or --name")
-        launch = Launch.resume(resume, lambda text: print(f"{resume.name}: {text}", file=sys.stderr))
-    elif config is not None:
-        launch = Launch.new(Config.load(config, change or ()), name or layout.slug(config.stem), runs)
-    else:
-        raise InvalidInput("CONFIG", None, "give a config file, or --resume and the folder of a run")
+    try:
+        if resume is not None:
+            if config is not None or change or name is not None:
+                raise InvalidInput("--resume", resume, "a run goes on as it began: give no config, --set or --name")
+            launch = Launch.resume(resume, lambda text: print(f"{resume.name}: {text}", file=sys.stderr))
+        elif config is not None:
+            launch = Launch.new(Config.load(config, change or ()), name or layout.slug(config.stem), runs)
+        else:
+            raise InvalidInput("CONFIG", None, "give a config file, or --resume and the folder of a run")
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
     _show(launch, tensorboard, quiet, as_json)
 
 

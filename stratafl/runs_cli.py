@@ -17,6 +17,9 @@ from stratafl.errors import InvalidInput, unknown
 from stratafl.store import layout
 from stratafl.store.read import Broken, StoredRun, scan
 
+NARROW = 60
+"""Columns of a terminal below which only what matters most is shown."""
+
 
 def runs_command(
     folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
@@ -50,21 +53,19 @@ def runs_command(
     if not chosen and not broken:
         print(f"no runs in {folder}" if not (status or where) else f"no such runs in {folder}")
         return
+    console = Console()
+    details = ("accuracy", "seconds") if console.width >= NARROW else ()
     table = Table()
     table.add_column("run", overflow="fold")
-    for heading in ("status", "rounds", "accuracy", "seconds"):
-        table.add_column(heading)
+    for heading in ("status", "rounds", *details):
+        table.add_column(heading, no_wrap=True)
     for run in chosen:
         row = _row(run)
         accuracy = row["final"].get("accuracy")
-        table.add_row(
-            escape(str(run.path.relative_to(folder))),
-            run.status,
-            f"{run.round}/{run.total}",
-            "" if accuracy is None else f"{accuracy:.4f}",
-            f"{row['seconds']:.1f}",
-        )
-    Console().print(table)
+        cells = ["" if accuracy is None else f"{accuracy:.4f}", f"{row['seconds']:.1f}"]
+        name = escape(str(run.path.relative_to(folder)))
+        table.add_row(name, run.status, f"{run.round}/{run.total}", *cells[: len(details)])
+    console.print(table)
     for run in chosen:
         if run.reason:
             print(f"{run.path.relative_to(folder)}: {run.status}: {run.reason}")

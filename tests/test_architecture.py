@@ -61,7 +61,7 @@ def test_the_reader_sees_imports() -> None:
     assert "stratafl.simulate" in IMPORTS["stratafl"]
 
 
-@pytest.mark.parametrize("base", ["tree", "rule", "flat", "streams", "errors", "placing"])
+@pytest.mark.parametrize("base", ["tree", "rule", "flat", "state", "streams", "errors", "placing"])
 def test_the_base_stands_alone(base: str) -> None:
     for name, found in modules(base).items():
         others = {each for each in found if not within(each, "errors", "streams", "placing")}
@@ -75,9 +75,14 @@ def test_the_base_stands_alone(base: str) -> None:
         (("rules",), ("tree",)),
         (("engine",), ("simulate", "config", "cli", "deploy")),
         (("federation",), ("simulate", "config", "cli")),
-        (("simulate",), ("config", "recipes", "cli", "experiment")),
         (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
         (("drift",), ("engine", "rules", "simulate", "federation")),
+        (("simulate",), ("config", "recipes", "cli", "experiment", "store")),
+        (("store.folder", "store.checkpoint", "store.signals"), ("launch", "sweep", "cli", "runs_cli", "progress")),
+        (
+            ("store.read", "store.files", "store.layout", "store.lock"),
+            ("state", "config", "engine", "simulate", "federation", "experiment"),
+        ),
         (("data", "metrics"), ("tree", "rule", "engine", "simulate", "federation")),
     ],
     ids=str,

@@ -41,6 +41,9 @@ class RunFolder:
         files.make_folder(parent)
         try:
             partial.mkdir()
+        except OSError as problem:
+            raise files.unwritable(path, problem) from None
+        try:
             lock = Lock(partial)
             for folder in layout.FOLDERS:
                 (partial / folder).mkdir()
