@@ -75,6 +75,8 @@ def test_the_base_stands_alone(base: str) -> None:
         (("rules",), ("tree",)),
         (("engine",), ("simulate", "config", "cli", "deploy")),
         (("federation",), ("simulate", "config", "cli")),
+        (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
+        (("drift",), ("engine", "rules", "simulate", "federation")),
         (("simulate",), ("config", "recipes", "cli", "experiment", "store")),
         (("store.folder", "store.checkpoint", "store.signals"), ("launch", "sweep", "cli", "runs_cli", "progress")),
         (
@@ -128,7 +130,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     )
     loaded = set(ran.stdout.split())
     assert {"torch", "numpy", "stratafl"} <= loaded
-    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard"}
+    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard", "plotly", "pandas"}
     assert not loaded & extras
 
 

@@ -99,6 +99,11 @@ class StackedEngine:
         self._differentiate: Differentiate | None = found
         self.chunk = chunk or self._fitting()
 
+    @property
+    def clipped(self) -> int | None:
+        # the kernels that clip do not say how often
+        return self._loop.clipped if self._differentiate is None else None
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if self._differentiate is None:
             self._loop.leaf = self.leaf
