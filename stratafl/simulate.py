@@ -189,15 +189,15 @@ class Simulation:
         self.history.append(result)
         return result
 
-    def _diagnosis(self, drift: Drift, refused: list[str], clipped_before: int | None, client_steps: int) -> Levels:
+    def _diagnosis(self, drift: Drift, refused: list[str], clipped_before: int, client_steps: int) -> Levels:
         """What the meetings showed, and who was refused or clipped."""
         levels = drift.read()
         for name in refused:
             mine = levels[str(self.federation.tree.find(name)[0])]
             mine["refused"] = mine.get("refused", 0) + 1
-        clipped, clips = self.engine.clipped, any(isinstance(stage, clip) for stage in self.leaf.stages)
-        if clips and client_steps and clipped is not None and clipped_before is not None:
-            levels[str(self.federation.tree.depth)]["clipped"] = (clipped - clipped_before) / client_steps
+        if client_steps and any(isinstance(stage, clip) for stage in self.leaf.stages):
+            clipped = self.engine.clipped - clipped_before
+            levels[str(self.federation.tree.depth)]["clipped"] = clipped / client_steps
         return levels
 
     def state(self) -> State:

@@ -210,13 +210,17 @@ def update(
     momentum: float = 0.0,
     velocity_CP: Tensor | None = None,
     squares: Sequence[Tensor] = (),
+    clipped: Tensor | None = None,
 ) -> None:
     """The usual chain of a leaf after its corrections, clip -> decay -> momentum -> step, in place, which uses up
-    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known."""
+    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known; to `clipped` is added
+    how many of them the clip shortened."""
     if clip is not None:
         known = torch.cat(list(squares), dim=1).sum(dim=1, keepdim=True).sqrt() if squares else None
         length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True) if known is None else known
         shrink_C1 = clip / length_C1.clamp(min=clip)
+        if clipped is not None:
+            clipped += (shrink_C1 < 1).sum()
         if not decay and velocity_CP is None and not isinstance(lr, Tensor):
             x_CP.addcmul_(g_CP, shrink_C1, value=-lr)
             return
