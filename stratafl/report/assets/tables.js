@@ -28,8 +28,8 @@ function drawLegends() {
       const chip = element("button", { type: "button", title: "Click to hide or show; double-click to see it alone" },
         swatch(number), element("span", { textContent: setting.label }), ...(badge ? [element("span", { className: "badge", textContent: badge })] : []));
       chip.setAttribute("aria-pressed", String(!state.hidden.has(setting.label)));
-      chip.addEventListener("click", () => toggle(setting.label, host, number));
-      chip.addEventListener("dblclick", () => alone(setting.label));
+      // the first click of two has made new chips, so that no one of them sees both
+      chip.addEventListener("click", (event) => (event.detail === 2 ? alone(setting.label) : toggle(setting.label, host, number)));
       return chip;
     });
     host.replaceChildren(...(state.data.settings.length > 1 ? chips : []));
