@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_a_setting_can_be_hidden_and_seen_alone(page: Page, report: Path) -> Non
     for figure in ("curve-accuracy", "curve-loss", "drift-1", "drift-2"):
         assert page.lines(figure, SETTINGS - 1) == SETTINGS - 1
     assert page.js(f"document.querySelector('{chip}').getAttribute('aria-pressed')") == "false"
+    time.sleep(0.5)  # sooner it would be a double click
     page.click(chip)
     assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
     ActionChains(page.browser).double_click(
