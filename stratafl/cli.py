@@ -21,6 +21,7 @@ from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
 from stratafl.progress import Display
 from stratafl.registry import entries
+from stratafl.reproduce_cli import reproduce_command
 from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result
 from stratafl.store import layout
@@ -39,6 +40,7 @@ app.add_typer(data, name="data")
 app.command("models")(models_command)
 app.command("runs")(runs_command)
 app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
