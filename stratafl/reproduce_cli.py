@@ -25,7 +25,7 @@ from stratafl.reproduce.measure import measure
 from stratafl.reproduce.overview import write_overview
 from stratafl.reproduce.report import describe, said, stem, table, write
 from stratafl.reproduce.stock import Stock
-from stratafl.reproduce.train import failures, missing, train, wanted
+from stratafl.reproduce.train import failures, missing, to_do, train, wanted
 
 UNFINISHED = 3
 """The exit code when there was not enough time: the same command goes on."""
@@ -128,7 +128,7 @@ def _train(
     notes: list[str],
 ) -> tuple[int, bool]:
     configs = wanted(cases, seeds)
-    with SweepDisplay("reproduce", len(missing(configs, runs)), quiet) as display:
+    with SweepDisplay("reproduce", len(to_do(configs, runs)), quiet) as display:
         outcomes = train(configs, runs, workers, display.show, display.say, seconds)
     failed = failures(outcomes)
     notes += [f"{outcome.name}: failed: {outcome.reason}" for outcome in failed]
@@ -190,20 +190,14 @@ def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json
         needed = ", ".join(
             name if state in READY else f"{name} [bold]({state})[/bold]" for name, state in row["data"].items()
         )
-        steps = _millions(row["client_steps_expected"])
-        shown.add_row(
-            row["name"], row["where"].split(" (")[0], needed, str(row["runs"]), steps, duration(row["seconds"])
-        )
+        cells = [str(row["runs"]), f"{row['client_steps_expected'] / 1e6:,.1f} M", duration(row["seconds"])]
+        shown.add_row(row["name"], row["where"].split(" (")[0], needed, *cells)
     Console().print(shown)
     print("client-steps: where a run stops at a target, as many as the paper's own needed; time: at these rates")
     named = {name: rate for row in rows for name, rate in row["rates"].items()}
     for name, rate in named.items():
         print(f"  {name}: {rate['steps']:,.0f} client-steps a second, {rate['source']}")
     print("recipes share runs: all of them together take less than the sum")
-
-
-def _millions(steps: float) -> str:
-    return f"{steps / 1e6:,.1f} M"
 
 
 def duration(seconds: float) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from stratafl import models
+from stratafl.config import Config, named
 from stratafl.data import sources
 from stratafl.recipes.base import Case, Options, Recipe
 from stratafl.recipes.paper import table1
-from stratafl.simulate import simulate
+from stratafl.simulate import Simulation, simulate
 
 H200 = {
     "mlp": {"fp32": 167_382, "tf32": 321_769, "bf16": 325_167, "fp16": 314_736},
@@ -77,23 +78,11 @@ class Rates:
     def _measured(self, case: Case) -> Rate:
         config = case.config
         on_cpu = config.run.device == "cpu"
-        clients, steps = (2, 2) if on_cpu else (100, 4)
-        name, params = str(config.model["name"]), {k: v for k, v in config.model.items() if k != "name"}
-        shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
-        if config.data.name == "digits":
-            clients, steps = 20, 10
-        batch = config.leaf.batch or 50
-        total = batch * clients
-        inputs = torch.randint(classes, (total, *shape)) if name == "lstm" else torch.rand(total, *shape)
-        targets = torch.arange(total) % classes
+        clients, steps = (20, 10) if config.data.name == "digits" else (2, 2) if on_cpu else (100, 4)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as each of several workers has
         try:
-            run = simulate(
-                lambda: models.build(name, shape, classes, **params), (inputs, targets), [range(i * batch, (i + 1) * batch) for i in range(clients)],
-                str(clients), "hfedavg", periods=[steps], rounds=2, batch=batch, device=config.run.device,
-                engine=config.run.engine, precision=config.run.precision,  # type: ignore[arg-type]
-            )  # fmt: skip
+            run = _short_run(config, clients, steps)
             next(run)  # the first warms up
             began = time.perf_counter()
             next(run)
@@ -104,6 +93,28 @@ class Rates:
             torch.set_num_threads(threads)
         workers = cores() if on_cpu else 1
         return Rate(each * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
+
+
+def _short_run(config: Config, clients: int, steps: int) -> Simulation:
+    """Two rounds of the model on noise, a batch for each client."""
+    name, params = named("model", config.model)
+    shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
+    batch = config.leaf.batch or 50
+    total = clients * batch
+    inputs = torch.randint(classes, (total, *shape)) if name == "lstm" else torch.rand(total, *shape)
+    return simulate(
+        lambda: models.build(name, shape, classes, **params),
+        (inputs, torch.arange(total) % classes),
+        list(torch.arange(total).split(batch)),
+        str(clients),
+        "hfedavg",
+        periods=[steps],
+        rounds=2,
+        batch=batch,
+        device=config.run.device,
+        engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
+        precision=config.run.precision,  # type: ignore[arg-type]
+    )
 
 
 def cores() -> int:

@@ -14,8 +14,6 @@ from stratafl.store import layout
 from stratafl.sweep import Outcome, run_all
 from stratafl.sweep.pool import Watch
 
-Begin = Callable[[int], None]
-
 
 def wanted(cases: Sequence[Case], seeds: int) -> list[Config]:
     """One config per run, in the order they are to be done."""
@@ -25,6 +23,11 @@ def wanted(cases: Sequence[Case], seeds: int) -> list[Config]:
 def missing(configs: Iterable[Config], folder: Path) -> list[Config]:
     stock = Stock.of(folder)
     return [config for config in configs if not stock.has(config)]
+
+
+def to_do(configs: Iterable[Config], folder: Path) -> set[str]:
+    """The names of the runs that are missing; recipes share some."""
+    return {run_name(config) for config in missing(configs, folder)}
 
 
 def train(
