@@ -46,7 +46,11 @@ def _curves(results: Results) -> Any:
 
 
 def _communication(results: Results) -> Any:
-    return _panels(results, "sent and received per client (GB)", lambda curve: [sent / 1e9 for sent in curve.sent])
+    most = max(curve.sent[-1] for m in results.measured.values() for curve in m.curves)
+    unit, size = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
+    return _panels(
+        results, f"sent and received per client ({unit})", lambda curve: [sent / size for sent in curve.sent]
+    )
 
 
 def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]]) -> Any:
@@ -73,6 +77,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 here.set_ylabel(
                     "test accuracy" if rows == 1 else f"{DISTRIBUTIONS[panel[1]]}\ntest accuracy", fontsize=8
                 )
+            here.xaxis.get_major_locator().set_params(integer=True)
             here.grid(alpha=0.25)
             here.spines[["top", "right"]].set_visible(False)
             if not any(results.get(panel, line) for line in lines):

@@ -47,9 +47,11 @@ class Claim:
             return Verdict(OPEN, "")
         true, false = ([f for f in told if f.holds is which] for which in (True, False))
         status = HELD if not false else NOT_HELD if not true else PARTLY
-        parts = [f"{len(true)} of {len(told)}" if len(told) > 1 else "yes" if true else "no"]
         shown = [*false, *true][:SHOWN]
-        parts += [f"{'' if finding.holds else 'not '}{finding.label}: {finding.said}" for finding in shown]
+        parts = [f"{finding.label}: {finding.said}" for finding in shown]
+        if len(told) > 1:
+            parts = [f"{'' if f.holds else 'not '}{part}" for f, part in zip(shown, parts, strict=True)]
+            parts.insert(0, f"{len(true)} of {len(told)}")
         if len(shown) < len(told):
             parts.append(f"and {len(told) - len(shown)} more")
         if len(told) < len(found):

@@ -118,6 +118,12 @@ class Measured:
         return statistics.fmean(each[-1] for each in found) if found and all(found) else None
 
 
+def extra_models(ours: Measured, plain: Measured, e: int) -> float:
+    """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
+    last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
+    return (last - base) / (base / (2 * e))
+
+
 class Results:
     """A recipe's cases with what was measured; panels and lines in the recipe's order."""
 

@@ -34,6 +34,12 @@ class Curve:
     made_with: dict[str, Any] = field(default_factory=dict, repr=False)
     """The environment and the precision."""
 
+    @property
+    def last_sent(self) -> float:
+        """Bytes of the last round, since the first has no corrections to send."""
+        before = (0, 0.0) if len(self.rounds) < 2 else (self.rounds[-2], self.sent[-2])
+        return (self.sent[-1] - before[1]) / (self.rounds[-1] - before[0])
+
 
 class Stock:
     """What a folder of runs has to offer."""

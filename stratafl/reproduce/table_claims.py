@@ -44,12 +44,14 @@ def _fewest(results: Results) -> list[Finding]:
 
 
 def _monotone(labels: str, values: Sequence[Value | None], rising: bool) -> Finding:
-    """The last beyond the first, and no step that is certainly the other way."""
+    """Somewhere it moves the right way and nowhere it certainly moves the other; it may stand still."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Finding(labels, None, "")
-    answers = [less(a, b) if rising else less(b, a) for i, a in enumerate(known) for b in known[i + 1 :]]
-    holds = False if False in answers else True if True in answers else None
+    pairs = [(a, b) if rising else (b, a) for i, a in enumerate(known) for b in known[i + 1 :]]
+    right, wrong = (any(less(*pair[::way]) for pair in pairs) for way in (1, -1))
+    level = all(less(*pair) is False for pair in pairs)
+    holds = False if wrong or level else True if right else None
     return Finding(labels, holds, ", ".join(_text(value) for value in known))
 
 

@@ -172,4 +172,4 @@ def test_figure_7() -> None:
     ours = results("fig7a", levels({"mtgc": 0.8}))
     assert judge("fig7a_best", ours).status == HELD
     assert judge("fig7a_bytes", ours).status == NOT_HELD  # the made-up runs all send the same
-    assert "1.0000 times HFedAvg" in judge("fig7a_bytes", ours).sentence
+    assert "0.00 models more a round" in judge("fig7a_bytes", ours).sentence
