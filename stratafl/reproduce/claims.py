@@ -53,13 +53,13 @@ def _lowest(line: str) -> Callable[[Results], list[Finding]]:
         found = []
         for panel in results.panels:
             scores = {each: results.accuracy(panel, each) for each in results.lines(panel)}
-            if any(score is None for score in scores.values()) or line not in scores:
+            if None in scores.values() or line not in scores or len(scores) < 2:
                 found.append(Finding(label(panel), None, ""))
                 continue
             means = {each: score.mean for each, score in scores.items() if score is not None}
-            low = min(means, key=lambda each: means[each])
-            said = f"{METHODS[line]} {percent(scores[line])}, lowest {METHODS[low]} {percent(scores[low])}"
-            found.append(Finding(label(panel), low == line, said))
+            rival = min((each for each in means if each != line), key=lambda each: means[each])
+            said = f"{METHODS[line]} {percent(scores[line])}, lowest other {METHODS[rival]} {percent(scores[rival])}"
+            found.append(Finding(label(panel), means[line] < means[rival], said))
         return found
 
     return findings
@@ -160,9 +160,8 @@ def _sends(results: Results) -> list[Finding]:
             continue
         e = ours.case.config.schedule.periods[0]
         more = extra_models(ours, plain, e)
-        said = (
-            f"{more:.2f} models more a round, which is (E+1)/E = {communication_ratio(e):.3f} where one way is counted"
-        )
+        ratio = f"(E+1)/E = {communication_ratio(e):.3f}"
+        said = f"{more:.2f} models more a round; with one more, its downloads are {ratio} times HFedAvg's"
         found.append(Finding(label(panel), abs(more - 1) < 0.01, said))
     return found
 
@@ -180,7 +179,8 @@ def _better_for_the_same_bytes(results: Results) -> list[Finding]:
             scores = {line: m.at_cost(share * most) or 0.0 for line, m in known.items()}
             rival = max((line for line in scores if line != "mtgc"), key=lambda line: scores[line])
             said = f"{100 * scores['mtgc']:.1f} %, {METHODS[rival]} {100 * scores[rival]:.1f} %"
-            found.append(Finding(f"at {share * most / 1e6:,.3g} MB", scores["mtgc"] > scores[rival], said))
+            spent = share * most / 1e6
+            found.append(Finding(f"at {spent:,.{0 if spent > 10 else 2}f} MB", scores["mtgc"] > scores[rival], said))
     return found
 
 

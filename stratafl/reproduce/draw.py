@@ -10,7 +10,7 @@ from typing import Any
 from stratafl.plots import COLOURS, pyplot, save
 from stratafl.recipes.paper import Rounds, table1
 from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
-from stratafl.reproduce.judge import Panel, heading
+from stratafl.reproduce.judge import Panel, heading, word
 from stratafl.reproduce.measure import Measured, Results, Value
 from stratafl.reproduce.stock import Curve
 
@@ -67,7 +67,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 found = results.get(panel, line)
                 colour = COLOUR.get(line) or LADDER[number % len(LADDER)]
                 if found is not None:
-                    _line(here, found, along, colour, _title(line, found), line == "mtgc")
+                    _line(here, found, along, colour, _title(line), line == "mtgc")
             if results.target is not None:
                 here.axhline(results.target, color=INK, linewidth=0.8, linestyle=":")
             here.set_title(_short(panel, rows), fontsize=9)
@@ -82,6 +82,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
             here.spines[["top", "right"]].set_visible(False)
             if not any(results.get(panel, line) for line in lines):
                 here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
+                here.set(xticks=[], yticks=[])
             elif len({_own_key(results, each) for each in results.panels}) > 1:
                 here.legend(frameon=False, fontsize=7, loc="lower right")
     if len({_own_key(results, each) for each in results.panels}) == 1:
@@ -96,11 +97,12 @@ def _own_key(results: Results, panel: Panel) -> tuple[str, ...]:
 
 
 def _one_legend(figure: Any, axes: Any) -> None:
+    columns = max(4, 2 * axes.shape[1])
     shown: dict[str, Any] = {}
     for each in axes.flat:
         for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
             shown.setdefault(text, handle)
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(len(shown), 4), frameon=False,
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", frameon=False, ncols=min(len(shown), columns),
                   fontsize=8)  # fmt: skip
 
 
@@ -118,11 +120,8 @@ def _line(
         axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.18, linewidth=0)
 
 
-def _title(line: str, measured: Measured) -> str:
-    e, _, h = line.removeprefix("E").partition("H")
-    if line.startswith("E") and e.isdigit() and h.isdigit():
-        return f"E = {e}, H = {h}"
-    return METHODS.get(line, line.replace("=", " = "))
+def _title(line: str) -> str:
+    return METHODS.get(line) or word(line.replace("=", " = "))
 
 
 def _grid(panels: Sequence[Panel]) -> list[list[Panel]]:
@@ -173,7 +172,7 @@ def _rounds(results: Results) -> Any:
         here.set_xticks(ticks, [str(tick) for tick in ticks])
         here.minorticks_off()
         here.set_xlabel(f"global rounds to {results.target:.0%}")
-        here.set_yticks(range(len(settings)), [_eh(each) for each in settings])
+        here.set_yticks(range(len(settings)), [word(each) for each in settings])
         here.grid(alpha=0.25)
         here.spines[["top", "right"]].set_visible(False)
     axes[0][0].invert_yaxis()
@@ -196,11 +195,6 @@ def _point(axes: Any, value: Value | Rounds, height: float, colour: str, marker:
     if value.beyond:
         axes.annotate("", (value.mean, height), xytext=(16, 0), textcoords="offset points", annotation_clip=False,
                       arrowprops={"arrowstyle": "<-", "color": colour})  # fmt: skip
-
-
-def _eh(setting: str) -> str:
-    e, _, h = setting.removeprefix("E").partition("H")
-    return f"E = {e}, H = {h}"
 
 
 def _time(results: Results) -> Any:

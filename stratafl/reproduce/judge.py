@@ -83,7 +83,13 @@ def label(panel: Panel) -> str:
 
 def heading(panel: Panel) -> str:
     """Likewise, in the words of the paper."""
-    return ", ".join(DISTRIBUTIONS.get(part, TITLES.get(part, part)) for part in panel)
+    return ", ".join(DISTRIBUTIONS.get(part) or word(part) for part in panel)
+
+
+def word(part: str) -> str:
+    """A data set's title, or a setting such as E10H20 spelt out."""
+    e, _, h = part.removeprefix("E").partition("H")
+    return f"E = {e}, H = {h}" if e.isdigit() and h.isdigit() else TITLES.get(part, part)
 
 
 def percent(value: Value | None) -> str:

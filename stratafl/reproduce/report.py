@@ -66,6 +66,8 @@ def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any
         "rounds": measured.last,
         "limit": measured.case.config.run.rounds,
     }
+    if results.recipe.name == "table1":
+        row |= _beside_table1(results, panel, line)
     if not measured.curves:
         return row
     if results.recipe.form != "rounds":
@@ -74,8 +76,6 @@ def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any
         row |= _numbers("rounds_to_target", measured.reach(results.target), 1)
         row |= _numbers("seconds_to_target", measured.seconds_to(results.target), 1)
     row |= _numbers("seconds", measured.seconds_for(until), 1)
-    if results.recipe.name == "table1":
-        row |= _beside_table1(results, panel, line)
     if results.recipe.form == "communication":
         row |= _communication(results, panel, line, measured)
     return row
