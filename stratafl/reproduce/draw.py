@@ -102,8 +102,8 @@ def _one_legend(figure: Any, axes: Any) -> None:
     for each in axes.flat:
         for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
             shown.setdefault(text, handle)
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", frameon=False, ncols=min(len(shown), columns),
-                  fontsize=8)  # fmt: skip
+    place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    figure.legend(shown.values(), shown.keys(), ncols=min(len(shown), columns), **place)
 
 
 def _line(

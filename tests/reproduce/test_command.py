@@ -20,6 +20,7 @@ from stratafl.reproduce.judge import OPEN
 from stratafl.reproduce.overview import overview
 from stratafl.reproduce.stock import Stock
 from stratafl.store import layout, list_runs
+from stratafl.sweep import pool
 from tests.data.test_formats import _cinic
 from tests.reproduce.histories import reaching, stored
 
@@ -87,17 +88,24 @@ def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
     return curve.accuracy
 
 
-def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    cases = quick("fig7a", "mtgc", rounds=60)
+def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch) -> None:
+    cases = quick("fig7a", "hfedavg", "mtgc", rounds=40)
     configs = training.wanted(cases, 1)
-    (first,) = training.train(configs, tmp_path / "parts", workers=1, seconds=0.0)
-    assert first.status == layout.INTERRUPTED
-    begun = training.train(configs, tmp_path / "parts", workers=1, seconds=8.0)
-    while any(outcome.status != layout.DONE for outcome in begun):
-        assert all(outcome.status == layout.INTERRUPTED for outcome in begun)
-        begun = training.train(configs, tmp_path / "parts", workers=1, seconds=8.0)
+    clock = [0.0]
+    monkeypatch.setattr(pool.time, "monotonic", lambda: clock[0])
+
+    def late_after_three_rounds(event: pool.Event) -> None:
+        clock[0] = 1000.0 if event.kind == "round" and event.values["round"] >= 3 else clock[0]
+
+    watch = late_after_three_rounds
+    first, second = training.train(configs, tmp_path / "parts", workers=1, watch=watch, seconds=500.0)
+    assert (first.status, second.status) == (layout.INTERRUPTED, layout.INTERRUPTED)
+    assert second.path is None and "no time" in second.reason
+    (begun,) = list_runs(tmp_path / "parts")
+    assert 3 <= begun.round < 40
+    assert {o.status for o in training.train(configs, tmp_path / "parts", workers=1)} == {layout.DONE}
     assert training.train(configs, tmp_path / "parts") == []
-    training.train(configs, tmp_path / "whole", workers=1)
+    training.train(configs[:1], tmp_path / "whole", workers=1)
     assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
 
 
@@ -148,7 +156,7 @@ def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> Non
     assert not list(out.glob("*.png"))
     page = (out / "README.md").read_text()
     assert page.count(OPEN) == page.count("\n| ") - 1
-    assert "MTGC | 0/3" in (out / "table1.md").read_text().replace(" | mtgc", "")
+    assert "| MTGC | 0/3 | 52.7 ± 1.2 |" in (out / "table1.md").read_text()
 
 
 # -- what it says before ----------------------------------------------------------------------------------------------
