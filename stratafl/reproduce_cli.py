@@ -39,7 +39,7 @@ def reproduce_command(
     methods: Annotated[str | None, typer.Option(help="Instead of the figure's own: mtgc,hfedavg,...")] = None,
     partition: Annotated[str, typer.Option(help="release_dirichlet or dirichlet.")] = "release_dirichlet",
     only: Annotated[
-        list[str] | None, typer.Option(help="Only cases with this in their name: both/E10H20; repeatable.")
+        list[str] | None, typer.Option(help="Train only cases with this in their name: both/E10H20; repeatable.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the recipe's limit.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -83,7 +83,8 @@ def reproduce_command(
     if not report_only:
         able = _able(cases, notes, strict="all" not in (what or ()))
         unfinished, failed = _train(able, count, runs, workers, max_seconds, quiet, notes)
-    found = _report(cases, options, count, runs, out)
+    every = {each: each.cases(options) for each in chosen}
+    found = _report(every, options, count, runs, out)
     if as_json:
         print(json.dumps({"results": found, "unfinished": unfinished, "notes": notes}))
     else:
