@@ -14,7 +14,7 @@ import pytest
 
 from stratafl.cli import main
 from stratafl.recipes import Case, Options, recipe, run_name, settings
-from stratafl.recipes.cost import Rates
+from stratafl.recipes.cost import Rate, Rates
 from stratafl.recipes.figures import TABLE1
 from stratafl.reproduce import train as training
 from stratafl.reproduce.judge import OPEN
@@ -172,9 +172,7 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
     assert table["seconds"] > search["seconds"] >= 0
     assert table["rates"]["mlp"]["source"].startswith("measured here")
     monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
-    monkeypatch.setattr(Rates, "_measured", lambda *given: pytest.fail("nothing to measure"))
-    monkeypatch.setattr(Rates, "of", lambda *given: Rates._fixed)  # type: ignore[attr-defined]
-    monkeypatch.setattr(Rates, "_fixed", type("R", (), {"steps": 1.0, "source": "here"})(), raising=False)
+    monkeypatch.setattr(Rates, "of", lambda *given: Rate(1.0, "here"))
     monkeypatch.setenv("COLUMNS", "100")
     assert command(monkeypatch, "reproduce", "--list") == 0
     shown = capsys.readouterr().out
