@@ -24,6 +24,7 @@ from stratafl.metrics import rounds_to
 from stratafl.progress import Display
 from stratafl.registry import entries
 from stratafl.report_cli import report_command
+from stratafl.reproduce_cli import reproduce_command
 from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result, RoundResult
 from stratafl.store import layout
@@ -43,6 +44,7 @@ app.command("models")(models_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
 app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
