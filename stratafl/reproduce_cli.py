@@ -26,6 +26,7 @@ from stratafl.reproduce.overview import write_overview
 from stratafl.reproduce.report import describe, said, stem, table, write
 from stratafl.reproduce.stock import Stock
 from stratafl.reproduce.train import failures, missing, to_do, train, wanted
+from stratafl.store.files import make_folder
 
 UNFINISHED = 3
 """The exit code when there was not enough time: the same command goes on."""
@@ -146,11 +147,12 @@ def _report(
     found = []
     for each, its in cases.items():
         results = measure(each, its, options, seeds, stock)
-        name = stem(each, options)
-        pictures = draw(results, out / name)
         values = describe(results, seeds)
-        write(values, each.form, out, name, pictures)
         found.append(values)
+        if results.comparable:
+            name = stem(each, options)
+            write(values, each.form, out, name, draw(results, out / name))
+    make_folder(out)
     write_overview(out, options.scale)
     return found
 

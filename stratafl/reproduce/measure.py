@@ -79,6 +79,15 @@ class Measured:
                 finals.append(statistics.fmean(within))
         return Value.of(finals) if finals else None
 
+    def best(self, until: int) -> Value | None:
+        """The highest accuracy of any round up to this one."""
+        finals = [
+            max(accuracy for round, accuracy in zip(curve.rounds, curve.accuracy, strict=True) if round <= until)
+            for curve in self.curves
+            if curve.rounds[0] <= until
+        ]
+        return Value.of(finals) if finals else None
+
     def unrest(self, until: int) -> float | None:
         """How far the accuracy jumps from round to round, on average over the second half of the rounds."""
         jumps = [
@@ -142,6 +151,12 @@ class Results:
     def get(self, panel: tuple[str, ...], line: str) -> Measured | None:
         found = self.measured.get((panel, line))
         return found if found is not None and found.curves else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether any panel has two lines to compare, or all it is to have: another recipe's run alone says nothing."""
+        found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
+        return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
     def until(self, panel: tuple[str, ...]) -> int:
         """The last round that every line of the panel has, of those that were measured at all."""

@@ -13,7 +13,7 @@ from stratafl.recipes.chosen import CHOSEN
 from stratafl.recipes.paper import TABLE1
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.judge import OPEN
-from stratafl.reproduce.report import FORMAT, provenance
+from stratafl.reproduce.report import FORMAT, as_table, provenance, said, table
 from stratafl.store.files import read_json, writing
 
 NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
@@ -56,9 +56,7 @@ def overview(folder: Path, scale: Scale) -> str:
     lines += [_claim_row(claim, main.get(claim.recipe)) for claim in CLAIMS] + [""]
     for each in results:
         if each["partition"] != "release_dirichlet":
-            lines += [f"## {each['title']}, with a true Dirichlet", ""]
-            lines += ["| claim | measured | held? |", "|---|---|---|"]
-            lines += [f"| {c['text']} | {c['sentence']} | {c['status']} |" for c in each["claims"]] + [""]
+            lines += [f"## {each['title']}, with a true Dirichlet", "", *_measured(each), ""]
     lines += ["## Results", ""]
     lines += [f"- [{each['title']}]({each['stem']}.md). {provenance(each['made_with'])}" for each in results]
     if not results:
@@ -66,6 +64,14 @@ def overview(folder: Path, scale: Scale) -> str:
     lines += ["", "## What the paper leaves open", "", *_chosen(main.get("search")), ""]
     lines += _elsewhere(folder) if scale == "paper" else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured(each: dict[str, Any]) -> list[str]:
+    """The rows there is something for, and the claims they are enough for."""
+    rows = [row for row in each["rows"] if row["seeds"]]
+    headings, cells = table({**each, "rows": rows}, RECIPES[each["what"]].form)
+    judged = [claim for claim in each["claims"] if claim["status"] != OPEN]
+    return as_table(headings, cells) + [f"- **{claim['status']}**: {said(claim)}" for claim in judged]
 
 
 def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:

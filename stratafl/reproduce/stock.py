@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Curve:
     """Whether it has them, or reached the accuracy to stop at."""
     steps: int = 0
     """Local steps of a client."""
+    span: tuple[float, float] = (0.0, 0.0)
+    """When it was computed: begin and end, in seconds since 1970."""
     made_with: dict[str, Any] = field(default_factory=dict, repr=False)
     """The environment and the precision."""
 
@@ -88,4 +91,7 @@ def _cut(run: StoredRun, wanted: Config) -> Curve:
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
     steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
     made_with = {**run.environment, "device": run.config["run"]["device"], "precision": run.config["run"]["precision"]}
-    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, made_with)
+    begin, end = (datetime.fromisoformat(text).timestamp() for text in (run.created, run.updated))
+    if len(kept) < len(run.rounds):  # the rest of it went into something else
+        end = min(end, begin + (seconds[-1] if seconds else 0.0))
+    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stratafl.reproduce.measure import Results, measure
 from stratafl.reproduce.stock import Stock
 from stratafl.store.read import StoredRun
 
+BEGUN = "2026-01-01T00:00:00+00:00"
 ENVIRONMENT = {"commit": "abc", "gpu": "none", "processor": "some", "torch": "2.0", "changed_since_commit": False}
 
 
@@ -24,9 +26,10 @@ def stored(config: Config, accuracy: Sequence[float], *, sent: float = 100.0, se
                         "bytes_per_client": number * sent, "seconds": seconds})  # fmt: skip
         if config.run.stop_at is not None and value >= config.run.stop_at:
             break
+    end = (datetime.fromisoformat(BEGUN) + timedelta(seconds=seconds * len(records))).isoformat()
     return StoredRun(
         path=Path("nowhere"), name="run", id="1", status="done", reason="", round=len(records),
-        total=config.run.rounds, created="", updated="", config=config.as_dict(), environment=ENVIRONMENT,
+        total=config.run.rounds, created=BEGUN, updated=end, config=config.as_dict(), environment=ENVIRONMENT,
         rounds=records, tree={}, summary=None,
     )  # fmt: skip
 

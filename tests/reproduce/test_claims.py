@@ -11,6 +11,7 @@ from stratafl.recipes.paper import table1
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.judge import HELD, NOT_HELD, OPEN, PARTLY, Verdict
 from stratafl.reproduce.measure import Results, Value, less, times
+from stratafl.reproduce.report import covered, made_with
 from tests.reproduce.histories import reaching, results
 
 
@@ -92,7 +93,7 @@ def test_ratios_keep_the_bound() -> None:
 def test_the_best_is_the_best_of_the_last_rounds_on_every_data_set() -> None:
     assert judge("fig3_best", results("fig3", levels({"mtgc": 0.8}))).status == HELD
     assert judge("fig3_best", results("fig3", levels({"feddyn": 0.8}))).status == NOT_HELD
-    peak = [0.9] * 50 + [0.4] * 50
+    peak = [0.9] * 20 + [0.4] * 80
     assert judge("fig3_best", results("fig3", lambda c: peak if c.line == "mtgc" else [0.5] * 100)).status == NOT_HELD
 
     def but_one(case: Case) -> Sequence[float]:
@@ -173,3 +174,25 @@ def test_figure_7() -> None:
     assert judge("fig7a_best", ours).status == HELD
     assert judge("fig7a_bytes", ours).status == NOT_HELD  # the made-up runs all send the same
     assert "0.00 models more a round" in judge("fig7a_bytes", ours).sentence
+
+
+def test_runs_that_shared_a_machine_count_its_time_once() -> None:
+    assert covered([(0.0, 10.0), (2.0, 8.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
+    assert covered([]) == 0.0
+    found = results("label_shift", levels({}))  # four runs of 100 rounds, all begun at once
+    assert made_with(found)["seconds"] == 200.0
+    assert made_with(found)["client_steps"] == 4 * 100 * 100 * 600
+
+
+def test_what_another_recipe_s_run_tells_alone_is_no_result() -> None:
+    assert not results("fig7a", lambda case: [0.5] if case.line == "mtgc" else None).comparable
+    assert results("fig7a", lambda case: [0.5] if case.line in ("mtgc", "hfedavg") else None).comparable
+    assert results("fig7a", lambda case: [0.5], methods=("mtgc",)).comparable
+
+
+def test_the_best_round_so_far() -> None:
+    found = results("label_shift", lambda case: [0.5, 0.8, 0.6])
+    line = next(iter(found.measured.values()))
+    assert line.best(3) == Value(0.8)
+    assert line.best(1) == Value(0.5)
+    assert line.best(0) is None

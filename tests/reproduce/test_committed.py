@@ -1,0 +1,48 @@
+"""The committed results are what the code makes of the committed records of the runs."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from stratafl.recipes import RECIPES, Options, recipe
+from stratafl.reproduce.measure import measure
+from stratafl.reproduce.overview import overview, results_in
+from stratafl.reproduce.report import describe, stem
+from stratafl.reproduce.stock import Stock
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+COMMITTED = results_in(RESULTS, "paper")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    folder = tmp_path_factory.mktemp("records")
+    with tarfile.open(RESULTS / "runs.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return Stock.of(folder)
+
+
+@pytest.mark.parametrize("name", [each["stem"] for each in COMMITTED])
+def test_results_follow_from_the_records(name: str, stock: Stock) -> None:
+    committed = json.loads((RESULTS / f"{name}.json").read_text())
+    what, options = recipe(committed["what"]), Options(partition=committed["partition"])
+    results = measure(what, what.cases(options), options, committed["seeds"], stock)
+    assert json.loads(json.dumps(describe(results, committed["seeds"]))) == committed
+
+
+def test_nothing_that_was_measured_is_left_out(stock: Stock) -> None:
+    options = Options()
+    measured = {
+        stem(each, options)
+        for each in RECIPES.values()
+        if measure(each, each.cases(options), options, 3, stock).comparable
+    }
+    assert measured == {each["stem"] for each in COMMITTED if each["partition"] == "release_dirichlet"}
+
+
+def test_the_page_of_claims_follows_from_the_results() -> None:
+    assert (RESULTS / "README.md").read_text() == overview(RESULTS, "paper")
