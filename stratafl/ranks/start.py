@@ -136,3 +136,12 @@ def _verdict(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[in
     culprit = next((rank for rank in failed if rank.process.returncode != LOST), failed[0])
     print(f"error: rank {culprit.number} {culprit.how()}{culprit.last_words()}{go_on}", file=sys.stderr)
     return LOST
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """A command line less an option and its value."""
+    kept = [argument for argument in arguments if not argument.startswith(f"{option}=")]
+    while option in kept:
+        place = kept.index(option)
+        del kept[place : place + 2]
+    return kept

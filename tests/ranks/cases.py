@@ -99,5 +99,5 @@ for shape in ("uneven", "uneven, depth 3"):
         [mtgc(restart="gradient")] * depth,
         participation=[0.5] * depth,
         broken=1,
-    )  # noqa: E501
+    )
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
