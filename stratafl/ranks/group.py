@@ -21,13 +21,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stratafl.errors import InvalidInput
-from stratafl.ranks.lifeline import SECONDS_TO_LEAVE, Lifeline
+from stratafl.ranks.lifeline import SECONDS_TO_LEAVE, STARTED_BY, Lifeline
 
 PATIENCE = timedelta(days=7)
 """A rank waits for the others as long as they train; one that is gone is noticed by the lifeline."""
+TO_MEET = timedelta(minutes=5)
+"""How long ranks look for each other at first."""
 PIECE = 64 << 20
 """Bytes sent in one go: what a GPU holds goes through the host's memory."""
 Members = tuple[int, ...]
+
+
+def _found() -> tuple[dist.Store, int, int]:
+    """The store all ranks share, this one's number, and how many there are."""
+    if STARTED_BY in os.environ:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return dist.TCPStore(*place, timeout=TO_MEET), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return next(dist.rendezvous("env://", timeout=TO_MEET))
 
 
 class Ranks:
@@ -49,7 +59,7 @@ class Ranks:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Ranks()
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        store, rank, count = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
+        store, rank, count = _found()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE
         )

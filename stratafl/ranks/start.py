@@ -20,8 +20,6 @@ import torch.distributed as dist
 from stratafl.ranks.lifeline import LOST, STARTED_BY
 
 HERE = "127.0.0.1"
-PREFIX = "/worker/attempt_0"
-"""Where ranks that find their store as torchrun's do keep what they say."""
 RUN = "stratafl run"
 """Under this name the first rank tells where its run is kept."""
 SECONDS_TO_FOLLOW = 5.0
@@ -75,7 +73,7 @@ def start(count: int, arguments: Sequence[str]) -> int:
             rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = _verdict(ranks, failed, signals, dist.PrefixStore(PREFIX, store))
+    code = _verdict(ranks, failed, signals, store)
     for rank in ranks:
         if rank.log is not None:
             rank.log.close()
@@ -90,8 +88,6 @@ def _start_rank(number: int, count: int, port: int, arguments: Sequence[str]) ->
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": HERE, "MASTER_PORT": str(port),
-        # the store is there already, as with torchrun's agent: nobody has to make it
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         STARTED_BY: str(os.getpid()),
     }  # fmt: skip
     log = None if number == 0 else tempfile.TemporaryFile()  # noqa: SIM115  # closed with the ranks

@@ -84,20 +84,18 @@ for shape in SHAPES:
     add(f"mtgc, {shape}, some take part", shape, "mtgc", participation=[0.6] * depth, ragged=True)
     add(f"gradient restart, {shape}", shape, [mtgc(restart="gradient")] * depth)
     add(f"scaffold everywhere, {shape}, one each", shape, ["scaffold"] * depth, participation=[1] * depth)
-    add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
-    for client in (0, 4):
-        add(f"NaN in client {client}, {shape}", shape, "mtgc", broken=client)
-    add(f"NaN and a median, {shape}", shape, ["median"] * depth, broken=3, participation=[1.0] * (depth - 1) + [0.7])
-for shape in ("uneven", "uneven, depth 3"):
+    add(f"NaN in a client, {shape}", shape, "mtgc", broken=4)
+for shape in ("one large group", "uneven, depth 3"):
     depth = Tree.of(SHAPES[shape]).depth
-    add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed, ragged=False)
+    everywhere = [mtgc(restart="gradient")] * depth
+    add(f"NaN in the first client, {shape}", shape, "mtgc", broken=0)
+    add(f"NaN and a median, {shape}", shape, ["median"] * depth, broken=3, participation=[1.0] * (depth - 1) + [0.7])
+    add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
+    add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
+    add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
-    add(
-        f"gradient restart, some take part, {shape}",
-        shape,
-        [mtgc(restart="gradient")] * depth,
-        participation=[0.5] * depth,
-        broken=1,
-    )
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
+
+IN_TWO_GOES = ["scaffold, one large group", "gradient restart, uneven, depth 3", "stacked, uneven, depth 3"]
+"""Cases that are also stopped after their first round, to go on on another number of ranks."""

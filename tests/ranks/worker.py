@@ -8,24 +8,38 @@ from typing import Any
 
 import torch
 
+from stratafl import Simulation
 from stratafl.ranks.group import Ranks
-from tests.ranks.cases import CASES
+from tests.ranks.cases import CASES, IN_TWO_GOES
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.join()
-    found: dict[str, Any] = {}
-    for name, make in CASES.items():
-        simulation = make(ranks)
-        for _ in simulation:
-            pass
-        sent = simulation.result().communication.saved()
-        found[name] = {"state": simulation.state(), "communication": sent}
-    # a run of two rounds in two goes, the second from what this many ranks and what one rank left of the first
+    found: dict[str, Any] = {name: finished(make(ranks)) for name, make in CASES.items()}
+    halves = {}
+    for name in IN_TWO_GOES:
+        simulation = CASES[name](ranks)
+        next(simulation)
+        halves[name] = simulation.state()
+    # what fewer ranks left after their first round, and this many go on with
+    for path in sorted(folder.glob("halves*.pt")):
+        for name, state in torch.load(path, weights_only=False).items():
+            simulation = CASES[name](ranks)
+            simulation.restore(state if ranks.is_first else {})
+            found[f"{name}, after {path.stem}"] = finished(simulation)
+    ranks.all("nobody writes what another still reads")
     if ranks.is_first:
+        torch.save(halves, folder / f"halves{ranks.count}.pt")
         torch.save(found, folder / f"found{ranks.count}.pt")
     ranks.leave()
+
+
+def finished(simulation: Simulation) -> dict[str, Any]:
+    for _ in simulation:
+        pass
+    sent = simulation.result().communication.saved()
+    return {"state": simulation.state(), "communication": sent}
 
 
 if __name__ == "__main__":
