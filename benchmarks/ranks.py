@@ -3,7 +3,8 @@
     python -m benchmarks.ranks [--ranks 2] [--rounds 5] [--out FILE.json]
 
 Each process has one thread, so that one rank uses one core. The trees are 4 groups of 5 clients, and groups of 14, 3
-and 3, of which the first must be split; the model a multi-layer perceptron of 0.2 million parameters; MTGC, E = 5, H = 10.
+and 3, of which the first must be split; the model a multi-layer perceptron of 0.2 million parameters; MTGC, E = 5,
+H = 10.
 
 The least that must be told: a parent whose children lie on several ranks needs one row from each of them, every time
 its children meet. `rows` is what ranks really gave to sums of rows, `numbers` and `values` are everything small.
