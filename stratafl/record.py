@@ -67,7 +67,7 @@ class Seen:
     """Sent and received by its clients since the start of the run."""
     drift: Taken | None
     clipped: int | None
-    """Steps that a clip shortened; None where nothing clips or nobody counts."""
+    """Steps that a clip shortened; None where nothing clips."""
     client_steps: int
 
 

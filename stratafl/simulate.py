@@ -157,11 +157,9 @@ class Simulation:
         self.history.append(result)
         return result
 
-    def _clipped(self, before: int | None) -> int | None:
-        after = self.engine.clipped
-        if before is None or after is None or not any(isinstance(stage, clip) for stage in self.leaf.stages):
-            return None
-        return after - before
+    def _clipped(self, before: int) -> int | None:
+        clips = any(isinstance(stage, clip) for stage in self.leaf.stages)
+        return self.engine.clipped - before if clips else None
 
     def state(self) -> State:
         """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy

@@ -238,18 +238,25 @@ def test_refused_clients_are_counted_and_left_out() -> None:
 
 
 @pytest.mark.parametrize(("norm", "share"), [(1e-6, 1.0), (1e6, 0.0)])
-def test_clipped_steps(norm: float, share: float) -> None:
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("rules", ["mtgc", "fedprox"])
+def test_clipped_steps(norm: float, share: float, engine: str, rules: str) -> None:
     problem = LeastSquares("2x2")
-    simulation = problem.simulation("mtgc", rounds=1, lr=leaf(0.05, clip_norm=norm))
+    simulation = problem.simulation(rules, rounds=1, lr=leaf(0.05, clip_norm=norm), engine=engine)
     assert next(simulation).drift["2"]["clipped"] == share
 
 
-def test_clipped_steps_are_left_out_where_nobody_counts_them() -> None:
+def test_the_engines_clip_the_same_steps() -> None:
     problem = LeastSquares("2x2")
-    assert "clipped" not in next(problem.simulation("mtgc", rounds=1)).drift["2"]
-    stacked = problem.simulation("mtgc", rounds=1, lr=leaf(0.05, clip_norm=1.0), engine="stacked")
-    assert stacked.engine.how == "stacked"
-    assert "clipped" not in next(stacked).drift["2"]
+    shares = [
+        next(problem.simulation("mtgc", rounds=1, lr=leaf(0.05, clip_norm=1.0), engine=engine)).drift["2"]["clipped"]
+        for engine in ("loop", "stacked")
+    ]
+    assert shares[0] == shares[1] and 0 < shares[0] < 1
+
+
+def test_clipped_steps_are_left_out_where_nothing_clips() -> None:
+    assert "clipped" not in next(LeastSquares("2x2").simulation("mtgc", rounds=1)).drift["2"]
 
 
 def test_a_run_that_blows_up_still_has_a_diagnosis() -> None:

@@ -78,8 +78,8 @@ class Engine(Protocol):
     leaf: Leaf
 
     @property
-    def clipped(self) -> int | None:
-        """How many steps a clip has shortened so far; None where the engine does not count them."""
+    def clipped(self) -> int:
+        """How many steps a clip has shortened so far."""
         ...
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:

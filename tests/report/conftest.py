@@ -7,6 +7,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,17 @@ class Page:
     def click(self, selector: str) -> None:
         self.browser.find_element("css selector", selector).click()
 
-    def lines(self, figure: str) -> int:
-        """Curves drawn in a chart: paths that have more than one point."""
+    def lines(self, figure: str, expected: int) -> int:
+        """Curves drawn in a chart, paths that have more than one point, when they are as many as expected or have had
+        time enough."""
+        from selenium.common.exceptions import TimeoutException
+
         drawn = "/[LHVCSQ]/.test(path.getAttribute('d')) && path.style.strokeWidth !== '0px'"
         paths = f"[...document.querySelectorAll('#{figure} .scatterlayer .trace path.js-line')]"
-        return self.js(f"{paths}.filter((path) => {drawn}).length")
+        count = f"{paths}.filter((path) => {drawn}).length"
+        with suppress(TimeoutException):
+            self.until(f"{count} === {expected}")
+        return self.js(count)
 
     def errors(self) -> list[str]:
         """What the console has to say."""

@@ -117,7 +117,7 @@ def test_the_page_follows_a_run(page: Page, copied: Path) -> None:
             (run / "rounds.jsonl").write_text("".join(records))
         page.until(f"{plot}.data[0].x.length === {ROUNDS}")
         assert page.js(f"{plot}.layout.xaxis.range") == [1, 3]
-        assert page.lines("curve-accuracy") == 1
+        assert page.lines("curve-accuracy", 1) == 1
         assert page.js("""document.querySelector('#quantity [aria-pressed="true"]').dataset.value""") == "progress"
         assert all(url.startswith((server.address, "data:")) for url in page.requests())
         assert page.errors() == []

@@ -28,12 +28,21 @@ function drawLegends() {
       const chip = element("button", { type: "button", title: "Click to hide or show; double-click to see it alone" },
         swatch(number), element("span", { textContent: setting.label }), ...(badge ? [element("span", { className: "badge", textContent: badge })] : []));
       chip.setAttribute("aria-pressed", String(!state.hidden.has(setting.label)));
-      chip.addEventListener("click", () => toggle(setting.label, host, number));
-      chip.addEventListener("dblclick", () => alone(setting.label));
+      chip.addEventListener("click", (event) => clicked(event, setting.label, host, number));
       return chip;
     });
     host.replaceChildren(...(state.data.settings.length > 1 ? chips : []));
   }
+}
+
+let lastClick = { label: null, time: 0 };
+
+// The first click of two makes new chips, so that no one of them sees both and the browser counts one each.
+function clicked(event, label, host, number) {
+  const second = lastClick.label === label && event.timeStamp - lastClick.time < 400;
+  if (second) alone(label);
+  else toggle(label, host, number);
+  lastClick = { label: second ? null : label, time: performance.now() };
 }
 
 function toggle(label, host, number) {
