@@ -28,6 +28,7 @@ from stratafl.ranks.session import session
 from stratafl.ranks.start import start, without_option
 from stratafl.registry import entries
 from stratafl.report_cli import report_command
+from stratafl.reproduce_cli import reproduce_command
 from stratafl.runs_cli import runs_command
 from stratafl.simulate import Result, RoundResult
 from stratafl.store import layout
@@ -47,6 +48,7 @@ app.command("models")(models_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
 app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

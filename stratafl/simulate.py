@@ -311,7 +311,8 @@ def simulate(
     stop_at: a test accuracy; the run ends after the first evaluated round that reaches it.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
     engine: "loop" (one client after another: the reference, and the default on a CPU), "stacked" (all clients at once:
-        the default on a GPU), or "auto" (the faster, measured). All give the same result up to rounding.
+        the default on a GPU), "vmap" (through `torch.func`), or "auto" (the fastest, measured). All give the same
+        result up to rounding.
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
     diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.

@@ -98,7 +98,9 @@ def test_what_is_no_number_is_a_gap(value: object) -> None:
 def test_records_of_another_kind_do_no_harm(field: str, value: object) -> None:
     run = stored([0.2, 0.4])
     run.rounds[0][field] = value
-    payload([run])
+    shown = payload([run])
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
+    assert curve_of(run).y["accuracy"][-1] == 0.4
 
 
 def test_runs_that_differ_in_their_seed_are_one_setting() -> None:
