@@ -162,7 +162,7 @@ class Launch:
     def _lost(self) -> str:
         """Another rank is gone: say so in the directory, and how to go on."""
         self._end(layout.FAILED, GONE)
-        return f"; go on with --resume {self.folder.path}"
+        return f"; go on with: stratafl run --resume {self.folder.path}"
 
     def _end(self, status: str, reason: str) -> None:
         try:

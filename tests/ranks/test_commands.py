@@ -144,9 +144,10 @@ def status(run: Path) -> dict:
 
 def ranks_of(process: subprocess.Popen, run: Path) -> list[int]:
     """The processes of the ranks, the first one's first."""
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    found = [int(pid) for pid in children if b"study" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     first = status(run)["pid"]
-    return sorted(map(int, found), key=lambda pid: (pid != first, pid))
+    return sorted(found, key=lambda pid: (pid != first, pid))
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
@@ -204,6 +205,26 @@ def test_torchrun_and_one_rank(commands: Commands, undisturbed: Path) -> None:
         summary = json.loads(said)
         assert complained.count(f"round {ROUNDS}/{ROUNDS}") == 1, "only one rank speaks"
         assert_alike(commands.folder / summary["path"], undisturbed, close)
+
+
+@needs_proc
+def test_a_rank_killed_under_torchrun(commands: Commands, undisturbed: Path) -> None:
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    process = commands.start(*launcher, "-m", "stratafl", "run", "study.toml", "--quiet")
+    wait(lambda: records(only_run(commands.folder)) > 2)
+    run = only_run(commands.folder)
+    assert run is not None
+    os.kill(ranks_of(process, run)[1], signal.SIGKILL)
+    began = time.monotonic()
+    code, _, complained = ended(process)
+    assert time.monotonic() - began < 20, "seconds, on a machine that may be busy"
+    assert code != 0
+    hint = f"go on with: stratafl run --resume {Path('runs') / run.name}"
+    assert complained.count(f"error: another process of this run is gone; {hint}") == 1
+    assert (status(run)["status"], status(run)["reason"]) == ("failed", "another process of this run is gone")
+    code, _, complained = commands.run("stratafl", "run", "--resume", run, "--nproc", 2, "--quiet")
+    assert code == 0, complained
+    assert_alike(run, undisturbed, 1e-5)
 
 
 def test_what_is_wrong_is_said_once(commands: Commands) -> None:
