@@ -12,6 +12,7 @@ from stratafl.recipes.settings import (
     FOUR,
     TASKS,
     case,
+    eh_name,
     methods,
     sets,
     split,
@@ -24,10 +25,6 @@ EH = {
 """(E, H) of Table 1: the first is the base, the next two grow H, the last two grow E."""
 LIMIT = {"paper": 500, "quick": 12}
 SHAPES = {"paper": ((5, 20), (10, 10), (20, 5)), "quick": ((2, 10), (5, 4), (10, 2))}
-
-
-def eh_name(e: int, h: int) -> str:
-    return f"E{e}H{h}"
 
 
 def _table1(options: Options) -> list[Case]:

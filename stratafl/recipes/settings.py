@@ -66,6 +66,11 @@ FOUR = ("emnist_letters", "fashion_mnist", "cifar10", "cifar100")
 TITLES = {"digits": "Digits", **{name: task.title for name, task in TASKS.items()}}
 
 
+def eh_name(e: int, h: int) -> str:
+    """A part of a panel's name."""
+    return f"E{e}H{h}"
+
+
 def sets(options: Options, names: Sequence[str]) -> Sequence[str]:
     """At quick scale all are one, and a figure has one panel where the paper has one per data set."""
     return ("digits",) if options.quick else names

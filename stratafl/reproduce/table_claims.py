@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratafl.recipes.figures import EH, eh_name
-from stratafl.recipes.settings import DISTRIBUTIONS, METHODS
+from stratafl.recipes.figures import EH
+from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, eh_name
 from stratafl.reproduce.judge import Claim, Finding, label
 from stratafl.reproduce.measure import Results, Value, less, times
 

@@ -179,9 +179,9 @@ def test_figure_7() -> None:
 def test_runs_that_shared_a_machine_count_its_time_once() -> None:
     assert covered([(0.0, 10.0), (2.0, 8.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
     assert covered([]) == 0.0
-    found = results("label_shift", levels({}))  # four runs of 100 rounds, all begun at once
+    found = results("label_shift", levels({}))  # eight runs of 100 rounds, all begun at once
     assert made_with(found)["seconds"] == 200.0
-    assert made_with(found)["client_steps"] == 4 * 100 * 100 * 600
+    assert made_with(found)["client_steps"] == 4 * 100 * 100 * (600 + 200)
 
 
 def test_what_another_recipe_s_run_tells_alone_is_no_result() -> None:

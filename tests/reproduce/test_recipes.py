@@ -129,9 +129,9 @@ def test_settings_of_the_paper() -> None:
     assert case.data.partition == [{"name": "release_dirichlet", "alpha": 0.1}, {"name": "iid"}]
     assert by_name("shakespeare")["shakespeare/mtgc"].config.leaf.lr == 0.5
     assert by_name("three_level")["cifar10/mtgc"].config.tree.shape == "4x5x5"
-    turned = by_name("feature_shift")["fashion_mnist/mtgc"].config.data.rotation
+    turned = by_name("feature_shift")["fashion_mnist/E30H20/mtgc"].config.data.rotation
     assert turned == {"start": -50.0, "step": 10.0, "level": 1}
-    assert by_name("label_shift")["fashion_mnist/mtgc"].config.data.partition[0] == {"name": "classes", "k": 3}
+    assert by_name("label_shift")["fashion_mnist/E10H20/mtgc"].config.data.partition[0] == {"name": "classes", "k": 3}
 
 
 def test_recipes_share_runs() -> None:
