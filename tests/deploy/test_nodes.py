@@ -71,7 +71,9 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
 
-    sim = simulation("mtgc", 2, model=model, leaf=leaf(0.05, momentum=0.5, clip_norm=1.0, weight_decay=0.01))
+    sim = simulation(
+        "mtgc", 2, batch=None, model=model, leaf=leaf(0.05, momentum=0.5, clip_norm=1.0, weight_decay=0.01)
+    )
     deployed = Deployed(sim).run()
     sim.run()
     agree(deployed, sim)
