@@ -139,9 +139,9 @@ def study(config: Config) -> Study:
     whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
-    schedule = _schedule(config, tree.depth)
+    schedule = schedule_of(config, tree.depth)
     chain = config.leaf.chain(config.run.rounds)
-    rules = _rules(config)
+    rules = rules_of(config)
     device = _device(config.run.device)
     held = material(config.data, tree, seed)
     name, params = named("model", config.model)
@@ -185,7 +185,7 @@ def import_plugins(paths: Sequence[str]) -> None:
             raise InvalidInput("run.plugins", path, f"cannot be imported: {reason}") from problem
 
 
-def _schedule(config: Config, depth: int) -> Schedule:
+def schedule_of(config: Config, depth: int) -> Schedule:
     given = config.schedule
     if (given.periods is None) == (given.steps_per_sync is None):
         raise InvalidInput("schedule.periods", given.periods, "give either periods or steps_per_sync, a list per level")
@@ -198,7 +198,7 @@ def _schedule(config: Config, depth: int) -> Schedule:
     return Schedule.of_steps(given.steps_per_sync, depth)
 
 
-def _rules(config: Config) -> RuleLike | Sequence[RuleLike]:
+def rules_of(config: Config) -> RuleLike | Sequence[RuleLike]:
     if "rules" not in config.method:
         return config.method
     if len(config.method) > 1:

@@ -1,0 +1,1 @@
+"""What is copied into a Flower app: it must run without the rest of the package."""
