@@ -109,11 +109,9 @@ def site_command(folder: Folder) -> None:
 @deploy.command("leaf", hidden=True)
 def leaf_command(folder: Folder) -> None:
     """The resident process of a leaf; `deploy site` starts it."""
+    _need_flower()
     from stratafl.deploy.assemble import Assembled
-    from stratafl.deploy.resident import Resident
+    from stratafl.deploy.flower import follow
 
     here = Assembled.of(folder)
-    over: list[bool] = []
-    resident = Resident(folder / "run" / "socket", here.sealed(here.leaf(), lambda: over.append(True)), _say)
-    here.durable.show(doing="waiting")
-    resident.serve(lambda: not over)
+    follow(here, here.leaf())

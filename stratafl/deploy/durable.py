@@ -22,13 +22,27 @@ STATE, STATUS = "state.safetensors", "status.json"
 DIGEST = 32
 
 
+PATIENCE = 20.0
+"""Seconds: the process before may still be ending."""
+
+
+def _lock(folder: Path) -> Lock:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return Lock(folder)
+        except InvalidInput:
+            if time.monotonic() > until:
+                raise
+
+
 class Durable:
     """The state of one site in one run; only one process may have it."""
 
     def __init__(self, folder: Path, job: str):
         files.make_folder(folder)
         self.folder, self._job = folder, job
-        self._lock = Lock(folder)
+        self._lock = _lock(folder)
         files.remove_partials(folder)
         self._began = time.time()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from flwr.serverapp import Grid
 
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, report_names, study_of
+from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
-from stratafl.deploy.resident import Resident
+from stratafl.deploy.node import Aggregator, Leaf
 from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Study
@@ -88,7 +89,7 @@ class GridLink:
         if time.monotonic() - self._looked < LOOK_AROUND:
             return
         self._looked = time.monotonic()
-        found: Any = self._grid.get_nodes()  # type: ignore[attr-defined]  # of every grid but the abstract one
+        found: Any = self._grid.get_nodes()
         self._here = {
             self._sites[node.public_key]: (node.node_id, node.last_activated_at)
             for node in found
@@ -100,7 +101,7 @@ class GridLink:
         if node is None or (asked.message is not None and asked.since == since):
             return
         record = ConfigRecord({"data": asked.request})
-        message = Message(RecordDict({"stratafl": record}), node, "train", ttl=max(seconds, 1.0))
+        message = Message(RecordDict({RECORD: record}), node, "train", ttl=max(seconds, 1.0))
         (asked.message,) = self._grid.push_messages([message])
         asked.since = since
 
@@ -110,7 +111,7 @@ class GridLink:
             say(f"{name}: {message.error.reason or 'its app failed'}; asking again")
             time.sleep(LOOK_AROUND)
             return None
-        record: Any = message.content["stratafl"]
+        record: Any = message.content[RECORD]
         try:
             if record["refused"]:
                 raise InvalidInput("refused", record["data"].decode(errors="replace"), "said by the site itself")
@@ -141,20 +142,18 @@ def serve(grid: Grid, folder: str) -> None:
         if here.site.is_root:
             _lead(here, link)
         else:
-            relay(here, here.sealed, link)
+            follow(here, here.aggregator(link))
     finally:
         here.durable.close()
 
 
-def relay(here: Assembled, sealed: Callable[..., Callable[[bytes], bytes]], link: GridLink) -> None:
-    """An aggregator's life."""
+def follow(here: Assembled, node: Leaf | Aggregator) -> None:
+    """A leaf's or an aggregator's life: do what the parent asks for."""
     over: list[bool] = []
-    resident = Resident(here.folder / "run" / "socket", sealed(here.aggregator(link), lambda: over.append(True)), say)
-    try:
-        here.durable.show(doing="waiting")
-        resident.serve(lambda: not over)
-    finally:
-        resident.close()
+    handle = here.sealed(node, lambda: over.append(True))
+    here.durable.show(doing="waiting")
+    inbox = Inbox(here.site.inner_port, here.key("ca.pem"), here.key("inner.key"))
+    inbox.serve(handle, lambda: not over, say)
 
 
 def _lead(here: Assembled, link: GridLink) -> None:

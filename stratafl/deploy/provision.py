@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -136,6 +137,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             _secret(folder / "node.key", _ssh_private(node_keys[where]))
             _secret(folder / "node.pub", _ssh_public(node_keys[where]), 0o644)
             _secret(folder / "up.key", edge_keys[where])
+            _secret(folder / "inner.key", secrets.token_hex(32).encode())
         if children:
             (folder / "down").mkdir()
             for child in children:

@@ -8,6 +8,7 @@ leaf          the leaf's resident process, and a SuperNode towards its parent
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -27,6 +28,8 @@ from stratafl.store.lock import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer, or to end when asked to."""
+START = 180.0
+"""Seconds a ServerApp gets until it has taken its node's state."""
 PAUSE = 2.0
 """Seconds before a process that ended is started again."""
 QUIET = {
@@ -55,12 +58,13 @@ publisher = "stratafl"
 
 [tool.flwr.app.components]
 serverapp = "stratafl_site.server:app"
-clientapp = "stratafl_site.bridge:app"
+clientapp = "stratafl_site.client:app"
 
 [tool.flwr.app.config]
 folder = ""
 """
 
+PRCTL = ctypes.CDLL(None).prctl
 COMMANDS = """\
 import json, sys
 from flwr.cli.app import app
@@ -76,7 +80,7 @@ class Supervisor:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = False
         self._again: dict[str, float] = {}
-        self._submitted = 0.0
+        self._submitted, self._served = 0.0, False
         commands = Path(sys.executable).parent
         if not (commands / "flower-superlink").exists():
             raise MissingExtra("a deployed site", "flwr", "deploy")
@@ -145,8 +149,9 @@ class Supervisor:
         self._again.pop(name, None)
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.folder
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.folder,
+                start_new_session=True, preexec_fn=_end_with_parent,
+            )  # fmt: skip
 
     def _superlink(self) -> list[str]:
         host, port = self.site.listen.rsplit(":", 1)
@@ -157,12 +162,13 @@ class Supervisor:
     def _supernode(self) -> list[str]:
         tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         return [
-            "flower-supernode",
+            # by its path, so that the package and torch with it are not loaded
+            sys.executable, "-P", str(Path(__file__).parent / "supernode.py"),
             "--superlink", self.site.parent,
             "--root-certificates", "ca.pem",
             "--auth-supernode-private-key", "node.key",
             "--host", "127.0.0.1", "--port", str(self.site.inner_port), *tls,
-            "--node-config", f'socket="{self.folder / "run" / "socket"}"',
+            "--isolation", "process", "--superexec-auth-secret-file", "inner.key",
         ]  # fmt: skip
 
     def _wait_for(self, address: str) -> None:
@@ -189,6 +195,7 @@ class Supervisor:
                 [sys.executable, "-c", COMMANDS, json.dumps(commands)],
                 env=self._environment, cwd=self.folder, stdout=output, stderr=output, timeout=PATIENCE, check=False,
             )  # fmt: skip
+        self._submitted, self._served = time.monotonic(), False
         if ran.returncode and not self._stop:
             raise InvalidInput("flwr", commands[0][0], f"failed; see {log}")
 
@@ -206,27 +213,38 @@ class Supervisor:
         package.mkdir(parents=True)
         (app / "pyproject.toml").write_text(APP)
         source = Path(__file__).parent / "app"
-        for name in ("__init__.py", "bridge.py", "server.py"):
+        for name in ("__init__.py", "client.py", "server.py"):
             shutil.copyfile(source / name, package / name)
-        self._submitted = time.monotonic()
         return ["run", "app", "own", "--run-config", f'folder="{self.folder}"']
 
     def _is_serving(self) -> bool:
         """Whether the ServerApp lives: it holds the lock of the node's state, but for the time it takes to start."""
-        return time.monotonic() - self._submitted < PATIENCE or is_held(self.folder / "state")
+        if is_held(self.folder / "state"):
+            self._served = True
+            return True
+        return time.monotonic() - self._submitted < (PAUSE if self._served else START)
 
     def stop(self) -> None:
-        """Ask those still running to end, and end those that do not."""
+        """Ask those still running to end, and end what is left of them and of what they started."""
         for process in self._running.values():
-            if process.poll() is None:
-                process.terminate()
+            _signal(process, signal.SIGTERM)
         until = time.monotonic() + PATIENCE / 4
         for process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, until - time.monotonic()))
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To a process and all that it started, which are in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to end this process when its supervisor ends, however that happens."""
+    PRCTL(1, signal.SIGKILL)
 
 
 def _reachable(host: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput
+from stratafl.deploy import durable as durable_module
 from stratafl.deploy.durable import STATE, Durable
 from stratafl.deploy.job import Patience
 from stratafl.deploy.messages import Bundle, Reply
@@ -246,11 +247,12 @@ def test_a_state_on_disk_is_the_state(tmp_path: Path) -> None:
         durable.close()
 
 
-def test_a_damaged_or_foreign_state_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_or_foreign_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = Tree(simulation("mtgc", 1))
     tree.root.greet()
     durable = Durable(tmp_path / "a", "run 1")
     durable.write(tree.kept["root"])
+    monkeypatch.setattr(durable_module, "PATIENCE", 0.1)
     with pytest.raises(InvalidInput, match="is writing it"):
         Durable(tmp_path / "a", "run 1")
     durable.close()
