@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,19 +62,19 @@ class Assembled:
     def sealed(self, node: Leaf | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
         """What the node does with a sealed bundle: a sealed reply, or a refusal."""
         key = self.key("up.key")
-        traffic = {"bytes_in": 0, "bytes_out": 0}
+        facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0}
 
         def handle(request: bytes) -> bytes:
             bundle = receive_bundle(seal.open_request(key, request), self.job)
-            step = None if bundle.begin is None else bundle.begin.step
-            if step is not None:
-                self.durable.show(doing="round", step=step, round=self.job.global_round(step) + 1, **traffic)
+            if bundle.begin is not None:
+                step = bundle.begin.step
+                facts.update(step=step, round=self.job.global_round(step) + 1)
+                self.durable.show(**facts, doing="round")
             reply = seal.seal_reply(key, request, encode(node.handle(bundle)))
-            traffic["bytes_in"] += len(request)
-            traffic["bytes_out"] += len(reply)
-            doing = "done" if bundle.end else "waiting"
-            done = 0 if step is None else self.job.global_round(step) + 1
-            self.durable.show(doing=doing, step=step, round=done, contact=time.time(), **traffic)
+            facts["bytes_in"] += len(request)
+            facts["bytes_out"] += len(reply)
+            facts["contact"] = time.time()
+            self.durable.show(**facts, doing="done" if bundle.end else "waiting")
             if bundle.end:
                 ended()
             return reply

@@ -33,6 +33,8 @@ class Kept:
     """To the last bundle that began a round: it is not trained twice."""
 
 
+FAREWELL = 20.0
+"""Seconds: what is lost with a farewell is one last update of a correction that nobody will use."""
 Save = Callable[[Kept], None]
 
 
@@ -223,8 +225,12 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
 
 
 def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
-    bundles = down.greetings(end)
-    for name, reply in link.ask(bundles, job.patience_at(level + 1).deadline).items():
+    """Before the run, learn who is there and with how many samples; at its end say so, and wait for nobody long."""
+    bundles, deadline = down.greetings(end), job.patience_at(level + 1).deadline
+    if end:
+        # each level's wait holds those of the levels below it
+        deadline = FAREWELL * (job.tree.depth - level)
+    for name, reply in link.ask(bundles, deadline).items():
         down.delivered(bundles[name], reply)
 
 

@@ -13,9 +13,8 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    start_client_internal.time = SimpleNamespace(  # type: ignore[assignment]
-        **{**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST))}
-    )
+    patient = {**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST))}
+    vars(start_client_internal)["time"] = SimpleNamespace(**patient)
     flower_supernode()
 
 

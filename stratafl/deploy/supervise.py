@@ -28,6 +28,8 @@ from stratafl.store.lock import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer, or to end when asked to."""
+LINGER = 5.0
+"""Seconds a SuperNode gets to hand its node's last reply to the parent."""
 START = 180.0
 """Seconds a ServerApp gets until it has taken its node's state."""
 PAUSE = 2.0
@@ -99,11 +101,11 @@ class Supervisor:
         files.make_folder(self.folder / "flower")
         lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
         try:
-            while not self._stop:
+            while not self._stop and not self._is_over():
                 self._keep_up()
-                if self._is_over():
-                    break
                 time.sleep(0.2)
+            if not self._stop and not self.site.is_root:
+                time.sleep(LINGER)
         finally:
             self.stop()
             lock.release()
@@ -113,7 +115,7 @@ class Supervisor:
         self._stop = True
 
     def _is_over(self) -> bool:
-        """The node wrote that it is done; its own parent has its last reply already, or is the one that ended it."""
+        """Whether the node wrote that the run is."""
         try:
             return bool(files.read_json(self.folder / "state" / "status.json").get("doing") == "done")
         except InvalidInput:
