@@ -28,7 +28,7 @@ from stratafl.metrics import evaluate
 from stratafl.store import files
 from stratafl.store.tensors import write_tensors
 
-POLL = 0.05
+POLL = 0.1
 """Seconds between two looks for replies."""
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""

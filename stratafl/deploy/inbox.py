@@ -29,7 +29,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from stratafl.errors import InvalidInput
 
-POLL = 0.05
+POLL = 0.1
 """Seconds between two looks for a task."""
 COMPLETED = "completed"
 RECORD = "stratafl"

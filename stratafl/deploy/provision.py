@@ -20,8 +20,12 @@ from cryptography.x509.oid import NameOID
 from stratafl.config import Config, read_toml
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import study_of
-from stratafl.deploy.site import Site, job_of, slug, tree_of
+from stratafl.deploy.job import Job
+from stratafl.deploy.site import Site, slug, tree_of
 from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.experiment import rules_of, schedule_of
+from stratafl.flat import Flat
+from stratafl.registry import rules_for
 from stratafl.store import files, layout
 from stratafl.tree import Tree
 
@@ -94,6 +98,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     flat, tree = made.simulation.flat, tree_of(topology.config)
     job = layout.new_id()
     authority = Authority.new(f"stratafl {job}")
+    _check(topology, tree, flat)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + 2 * i for i, where in enumerate(numbered)}
     node_keys = {where: ec.generate_private_key(ec.SECP384R1()) for where in numbered if where[0]}
@@ -124,7 +129,6 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             deadline=list(topology.deadline),
             min_children=list(topology.min_children),
         )
-        job_of(site, topology.config)  # says what cannot be deployed
         folder = folders[name] = out / slug(name)
         folder.mkdir(mode=0o700)
         site.write(folder)
@@ -146,6 +150,23 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
                 _secret(folder / "down" / f"{its}.pub", _ssh_public(node_keys[child]), 0o644)
         _start_script(folder)
     return folders
+
+
+def _check(topology: Topology, tree: Tree, flat: Flat) -> None:
+    """Refuse what cannot be deployed, before anything is written."""
+    config = topology.config
+    Job(
+        name="",
+        tree=tree,
+        rules=rules_for(rules_of(config), tree.depth),
+        schedule=schedule_of(config, tree.depth),
+        participation=(),
+        seed=0,
+        rounds=1,
+        parameters=flat.parameters,
+        buffers=flat.buffers,
+        dtype=flat.dtype,
+    )
 
 
 def _children(tree: Tree, level: int, number: int) -> list[int]:

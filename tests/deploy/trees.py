@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ from stratafl.deploy.job import Job, Patience
 from stratafl.deploy.memory import Handler, MemoryLink
 from stratafl.deploy.node import Aggregator, Kept, Leaf, Root
 from stratafl.engine.loop import LoopEngine
-from stratafl.registry import rules_for
-from stratafl.rule import average
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
@@ -114,10 +112,3 @@ class Deployed:
         assert below is not None
         account = below.children[self.job.children(level - 1, parent).index(number)].account
         return account.messages_up, account.messages_down, account.bytes_up, account.bytes_down
-
-
-def deployable(rules: Mapping[str, Any] | str, depth: int) -> bool:
-    return all(rule.from_gradient is None for rule in rules_for(rules, depth))
-
-
-__all__ = ["Deployed", "average", "deployable", "simulation"]
