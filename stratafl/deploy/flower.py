@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -63,26 +64,26 @@ class GridLink:
         """When each child last replied."""
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
-        open_ = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
+        waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         replies: dict[str, Reply] = {}
         until = time.monotonic() + (LIFETIME if deadline is None else deadline)
-        while open_ and time.monotonic() < until:
+        while waiting and time.monotonic() < until:
             self._look_around()
-            for name, asked in open_.items():
+            for name, asked in waiting.items():
                 self._send(name, asked, until - time.monotonic())
-            on_their_way = {asked.message: name for name, asked in open_.items() if asked.message}
+            on_their_way = {asked.message: name for name, asked in waiting.items() if asked.message}
             for message in self._grid.pull_messages(list(on_their_way)):
                 name = on_their_way[message.metadata.reply_to_message_id]
-                reply = self._reply(name, open_[name], message)
+                reply = self._reply(name, waiting[name], message)
                 if reply is None:
-                    open_[name].message = None
+                    waiting[name].message = None
                 else:
                     replies[name] = reply
-                    del open_[name]
-            if open_:
+                    del waiting[name]
+            if waiting:
                 time.sleep(POLL)
-        for name in open_:
-            say(f"{name} is left out: no reply within {deadline:g} s")
+        for name in waiting:
+            say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
         return replies
 
     def _look_around(self) -> None:
@@ -188,4 +189,4 @@ def _metrics(made: Study, root: Any) -> dict[str, float]:
         return {}
     simulation.flat.module.eval()
     x_P, b_B = now.held[0], now.buffers[0].clone()
-    return evaluate(lambda inputs: simulation.flat.call(x_P, b_B, inputs), simulation._loss, *simulation.test)
+    return evaluate(lambda inputs: simulation.flat.call(x_P, b_B, inputs), F.cross_entropy, *simulation.test)

@@ -1,4 +1,4 @@
-"""A whole tree in one process: every bundle is handed over in memory, or as the bytes that would go over a wire."""
+"""A whole tree in one process: every bundle is handed over in memory."""
 
 from __future__ import annotations
 
