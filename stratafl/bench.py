@@ -162,7 +162,7 @@ def bench(
         raise unknown("model", model, TASKS)
     device = torch.device(device)
     task = TASKS[model]
-    job = _job(model, task, clients, batch, steps, device)
+    job = task_job(model, task, clients, batch, steps, device)
     chosen = [name.partition(":")[::2] for name in engines or contenders(device)]
     precisions: list[Any] = list(dict.fromkeys(kind or "fp32" for _, kind in chosen))
     rates = roofline.measured(precisions, device)
@@ -172,7 +172,7 @@ def bench(
         precision: Any = given or "fp32"
         with _plainly(name, precision, device):
             try:
-                made = _make(name, job, precision)
+                made = make(name, job, precision)
             except jax_baseline.Unsupported:
                 if engines:
                     raise
@@ -193,7 +193,8 @@ def bench(
     )  # fmt: skip
 
 
-def _job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> Job:
+def task_job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> Job:
+    """Random data of the task's shapes, and so many clients to share it."""
     generator = torch.Generator().manual_seed(SEED)
     count = min(clients * SAMPLES, MOST_SAMPLES)
     if len(task.input_shape) == 1:
@@ -245,7 +246,8 @@ def _plainly(name: str, precision: Compute, device: torch.device) -> Iterator[No
         yield
 
 
-def _make(name: Any, job: Job, precision: Compute) -> Contender:
+def make(name: Any, job: Job, precision: Compute) -> Contender:
+    """The way to train of this name, set up."""
     if name == "jax" and precision != _jax_precision(job.inputs.device):
         raise InvalidInput("engine", f"jax:{precision}", f"JAX computes in {_jax_precision(job.inputs.device)} here")
     if name in PLAIN:

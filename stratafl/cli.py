@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stratafl import __version__, demo, plots
+from stratafl.board import Board, check_board
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
 from stratafl.deploy_cli import deploy
@@ -22,8 +24,10 @@ from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
 from stratafl.progress import Display
 from stratafl.registry import entries
+from stratafl.report_cli import report_command
+from stratafl.reproduce_cli import reproduce_command
 from stratafl.runs_cli import runs_command
-from stratafl.simulate import Result
+from stratafl.simulate import Result, RoundResult
 from stratafl.store import layout
 from stratafl.store.signals import Interrupted
 from stratafl.sweep_cli import sweep_command
@@ -40,7 +44,9 @@ app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 app.command("models")(models_command)
 app.command("runs")(runs_command)
+app.command("report")(report_command)
 app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -59,10 +65,15 @@ def run_command(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the interrupted or failed run in this folder.")
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events, in the run's own folder.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
+    if tensorboard:
+        check_board()
     try:
         if resume is not None:
             if config is not None or change or name is not None:
@@ -74,13 +85,21 @@ def run_command(
             raise InvalidInput("CONFIG", None, "give a config file, or --resume and the folder of a run")
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
-    _show(launch, quiet, as_json)
+    _show(launch, tensorboard, quiet, as_json)
 
 
-def _show(launch: Launch, quiet: bool, as_json: bool) -> None:
-    title = launch.name
-    with Display(title, launch.simulation.rounds, quiet, done=len(launch.simulation.history)) as display:
-        done = launch.run(display.show, display.say)
+def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None:
+    title, before = launch.name, len(launch.simulation.history)
+    with contextlib.ExitStack() as open_now:
+        display = open_now.enter_context(Display(title, launch.simulation.rounds, quiet, done=before))
+        board = open_now.enter_context(Board(launch.folder.path, before)) if tensorboard else None
+
+        def watch(record: RoundResult) -> None:
+            display.show(record)
+            if board is not None:
+                board.add(record)
+
+        done = launch.run(watch, display.say)
     summary = done.summary
     if as_json:
         print(json.dumps({**summary, "path": str(done.path)}))

@@ -7,7 +7,7 @@
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
 [run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
-            precision, plugins
+            precision, diagnose, plugins
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class RunConfig:
     device: str = "cpu"
     engine: str | None = None
     precision: str = "fp32"
+    diagnose: str = "drift"
+    """What is measured beside the metrics: "drift", also the "ideal" corrections, or "none"."""
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 

@@ -168,6 +168,7 @@ def study(config: Config) -> Study:
         device=device,
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
         precision=config.run.precision,  # type: ignore[arg-type]
+        diagnose=config.run.diagnose,  # type: ignore[arg-type]
     )
     return Study(simulation, Holdings.of(held))
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stratafl.communication import Communication
+from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
 from stratafl.placing import Placed, placed
@@ -35,6 +36,8 @@ class Merged(NamedTuple):
     """What parents make of their children's messages, and for which of them all of it is finite."""
 
     memory: Rows
+    mean_MP: Tensor
+    """Of the children's models."""
     model_MP: Tensor
     buffers_MB: Tensor
     finite_M: np.ndarray
@@ -75,13 +78,15 @@ class Federation:
         self.top = 0
         """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing met yet."""
         self.communication = Communication(tree)
+        self.drift: Drift | None = None
+        """Where given, it is shown every meeting."""
         self._placed = Placed(self.device)
         self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         for level in self._edges():
             self._correct(level)
 
-    GIVEN = ("tree", "seed", "device", "rules", "participation", "_placed")
+    GIVEN = ("tree", "seed", "device", "rules", "participation", "drift", "_placed")
     """What a federation is made of; everything else it holds is its state."""
 
     def saved(self) -> State:
@@ -161,6 +166,13 @@ class Federation:
             round=round,
         )
 
+    def looking(self, level: int, rows_NP: Tensor) -> Work:
+        """All leaves at the models of their ancestors on a level: for a look at their gradients, not for training."""
+        above = self.tree.depth - 1
+        everybody = list(range(self.tree.leaves))
+        buffers = self._leaves(above, self.held_buffers[above])
+        return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, step=0, steps=1, round=0)
+
     def _leaves(self, level: int, rows: Tensor) -> Spread:
         """A level's rows as the leaves see them."""
         if level == self.tree.depth:
@@ -223,6 +235,9 @@ class Federation:
         sane_M = heard_M & merged.finite_M
         refused += self._names(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
+        if self.drift is not None:
+            models = own, self.held[level - 1], merged.mean_MP, merged.model_MP
+            self.drift.met(level, *models, self.correction[level], present_N, is_mean=rule.reduce is None)
 
         self.memory[level] = _where(sane_M, merged.memory, self.memory[level])
         self.held[level - 1] = _choose(sane_M, merged.model_MP, self.held[level - 1])
@@ -252,7 +267,8 @@ class Federation:
         share_M = self.tree.share(level, present_N)
         share_M1 = self._column(("share", level), share_M)
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
-        return Merged(memory, model_MP, buffers_MB, _finite(model_MP, buffers_MB, *mean.values()), share_M)
+        finite_M = _finite(model_MP, buffers_MB, *mean.values())
+        return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M)
 
     def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
         reduce = self.rules[level].reduce

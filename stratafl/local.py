@@ -34,8 +34,12 @@ class clip:
     norm: float
 
     def __call__(self, direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+        return direction * self.factor(direction)
+
+    def factor(self, direction: Tensor) -> Tensor:
+        """What each row is multiplied by: one, or less where it is clipped."""
         length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-        return direction * (self.norm / length.clamp(min=self.norm))
+        return self.norm / length.clamp(min=self.norm)
 
 
 @dataclass(frozen=True)

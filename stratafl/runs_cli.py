@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from stratafl.errors import InvalidInput, unknown
 from stratafl.store import layout
+from stratafl.store.carry import pack_runs
 from stratafl.store.read import Broken, StoredRun, scan
 
 NARROW = 60
@@ -29,6 +31,9 @@ def runs_command(
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="SECTION.KEY=VALUE", help="Only those whose config says so; repeatable."),
+    ] = None,
+    pack: Annotated[
+        Path | None, typer.Option(metavar="FILE.tar.gz", help="Put their records into one file, without models.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -46,9 +51,14 @@ def runs_command(
         if (not status or run.status in status)
         and all(_lookup(run.config, keys) == value for keys, value in conditions)
     ]
+    if pack is not None:
+        size = pack_runs(chosen, folder, pack)
+        print(f"{len(chosen)} runs in {pack}, {size / 1e6:.2f} MB", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"runs": [_row(run) for run in chosen],
                           "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
+        return
+    if pack is not None:
         return
     if not chosen and not broken:
         print(f"no runs in {folder}" if not (status or where) else f"no such runs in {folder}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,13 +17,15 @@ from torch.utils.data import Dataset
 from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
+from stratafl.drift import Diagnose, Drift, Levels
 from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
 from stratafl.engine.work import Augment, Engine, Training
-from stratafl.errors import InvalidInput, number, whole
+from stratafl.errors import InvalidInput, number, unknown, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
-from stratafl.local import Leaf
+from stratafl.local import Leaf, clip
 from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, evaluate
 from stratafl.registry import RuleLike, rules_for
@@ -53,6 +55,8 @@ class RoundResult:
     bytes_per_client: float
     """Sent and received by a client since the start of the run, mean over the clients."""
     seconds: float
+    drift: Levels = field(default_factory=dict)
+    """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
@@ -61,11 +65,11 @@ class RoundResult:
         if not isinstance(values, Mapping) or set(values) != names:
             raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
         real = int | float
-        kinds: dict[str, Any] = {"round": int, "steps": int, "metrics": dict, "nodes": dict}
+        kinds: dict[str, Any] = {"round": int, "steps": int, "metrics": dict, "nodes": dict, "drift": dict}
         for name, kind in {**kinds, "lr": real, "bytes_per_client": real, "seconds": real}.items():
             if not isinstance(values[name], kind) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
-        for metrics in (values["metrics"], *values["nodes"].values()):
+        for metrics in (values["metrics"], *values["nodes"].values(), *values["drift"].values()):
             if not isinstance(metrics, dict) or not all(isinstance(value, real) for value in metrics.values()):
                 raise InvalidInput("record.metrics", metrics, "must be numbers by name")
         refused = values["refused"]
@@ -152,14 +156,21 @@ class Simulation:
             raise StopIteration
         round = len(self.history)
         began = time.perf_counter()
+        drift = self.federation.drift
         number("leaf.lr", self.leaf.lr(round), at_least=0)
         refused: list[str] = []
+        clipped_before = self.engine.clipped
+        client_steps = 0
         for steps, top in self.schedule.events():
             self.federation.begin()
             if self.federation.wants_gradients:
                 look = self.federation.work(self.step, 1, round)
                 self.federation.start_from_gradients(self.engine.gradients(look))
-            x_AP, b_AB = self.engine.train(self.federation.work(self.step, steps, round))
+            if drift is not None and top == 1:
+                drift.compare(self.federation.correction, self.federation.held[-1])
+            work = self.federation.work(self.step, steps, round)
+            client_steps += steps * len(work.active)
+            x_AP, b_AB = self.engine.train(work)
             self.federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
             refused += self.federation.meet(top)
             self.step += steps
@@ -172,10 +183,22 @@ class Simulation:
             nodes=self._evaluate_nodes() if evaluated else {},
             refused=tuple(refused),
             bytes_per_client=self.federation.communication.bytes_per_client,
+            drift={} if drift is None else self._diagnosis(drift, refused, clipped_before, client_steps),
             seconds=time.perf_counter() - began,
         )
         self.history.append(result)
         return result
+
+    def _diagnosis(self, drift: Drift, refused: list[str], clipped_before: int, client_steps: int) -> Levels:
+        """What the meetings showed, and who was refused or clipped."""
+        levels = drift.read()
+        for name in refused:
+            mine = levels[str(self.federation.tree.find(name)[0])]
+            mine["refused"] = mine.get("refused", 0) + 1
+        if client_steps and any(isinstance(stage, clip) for stage in self.leaf.stages):
+            clipped = self.engine.clipped - clipped_before
+            levels[str(self.federation.tree.depth)]["clipped"] = clipped / client_steps
+        return levels
 
     def state(self) -> State:
         """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy
@@ -275,6 +298,7 @@ def simulate(
     device: str | torch.device = "cpu",
     engine: Name | None = None,
     precision: Compute = "fp32",
+    diagnose: Diagnose = "drift",
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
 
@@ -295,8 +319,11 @@ def simulate(
     stop_at: a test accuracy; the run ends after the first evaluated round that reaches it.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
     engine: "loop" (one client after another: the reference, and the default on a CPU), "stacked" (all clients at once:
-        the default on a GPU), or "auto" (the faster, measured). All give the same result up to rounding.
+        the default on a GPU), "vmap" (through `torch.func`), or "auto" (the fastest, measured). All give the same
+        result up to rounding.
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
+    diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
+        the ideal ones, which takes full gradients once per edge level and round; "none" neither.
     """
     shape = Tree.of(tree)
     train_inputs, train_targets = checks.tensors("data", data)
@@ -315,6 +342,8 @@ def simulate(
     seed = whole("seed", seed)
     device = checks.place(device)
     shares = check_participation(participation, shape.depth)
+    if diagnose not in get_args(Diagnose):
+        raise unknown("diagnose", diagnose, get_args(Diagnose))
 
     module = model
     if not isinstance(module, nn.Module) and callable(module):
@@ -340,6 +369,11 @@ def simulate(
     federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
     placed_parts = [part.to(device) for part in parts]
     training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment)
+    if diagnose == "drift":
+        federation.drift = Drift(shape)
+    elif diagnose == "ideal":
+        whole_data = LoopEngine(replace(training, batch=None, augment=None))
+        federation.drift = Drift(shape, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
     default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
     trainer = make_engine(engine or default, training, precision=precision)
     return Simulation(

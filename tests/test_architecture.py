@@ -89,12 +89,17 @@ def test_the_base_stands_alone(base: str) -> None:
                 "engine.choose",
             ),
         ),
+        (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
+        (("drift",), ("engine", "rules", "simulate", "federation")),
         (("simulate",), ("config", "recipes", "cli", "experiment", "store")),
         (("store.folder", "store.checkpoint", "store.signals"), ("launch", "sweep", "cli", "runs_cli", "progress")),
         (
             ("store.read", "store.files", "store.layout", "store.lock"),
             ("state", "config", "engine", "simulate", "federation", "experiment"),
         ),
+        (("recipes",), ("reproduce", "launch", "sweep", "cli", "reproduce_cli", "plots")),
+        (("reproduce",), ("cli", "reproduce_cli", "progress")),
+        (("sweep",), ("recipes", "reproduce", "cli")),
         (("data", "metrics"), ("tree", "rule", "engine", "simulate", "federation")),
     ],
     ids=str,
@@ -148,7 +153,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     )
     loaded = set(ran.stdout.split())
     assert {"torch", "numpy", "stratafl"} <= loaded
-    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard"}
+    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard", "plotly", "pandas"}
     assert not loaded & extras
 
 

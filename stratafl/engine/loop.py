@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stratafl.data.batches import batches
 from stratafl.engine.work import Training, Work
-from stratafl.local import Correct
+from stratafl.local import Correct, clip
 from stratafl.streams import Purpose, integer
 
 SMALL = 100_000
@@ -22,11 +22,16 @@ class LoopEngine:
 
     def __init__(self, training: Training):
         self.training, self.leaf = training, training.leaf
+        self._clipped = torch.zeros((), dtype=torch.int64, device=training.inputs.device)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times slower
         device = training.inputs.device
         self._generator = (
             torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
         )
+
+    @property
+    def clipped(self) -> int:
+        return int(self._clipped)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         models, buffers = [], []
@@ -40,7 +45,12 @@ class LoopEngine:
                 for step, batch in enumerate(self._batches(client, work.step, work.steps), work.step):
                     direction_1P = self._gradient(client, step, x_1P, b_1B, batch)
                     for stage in self.leaf.stages:
-                        direction_1P = stage(direction_1P, x_1P, correct)
+                        if isinstance(stage, clip):
+                            factor_11 = stage.factor(direction_1P)
+                            self._clipped += factor_11[0, 0] < 1
+                            direction_1P = direction_1P * factor_11
+                        else:
+                            direction_1P = stage(direction_1P, x_1P, correct)
                     velocity_1P = self.leaf.momentum * velocity_1P + direction_1P
                     x_1P -= lr * velocity_1P
                 models.append(x_1P)

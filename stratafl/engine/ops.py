@@ -66,12 +66,8 @@ class _Linear(torch.autograd.Function):
         if y_CBO is not None:
             dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
         dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
-        if x_CBI.dtype != sink.w.dtype:
-            settle(torch.bmm(dy_CBO.mT, x_CBI), sink.w, sink.correction_w, scale)
-        elif sink.correction_w is None:
-            torch.bmm(dy_CBO.mT, x_CBI, out=sink.w)
-        else:
-            torch.baddbmm(sink.correction_w, dy_CBO.mT, x_CBI, out=sink.w)
+        # not into the rows at once: rows of many layers lie apart, and the library is slower at that than this copy
+        settle(torch.bmm(dy_CBO.mT, x_CBI), sink.w, sink.correction_w, scale)
         if sink.b is not None:
             settle(dy_CBO.sum(dim=1, dtype=sink.b.dtype), sink.b, sink.correction_b, scale)
         return dx_CBI, None, None, None, None
@@ -79,11 +75,12 @@ class _Linear(torch.autograd.Function):
 
 def settle(gradient: Tensor, sink: Tensor, correction: Tensor | None, scale: float) -> None:
     """Write a gradient that came times `scale` to where it is wanted, with its correction."""
+    if correction is not None:
+        torch.add(correction, gradient, alpha=1 / scale, out=sink)
+        return
     sink.copy_(gradient)
     if scale != 1:
         sink.div_(scale)
-    if correction is not None:
-        sink.add_(correction)
 
 
 def linear(
@@ -213,13 +210,21 @@ def update(
     momentum: float = 0.0,
     velocity_CP: Tensor | None = None,
     squares: Sequence[Tensor] = (),
+    clipped: Tensor | None = None,
 ) -> None:
     """The usual chain of a leaf after its corrections, clip -> decay -> momentum -> step, in place, which uses up
-    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known."""
+    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known; to `clipped` is added
+    how many of them the clip shortened."""
     if clip is not None:
         known = torch.cat(list(squares), dim=1).sum(dim=1, keepdim=True).sqrt() if squares else None
         length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True) if known is None else known
-        g_CP *= clip / length_C1.clamp(min=clip)
+        shrink_C1 = clip / length_C1.clamp(min=clip)
+        if clipped is not None:
+            clipped += (shrink_C1 < 1).sum()
+        if not decay and velocity_CP is None and not isinstance(lr, Tensor):
+            x_CP.addcmul_(g_CP, shrink_C1, value=-lr)
+            return
+        g_CP *= shrink_C1
     if decay:
         g_CP.add_(x_CP, alpha=decay)
     if velocity_CP is not None:

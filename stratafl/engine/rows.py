@@ -123,16 +123,28 @@ class Gradients(NamedTuple):
     """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not known."""
 
 
-def step(rows: Rows, gradients: Callable[[Wanted], Gradients], leaf: Leaf, lr: float | Tensor, ops: Table) -> None:
-    """One step of all rows, in place."""
+def step(
+    rows: Rows,
+    gradients: Callable[[Wanted], Gradients],
+    leaf: Leaf,
+    lr: float | Tensor,
+    ops: Table,
+    clipped: Tensor,
+) -> None:
+    """One step of all rows, in place; to `clipped` is added how many of them a clip shortened."""
     chain = Chain.of(leaf, bool(rows.pulls))
     if chain is not None:
         g_CP, squares = gradients(Wanted(rows.correction_CP, chain.clip is not None))
-        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares)
+        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares, clipped)
         return
     direction_CP = gradients(ALONE).g_CP
     for stage in leaf.stages:
-        direction_CP = stage(direction_CP, rows.x_CP, rows.correct)
+        if isinstance(stage, clip):
+            factor_C1 = stage.factor(direction_CP)
+            clipped += (factor_C1 < 1).sum()
+            direction_CP = direction_CP * factor_C1
+        else:
+            direction_CP = stage(direction_CP, rows.x_CP, rows.correct)
     if rows.velocity_CP is not None:
         direction_CP = rows.velocity_CP.mul_(leaf.momentum).add_(direction_CP)
     move(rows.x_CP, direction_CP, lr)

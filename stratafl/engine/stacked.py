@@ -80,6 +80,7 @@ class StackedEngine:
         self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=inputs.device)
         self._samples = torch.cat(list(training.partition)).to(inputs.device)
         self._ops = table(inputs.device, flat.dtype)
+        self._clipped = torch.zeros((), dtype=torch.int64, device=inputs.device)
         self._captured: dict[object, Captured] = {}
         self._ahead: tuple[object, Drawn] | None = None
         self._last_active: list[int] = []
@@ -98,6 +99,10 @@ class StackedEngine:
             found, self.how = choose(flat, training.loss, sample, targets[few], precision, labels, ways)
         self._differentiate: Differentiate | None = found
         self.chunk = chunk or self._fitting()
+
+    @property
+    def clipped(self) -> int:
+        return self._loop.clipped if self._differentiate is None else int(self._clipped)
 
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         if self._differentiate is None:
@@ -171,10 +176,11 @@ class StackedEngine:
             captured.run(chunk.samples, work.step, lr)
             return rows
         for number in range(work.steps):
-            step(
-                rows, lambda wanted: self._gradients(rows, chunk, number, work.step + number, wanted),
-                self.leaf, lr, self._ops,
-            )  # fmt: skip
+
+            def gradients(wanted: Wanted) -> Gradients:
+                return self._gradients(rows, chunk, number, work.step + number, wanted)
+
+            step(rows, gradients, self.leaf, lr, self._ops, self._clipped)
         return rows
 
     def _gradients(self, rows: Rows, chunk: Chunk, number: int, step: int, wanted: Wanted = ALONE) -> Gradients:
@@ -220,12 +226,18 @@ class StackedEngine:
         whose_N = np.zeros(clients, dtype=np.int64)
         x, b = Spread(x_P[None], whose_N), Spread(b_Z[None], whose_N)
 
+        uncounted = torch.zeros_like(self._clipped)
+
         def attempt(few: int) -> None:
             work = Work(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, few, self.leaf.momentum)
                 rows.load(work, chunk.leaves)
-                step(rows, lambda wanted: self._gradients(rows, chunk, 0, 0, wanted), self.leaf, 0.0, self._ops)
+
+                def gradients(wanted: Wanted) -> Gradients:
+                    return self._gradients(rows, chunk, 0, 0, wanted)
+
+                step(rows, gradients, self.leaf, 0.0, self._ops, uncounted)
 
         self.chunk = clients
         batch_bytes = self._places * self.training.inputs[0].nbytes
@@ -270,10 +282,11 @@ class StackedEngine:
             def gradients(wanted: Wanted) -> Gradients:
                 return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
 
-            step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops)
+            step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
         rows.load(work, chunk.leaves)
+        before = self._clipped.clone()
         try:
             return Captured(rows, chunk.samples, take)
         except RuntimeError as problem:
@@ -281,3 +294,6 @@ class StackedEngine:
             line = str(problem).strip().partition("\n")[0]
             warnings.warn(f"a step could not be captured as a CUDA graph and runs without: {line}", stacklevel=5)
             return None
+        finally:
+            # trying it out does not count
+            self._clipped.copy_(before)

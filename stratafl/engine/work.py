@@ -75,6 +75,11 @@ class Engine(Protocol):
 
     leaf: Leaf
 
+    @property
+    def clipped(self) -> int:
+        """How many steps a clip has shortened so far."""
+        ...
+
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         """The models and buffers of the leaves that take part, in their order, afterwards."""
         ...

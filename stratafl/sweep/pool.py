@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from stratafl.store.signals import Interrupted, Stop
 
 PATIENCE = 20.0
 """Seconds a worker that was told to stop at once may take for it."""
+NO_TIME = "no time was left to begin it"
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,16 @@ def run_all(
     workers: int | None = None,
     watch: Watch = lambda event: None,
     say: Callable[[str], None] = lambda text: None,
+    seconds: float | None = None,
 ) -> list[Outcome]:
     """Run every config in a process of a few, each in its own directory in the folder, and say what became of each.
 
     A run of the same name and config that is there already is skipped if it is done and goes on if it is not. One that
     fails does not stop the others. A signal stops all of them after their rounds in progress, a second one at once;
-    either way `Interrupted` is raised, and the same call continues.
+    either way `Interrupted` is raised, and the same call continues. When so many `seconds` have passed, what goes on is
+    stopped after its round in progress and no more is begun: the outcomes say so, and the same call continues.
     """
+    deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
     for name in configs:
         layout.check_name(name)
@@ -134,8 +139,8 @@ def run_all(
         watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
     count = min(default_workers(configs) if workers is None else whole("--workers", workers, at_least=1), len(waiting))
     if count:
-        _Pool(configs, folder, waiting, outcomes, count, watch).run(say)
-    return [outcomes[name] for name in configs]
+        _Pool(configs, folder, waiting, outcomes, count, watch).run(say, deadline)
+    return [outcomes.get(name, Outcome(name, layout.INTERRUPTED, NO_TIME)) for name in configs]
 
 
 def default_workers(configs: Mapping[str, Config]) -> int:
@@ -201,20 +206,21 @@ class _Pool:
         self.workers: list[Worker] = []
         self.count = count
 
-    def run(self, say: Callable[[str], None]) -> None:
-        asked = 0
+    def run(self, say: Callable[[str], None], deadline: float | None) -> None:
+        asked, late = 0, False
         try:
             with Stop(say) as stop:
                 for number in range(self.count):
                     self._start(number)
                 while any(worker.name for worker in self.workers):
                     for key, _ in self.selector.select(timeout=0.2):
-                        self._hear(key.data, stopping=bool(stop.asked))
-                    if stop.asked and not asked:
-                        asked = stop.asked
+                        self._hear(key.data, stopping=bool(stop.asked) or late)
+                    is_late = deadline is not None and time.monotonic() > deadline
+                    if (stop.asked or is_late) and not (asked or late):
                         self.waiting.clear()
                         for worker in self.workers:
                             worker.ask_to_stop()
+                    asked, late = stop.asked, late or is_late
         except Interrupted as second:
             asked = second.number
             for worker in self.workers:

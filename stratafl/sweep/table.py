@@ -71,7 +71,7 @@ def _accuracies(run: StoredRun) -> tuple[list[int], list[float]]:
 
 def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
     mean = statistics.fmean(values) if values else None
-    return mean, statistics.stdev(values) if len(values) > 1 else None
+    return mean, statistics.pstdev(values) if len(values) > 1 else None
 
 
 def _text(mean: float | None, deviation: float | None, digits: int) -> str:

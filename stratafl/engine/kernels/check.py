@@ -221,8 +221,10 @@ def _update(
     d = d + 0.01 * x.double()
     d = d + momentum * velocity.double() if momentum else d
     wanted = x.double() - lr.double()[:, None] * d
-    kernels.update(x, g, lr, clip, 0.01, momentum, velocity if momentum else None)
-    errors = {"rows": distance(x, wanted)}
+    shortened = 0 if clip is None else int((g.double().norm(dim=1) > clip).sum())
+    counted = torch.full((), 7, dtype=torch.int64, device=device)
+    kernels.update(x, g, lr, clip, 0.01, momentum, velocity if momentum else None, clipped=counted)
+    errors = {"rows": distance(x, wanted), "clipped": float(abs(int(counted) - 7 - shortened))}
     return errors | ({"velocity": distance(velocity, d)} if momentum else {})
 
 

@@ -67,8 +67,8 @@ def _move(
 
 @triton.jit(do_not_specialize=["C"])
 def _step(
-    x_ptr, g_ptr, velocity_ptr, lr_ptr, part_ptr, stride_lr, clip, decay, momentum, C, WIDTH, PARTS,
-    CLIP: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+    x_ptr, g_ptr, velocity_ptr, lr_ptr, part_ptr, clipped_ptr, stride_lr, clip, decay, momentum, C, WIDTH, PARTS,
+    CLIP: tl.constexpr, MOMENTUM: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
     """A stretch of the whole matrix, where loads are aligned whatever P is; it holds at most two clients' values."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
@@ -79,9 +79,14 @@ def _step(
     lr = tl.where(mine, tl.load(lr_ptr + c * stride_lr), tl.load(lr_ptr + after * stride_lr))
     shrink = 1.0
     if CLIP:
-        shrink = tl.where(
-            mine, _shrink(part_ptr, c, clip, PARTS, BLOCK_PARTS), _shrink(part_ptr, after, clip, PARTS, BLOCK_PARTS)
-        )
+        own = _shrink(part_ptr, c, clip, PARTS, BLOCK_PARTS)
+        following = _shrink(part_ptr, after, clip, PARTS, BLOCK_PARTS)
+        shrink = tl.where(mine, own, following)
+        if COUNT:
+            # each client counts where its row begins: at the start of this stretch or within it
+            begins = (first % WIDTH == 0) & (own < 1.0)
+            within = (first % WIDTH != 0) & ((c + 1) * WIDTH < first + BLOCK) & (c + 1 < C) & (following < 1.0)
+            tl.atomic_add(clipped_ptr, (begins | within).to(tl.int64))
     end = C.to(tl.int64) * WIDTH
     if first + BLOCK <= end:
         _move(x_ptr, g_ptr, velocity_ptr, at, None, lr, shrink, decay, momentum, CLIP, MOMENTUM)
@@ -98,11 +103,13 @@ def update(
     momentum: float = 0.0,
     velocity_CP: Tensor | None = None,
     squares: Sequence[Tensor] = (),
+    clipped: Tensor | None = None,
 ) -> None:
     """One step of every client, in place. `lr` is a number, a scalar on the device (a graph can change it between
     replays) or one per client; `velocity_CP` holds the momentum.
 
     `squares` are parts (C, n) of each client's sum of squares of `g_CP`, as a `Sink` collects them, if all are known.
+    To `clipped`, an int64 on the device, is added how many clients' steps the clip shortened.
     """
     clients, parameters = x_CP.shape
     given = [matrix for matrix in (x_CP, g_CP, velocity_CP) if matrix is not None]
@@ -124,6 +131,7 @@ def update(
         sums = torch.empty((clients, parts), dtype=torch.float32, device=x_CP.device)
         _squares[(parts, clients)](g_CP, sums, parameters, width, math.gcd(width, 4), block, steps)
     _step[(cdiv(clients * width, block),)](
-        x_CP, g_CP, velocity_CP if momentum else x_CP, rate, sums, rate.stride(0) if rate.ndim else 0, clip or 1.0,
-        decay, momentum, clients, width, parts, clip is not None, momentum > 0, block, power(parts),
+        x_CP, g_CP, velocity_CP if momentum else x_CP, rate, sums, sums if clipped is None else clipped,
+        rate.stride(0) if rate.ndim else 0, clip or 1.0, decay, momentum, clients, width, parts, clip is not None,
+        momentum > 0, clipped is not None, block, power(parts),
     )  # fmt: skip

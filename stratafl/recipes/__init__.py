@@ -1,0 +1,35 @@
+"""The paper's tables and figures as named configs."""
+
+from stratafl.errors import unknown
+from stratafl.recipes import appendix, figures
+from stratafl.recipes.base import Case, Options, Recipe, essence, run_name, runs_of
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        figures.TABLE1,
+        figures.FIG3,
+        figures.FIG4,
+        figures.FIG5,
+        figures.FIG6,
+        figures.FIG7A,
+        figures.FIG7B,
+        appendix.LABEL_SHIFT,
+        appendix.FEATURE_SHIFT,
+        appendix.SHAKESPEARE,
+        appendix.CINIC10,
+        appendix.THREE_LEVEL,
+        appendix.SEARCH,
+    )
+}
+ALL = tuple(name for name in RECIPES if name != "search")
+"""What `all` stands for: everything the paper shows."""
+
+
+def recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise unknown("WHAT", name, ("all", *RECIPES))
+    return RECIPES[name]
+
+
+__all__ = ["ALL", "RECIPES", "Case", "Options", "Recipe", "essence", "recipe", "run_name", "runs_of"]

@@ -1,0 +1,121 @@
+"""What a recipe needs: data sets, client-steps, and an estimate of its time here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratafl import models
+from stratafl.config import Config, named
+from stratafl.data import sources
+from stratafl.recipes.base import Case, Options, Recipe
+from stratafl.recipes.paper import table1
+from stratafl.simulate import Simulation, simulate
+
+H200 = {
+    "mlp": {"fp32": 167_382, "tf32": 321_769, "bf16": 325_167, "fp16": 314_736},
+    "cnn": {"fp32": 5_911, "tf32": 30_176, "bf16": 43_589, "fp16": 43_619},
+    "resnet18_gn": {"tf32": 3_816, "bf16": 4_980},
+    "lstm": {"tf32": 8_049, "bf16": 8_950},
+}
+"""Client-steps a second measured on an NVIDIA H200, 100 clients, batch 50: benchmarks/results/h200_*.json."""
+SAMPLES = {"mlp": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "resnet18_gn": ((3, 32, 32), 100), "lstm": ((80,), 80)}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Client-steps a second, and where the number is from."""
+
+    steps: float
+    source: str
+
+
+def expected_rounds(recipe: Recipe, case: Case) -> float:
+    """All rounds, or where a run stops at a target as many as the paper's own needed."""
+    theirs = table1(case.panel, case.line) if recipe.name == "table1" else None
+    limit = case.config.run.rounds
+    return limit if theirs is None else min(limit, theirs.mean)
+
+
+def expected_steps(recipe: Recipe, cases: Sequence[Case]) -> float:
+    return sum(expected_rounds(recipe, case) * case.steps_per_round for case in cases)
+
+
+def needs(cases: Sequence[Case]) -> dict[str, str]:
+    """The data sets, each with its state."""
+    names = dict.fromkeys(case.config.data.name for case in cases)
+    return {name: sources.describe(name).state for name in names}
+
+
+class Rates:
+    """Of each model, measured at most once: a few steps of the engine that would train it."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._known: dict[str, Rate] = {}
+
+    def of(self, case: Case) -> Rate:
+        name = str(case.config.model["name"])
+        key = f"{name} {case.config.model.get('hidden', '')}"
+        if key not in self._known:
+            self._known[key] = self._recorded(name) or self._measured(case)
+        return self._known[key]
+
+    def seconds(self, recipe: Recipe, cases: Sequence[Case]) -> float:
+        return sum(expected_steps(recipe, [case]) / self.of(case).steps for case in cases)
+
+    def _recorded(self, model: str) -> Rate | None:
+        on_gpu = self.options.device.startswith("cuda") and torch.cuda.is_available()
+        if not on_gpu or "H200" not in torch.cuda.get_device_name():
+            return None
+        steps = H200.get(model, {}).get(self.options.precision)
+        return None if steps is None else Rate(steps, f"benchmarks/results/h200_{model}.json")
+
+    def _measured(self, case: Case) -> Rate:
+        config = case.config
+        on_cpu = config.run.device == "cpu"
+        clients, steps = (20, 10) if config.data.name == "digits" else (2, 2) if on_cpu else (100, 4)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as each of several workers has
+        try:
+            run = _short_run(config, clients, steps)
+            next(run)  # the first warms up
+            began = time.perf_counter()
+            next(run)
+            if not on_cpu:
+                torch.cuda.synchronize()
+            each = clients * steps / (time.perf_counter() - began)
+        finally:
+            torch.set_num_threads(threads)
+        workers = cores() if on_cpu else 1
+        return Rate(each * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
+
+
+def _short_run(config: Config, clients: int, steps: int) -> Simulation:
+    """Two rounds of the model on noise, a batch for each client."""
+    name, params = named("model", config.model)
+    shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
+    batch = config.leaf.batch or 50
+    total = clients * batch
+    inputs = torch.randint(classes, (total, *shape)) if name == "lstm" else torch.rand(total, *shape)
+    return simulate(
+        lambda: models.build(name, shape, classes, **params),
+        (inputs, torch.arange(total) % classes),
+        list(torch.arange(total).split(batch)),
+        str(clients),
+        "hfedavg",
+        periods=[steps],
+        rounds=2,
+        batch=batch,
+        device=config.run.device,
+        engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
+        precision=config.run.precision,  # type: ignore[arg-type]
+    )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

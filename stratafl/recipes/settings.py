@@ -1,0 +1,134 @@
+"""The settings of the paper's experiments, and their small counterparts.
+
+Where the paper's text leaves something open the code released with it decides: weight decay, clipping, flips and
+crops. At quick scale every data set is the embedded digits, on a tree of 5 x 4 instead of 10 x 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stratafl.config import Config
+from stratafl.errors import unknown
+from stratafl.recipes.base import Case, Options
+from stratafl.recipes.chosen import CHOSEN
+
+METHODS = {
+    "hfedavg": "HFedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "local_correction": "Local correction",
+    "group_correction": "Group correction",
+    "mtgc": "MTGC",
+}
+CONVENTIONAL = ("hfedavg", "fedprox", "scaffold", "feddyn", "mtgc")
+CORRECTIONS = ("hfedavg", "local_correction", "group_correction", "mtgc")
+
+DISTRIBUTIONS = {
+    "client": "group i.i.d. & client non-i.i.d.",
+    "group": "group non-i.i.d. & client i.i.d.",
+    "both": "group non-i.i.d. & client non-i.i.d.",
+}
+
+PERIODS = {"quick": (4, 5), "paper": (30, 20)}
+"""E and H, unless a table or figure says otherwise."""
+ROUNDS = {"quick": 12, "paper": 100}
+"""Of a figure; the paper says 100 for Fig. 7b, and leaves the others to their axes."""
+GROUPS = {"quick": (5, 4), "paper": (10, 10)}
+ALPHA = {"quick": 0.01, "paper": 0.1}
+"""The Dirichlet parameter; so few digits over so few clients are nearly alike with the paper's."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set with the model and the learning rate the paper uses for it."""
+
+    title: str
+    model: str
+    augment: str = "none"
+    lr: float = 0.1
+
+
+TASKS = {
+    "emnist_letters": Task("EMNIST-L", "mlp"),
+    "fashion_mnist": Task("Fashion-MNIST", "mlp"),
+    "cifar10": Task("CIFAR-10", "cnn", "flip_and_crop"),
+    "cifar100": Task("CIFAR-100", "resnet18_gn", "flip_and_crop"),
+    "cinic10": Task("CINIC-10", "cnn", "flip_and_crop"),
+    "shakespeare": Task("Shakespeare", "lstm", lr=0.5),
+}
+FOUR = ("emnist_letters", "fashion_mnist", "cifar10", "cifar100")
+TITLES = {"digits": "Digits", **{name: task.title for name, task in TASKS.items()}}
+
+
+def sets(options: Options, names: Sequence[str]) -> Sequence[str]:
+    """At quick scale all are one, and a figure has one panel where the paper has one per data set."""
+    return ("digits",) if options.quick else names
+
+
+def split(distribution: str, options: Options, depth: int = 2) -> list[dict[str, Any]]:
+    """Which levels are non-i.i.d.: those of the clients, those above, or all."""
+    apart: dict[str, Any] = {"name": options.partition, "alpha": ALPHA[options.scale]}
+    alike: dict[str, Any] = {"name": "iid"}
+    above, clients = {"client": (alike, apart), "group": (apart, alike), "both": (apart, apart)}[distribution]
+    return [above] * (depth - 1) + [clients]
+
+
+def method(name: str) -> dict[str, Any]:
+    """A method's table, with what was chosen for it where the paper is silent."""
+    if name not in METHODS:
+        raise unknown("--methods", name, METHODS)
+    return {"name": name, **CHOSEN.get(name, {})}
+
+
+def methods(options: Options, usual: Sequence[str]) -> Sequence[str]:
+    chosen = usual if options.methods is None else options.methods
+    for name in chosen:
+        method(name)
+    return chosen
+
+
+def case(
+    panel: tuple[str, ...],
+    method_name: str,
+    options: Options,
+    data: str,
+    *,
+    partition: Sequence[Any],
+    line: str | None = None,
+    shape: Sequence[int] | None = None,
+    schedule: dict[str, Any] | None = None,
+    rounds: int | None = None,
+    stop_at: float | None = None,
+    rotation: dict[str, Any] | None = None,
+) -> Case:
+    """One line of a figure; what is not given is as in most of the paper's experiments."""
+    task = TASKS.get(data, TASKS["fashion_mnist"])
+    scale = options.scale
+    tree = "x".join(map(str, shape or GROUPS[scale]))
+    values: dict[str, Any] = {
+        "tree": {"shape": tree},
+        "data": {"name": data, "partition": list(partition), "augment": task.augment, "rotation": rotation},
+        "model": {"name": task.model},
+        "method": method(method_name),
+        "schedule": schedule or {"periods": list(PERIODS[scale])},
+        "leaf": {"lr": task.lr, "batch": 50, "clip": 10.0, "weight_decay": 1e-3},
+        "run": {
+            "rounds": options.rounds or rounds or ROUNDS[scale],
+            "stop_at": stop_at,
+            "device": options.device,
+            "precision": options.precision,
+            # a GPU does a run in minutes and writes gigabytes for a checkpoint: only when it is stopped
+            "checkpoint_every": 10 if options.device == "cpu" else 0,
+        },
+    }
+    if options.quick:
+        values["data"]["name"] = "digits"
+        values["data"]["augment"] = "none"
+        values["model"] = {"name": "mlp", "hidden": [32]}
+        values["leaf"].update(lr=0.2, batch=20)
+        values["run"]["engine"] = "stacked"
+    return Case(panel, line or method_name, Config.of(values))

@@ -1,0 +1,1 @@
+"""Stored runs, looked at: compared in tables, drawn as figures, and as one page that opens offline."""

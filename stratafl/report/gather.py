@@ -1,0 +1,31 @@
+"""The runs that a command line names: run folders, and folders of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stratafl.errors import InvalidInput
+from stratafl.store import StoredRun, layout, read_run
+from stratafl.store.read import Broken, scan
+
+
+def gather(folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
+    """The runs, each once and oldest first in each folder, and a line for each that cannot be read."""
+    runs: dict[Path, StoredRun] = {}
+    unreadable = []
+    for folder in folders:
+        found: list[StoredRun | Broken]
+        if (folder / layout.RUN).exists():
+            try:
+                found = [read_run(folder)]
+            except InvalidInput as problem:
+                found = [Broken(folder, str(problem))]
+        else:
+            found = scan(folder)
+        for each in found:
+            if isinstance(each, StoredRun):
+                runs.setdefault(each.path.resolve(), each)
+            else:
+                unreadable.append(each.reason)
+    return list(runs.values()), list(dict.fromkeys(unreadable))

@@ -1,0 +1,235 @@
+"""The figures in the paper's form: all methods, mean and spread over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stratafl.plots import COLOURS, pyplot, save
+from stratafl.recipes.paper import Rounds, table1
+from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
+from stratafl.reproduce.judge import Panel, heading, word
+from stratafl.reproduce.measure import Measured, Results, Value
+from stratafl.reproduce.stock import Curve
+
+GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
+COLOUR = {
+    "hfedavg": GREY,
+    "fedprox": GREEN,
+    "scaffold": VIOLET,
+    "feddyn": TEAL,
+    "local_correction": BLUE,
+    "group_correction": ORANGE,
+    "mtgc": RED,
+}
+MARKER = {"hfedavg": "o", "local_correction": "s", "group_correction": "^", "mtgc": "D"}
+INK = "#444444"
+LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
+"""For lines of one method: the more, the darker."""
+
+
+def draw(results: Results, stem: Path) -> list[Path]:
+    """A PNG and an SVG; none where nothing was measured."""
+    if not any(measured.curves for measured in results.measured.values()):
+        return []
+    make = {"rounds": _rounds, "curves": _curves, "communication": _communication, "time": _time}[results.recipe.form]
+    written = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in written:
+        save(make(results), path)
+    return written
+
+
+def _curves(results: Results) -> Any:
+    return _panels(results, "global rounds", lambda curve: curve.rounds)
+
+
+def _communication(results: Results) -> Any:
+    most = max(curve.sent[-1] for m in results.measured.values() for curve in m.curves)
+    unit, size = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
+    return _panels(
+        results, f"sent and received per client ({unit})", lambda curve: [sent / size for sent in curve.sent]
+    )
+
+
+def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]]) -> Any:
+    grid = _grid(results.panels)
+    rows, columns = len(grid), len(grid[0])
+    figure, axes = pyplot().subplots(
+        rows, columns, figsize=(max(3.1 * columns + 1.2, 6.0), 2.7 * rows + 1.2), layout="constrained", squeeze=False
+    )
+    for r, row in enumerate(grid):
+        for c, panel in enumerate(row):
+            here = axes[r][c]
+            lines = results.lines(panel)
+            for number, line in enumerate(lines):
+                found = results.get(panel, line)
+                colour = COLOUR.get(line) or LADDER[number % len(LADDER)]
+                if found is not None:
+                    _line(here, found, along, colour, _title(line), line == "mtgc")
+            if results.target is not None:
+                here.axhline(results.target, color=INK, linewidth=0.8, linestyle=":")
+            here.set_title(_short(panel, rows), fontsize=9)
+            if r == rows - 1:
+                here.set_xlabel(x)
+            if c == 0:
+                here.set_ylabel(
+                    "test accuracy" if rows == 1 else f"{DISTRIBUTIONS[panel[1]]}\ntest accuracy", fontsize=8
+                )
+            here.xaxis.get_major_locator().set_params(integer=True)
+            here.grid(alpha=0.25)
+            here.spines[["top", "right"]].set_visible(False)
+            if not any(results.get(panel, line) for line in lines):
+                here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
+                here.set(xticks=[], yticks=[])
+            elif len({_own_key(results, each) for each in results.panels}) > 1:
+                here.legend(frameon=False, fontsize=7, loc="lower right")
+    if len({_own_key(results, each) for each in results.panels}) == 1:
+        _one_legend(figure, axes)
+    _headline(figure, results)
+    return figure
+
+
+def _own_key(results: Results, panel: Panel) -> tuple[str, ...]:
+    """Panels with the same lines share one legend."""
+    return tuple(results.lines(panel))
+
+
+def _one_legend(figure: Any, axes: Any) -> None:
+    columns = max(4, 2 * axes.shape[1])
+    shown: dict[str, Any] = {}
+    for each in axes.flat:
+        for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
+            shown.setdefault(text, handle)
+    place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    figure.legend(shown.values(), shown.keys(), ncols=min(len(shown), columns), **place)
+
+
+def _line(
+    axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float]], colour: str, title: str, bold: bool
+) -> None:
+    """The mean over seeds as far as all have come, and the range between them."""
+    curves = measured.curves
+    shortest = min(len(curve.rounds) for curve in curves)
+    xs = list(along(curves[0]))[:shortest]
+    values = [[curve.accuracy[i] for curve in curves] for i in range(shortest)]
+    mean = [statistics.fmean(each) for each in values]
+    axes.plot(xs, mean, color=colour, linewidth=2.2 if bold else 1.5, label=title, zorder=3 if bold else 2)
+    if len(curves) > 1:
+        axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.18, linewidth=0)
+
+
+def _title(line: str) -> str:
+    return METHODS.get(line) or word(line.replace("=", " = "))
+
+
+def _grid(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Distributions one below the other where a figure has several, everything else side by side."""
+    kinds = list(dict.fromkeys(panel[1] for panel in panels if len(panel) > 1))
+    if len(kinds) < 2 or len(panels) == len(kinds):
+        return [list(panels)]
+    return [[panel for panel in panels if panel[1] == kind] for kind in kinds]
+
+
+def _short(panel: Panel, rows: int) -> str:
+    if panel[0] in ("H", "E"):
+        return {"H": "more local steps", "E": "more group rounds"}[panel[0]]
+    if "x" in panel[0] and panel[0].replace("x", "").isdigit():
+        groups, _, clients = panel[0].partition("x")
+        return f"{groups} groups of {clients} clients"
+    if panel[0] in METHODS:
+        return METHODS[panel[0]]
+    return TITLES[panel[0]] if rows > 1 else heading(panel).replace(", ", "\n")
+
+
+def _rounds(results: Results) -> Any:
+    """Rounds to the target: ours filled, the paper's hollow, an arrow where it was not reached."""
+    distributions = list(dict.fromkeys(panel[0] for panel in results.panels))
+    distributions = [each for each in DISTRIBUTIONS if each in distributions]
+    settings = list(dict.fromkeys(panel[1] for panel in results.panels))
+    lines = list(dict.fromkeys(line for _, line in results.measured))
+    ordered = [line for line in METHODS if line in lines]
+    plt = pyplot()
+    figure, axes = plt.subplots(
+        1, len(distributions), figsize=(3.4 * len(distributions) + 1, 0.72 * len(settings) + 1.9), layout="constrained",
+        sharey=True, sharex=True, squeeze=False,
+    )  # fmt: skip
+    for here, distribution in zip(axes[0], distributions, strict=True):
+        for row, setting in enumerate(settings):
+            for number, line in enumerate(ordered):
+                panel = (distribution, setting)
+                height = row + 0.17 * (number - (len(ordered) - 1) / 2)
+                colour, marker = COLOUR[line], MARKER.get(line, "o")
+                ours = results.reach(panel, line) if (panel, line) in results.measured else None
+                theirs = None if results.options.quick else table1(panel, line)
+                for value, filled in ((theirs, False), (ours, True)):
+                    if value is not None:
+                        _point(here, value, height, colour, marker, filled)
+        here.set_title(DISTRIBUTIONS[distribution], fontsize=9)
+        here.set_xscale("log")
+        ticks = (10, 20, 50, 100, 200, 500) if not results.options.quick else (1, 2, 5, 10)
+        here.set_xticks(ticks, [str(tick) for tick in ticks])
+        here.minorticks_off()
+        here.set_xlabel(f"global rounds to {results.target:.0%}")
+        here.set_yticks(range(len(settings)), [word(each) for each in settings])
+        here.grid(alpha=0.25)
+        here.spines[["top", "right"]].set_visible(False)
+    axes[0][0].invert_yaxis()
+    handles = [
+        plt.Line2D([], [], color=COLOUR[line], marker=MARKER.get(line, "o"), linestyle="", label=METHODS[line])
+        for line in ordered
+    ]
+    if not results.options.quick:
+        handles.append(plt.Line2D([], [], color=INK, marker="o", linestyle="", fillstyle="none", label="the paper's"))
+    handles.append(plt.Line2D([], [], color=INK, marker="$→$", linestyle="", markersize=9, label="not reached"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    _headline(figure, results)
+    return figure
+
+
+def _point(axes: Any, value: Value | Rounds, height: float, colour: str, marker: str, filled: bool) -> None:
+    spread = value.deviation if filled and value.deviation else None
+    axes.errorbar([value.mean], [height], xerr=spread, fmt=marker, color=colour, markersize=5.5,
+                  fillstyle="full" if filled else "none", linewidth=1, zorder=3 if filled else 2)  # fmt: skip
+    if value.beyond:
+        axes.annotate("", (value.mean, height), xytext=(16, 0), textcoords="offset points", annotation_clip=False,
+                      arrowprops={"arrowstyle": "<-", "color": colour})  # fmt: skip
+
+
+def _time(results: Results) -> Any:
+    (panel,) = results.panels
+    goal = results.target or 1.0
+    found = {line: m for line in results.lines(panel) if (m := results.get(panel, line)) is not None}
+    until = results.until(panel)
+    figure, axes = pyplot().subplots(1, 2, figsize=(8.4, 0.5 * len(found) + 1.5), layout="constrained", sharey=True)
+    asked: dict[str, dict[str, Value | None]] = {
+        f"seconds to {goal:.0%} test accuracy": {line: m.seconds_to(goal) for line, m in found.items()},
+        f"seconds for {until} global rounds": {
+            line: Value.of([curve.seconds[curve.rounds.index(until)] for curve in m.curves])
+            for line, m in found.items()
+        },
+    }
+    for here, (x, values) in zip(axes, asked.items(), strict=True):
+        for number, (line, value) in enumerate(values.items()):
+            if value is not None:
+                beyond = {"hatch": "//", "edgecolor": "white"} if value.beyond else {}
+                here.barh(number, value.mean, xerr=value.deviation, color=COLOUR[line], height=0.62, **beyond)
+                here.annotate(value.text(), (value.mean + (value.deviation or 0), number), xytext=(4, 0),
+                              textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+        here.set_xlabel(x)
+        here.set_xlim(0, 1.25 * max((v.mean + (v.deviation or 0) for v in values.values() if v is not None), default=1))
+        here.spines[["top", "right"]].set_visible(False)
+        here.set_yticks(range(len(found)), [METHODS[line] for line in found])
+    axes[0].invert_yaxis()
+    _headline(figure, results)
+    return figure
+
+
+def _headline(figure: Any, results: Results) -> None:
+    options = results.options
+    seeds = max((len(m.curves) for m in results.measured.values()), default=0)
+    what = "" if results.recipe.name in ("label_shift", "shakespeare") else f", {options.partition}"
+    scale = ", scaled down to embedded digits" if options.quick else ""
+    counted = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    figure.suptitle(f"{results.recipe.title}\n{results.recipe.where}; {counted}{what}{scale}", fontsize=9.5)

@@ -1,0 +1,124 @@
+"""A claim of the paper and how it is judged: each panel on its own, then all together in one plain sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
+from stratafl.reproduce.measure import Results, Value
+
+HELD, NOT_HELD, PARTLY, OPEN = "held", "not held", "held in part", "not measured yet"
+Panel = tuple[str, ...]
+SHOWN = 4
+"""Findings told in a sentence, those against the claim first; the table has all."""
+
+
+class Finding(NamedTuple):
+    """One panel's answer: None where it cannot be told."""
+
+    label: str
+    holds: bool | None
+    said: str
+    """In numbers."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says about a table or a figure."""
+
+    id: str
+    recipe: str
+    where: str
+    text: str
+    findings: Callable[[Results], Iterable[Finding]]
+
+    def judge(self, results: Results) -> Verdict:
+        found = list(self.findings(results))
+        told = [finding for finding in found if finding.holds is not None]
+        if not told:
+            return Verdict(OPEN, "")
+        true, false = ([f for f in told if f.holds is which] for which in (True, False))
+        status = HELD if not false else NOT_HELD if not true else PARTLY
+        shown = [*false, *true][:SHOWN]
+        parts = [f"{finding.label}: {finding.said}" for finding in shown]
+        if len(told) > 1:
+            parts = [f"{'' if f.holds else 'not '}{part}" for f, part in zip(shown, parts, strict=True)]
+            parts.insert(0, f"{len(true)} of {len(told)}")
+        if len(shown) < len(told):
+            parts.append(f"and {len(told) - len(shown)} more")
+        if len(told) < len(found):
+            parts.append("cannot be told: " + ", ".join(f.label for f in found if f.holds is None))
+        partial = _partial(results)
+        return Verdict(status, "; ".join(parts) + (f" ({partial})" if partial else ""))
+
+
+def _partial(results: Results) -> str:
+    """A comparison of runs that did not get as far as the recipe asks says so."""
+    if results.target is not None:
+        return ""
+    short = [
+        f"{label(panel)} at round {results.until(panel)} of {limit}"
+        for panel in results.panels
+        if 0 < results.until(panel) < (limit := _limit(results, panel))
+    ]
+    return "unfinished: " + ", ".join(short) if short else ""
+
+
+def _limit(results: Results, panel: Panel) -> int:
+    return max(results.measured[panel, line].case.config.run.rounds for line in results.lines(panel))
+
+
+def label(panel: Panel) -> str:
+    """A panel's name for people."""
+    return " ".join(TITLES.get(part, part) for part in panel)
+
+
+def heading(panel: Panel) -> str:
+    """Likewise, in the words of the paper."""
+    return ", ".join(DISTRIBUTIONS.get(part) or word(part) for part in panel)
+
+
+def word(part: str) -> str:
+    """A data set's title, or a setting such as E10H20 spelt out."""
+    e, _, h = part.removeprefix("E").partition("H")
+    return f"E = {e}, H = {h}" if e.isdigit() and h.isdigit() else TITLES.get(part, part)
+
+
+def percent(value: Value | None) -> str:
+    return "?" if value is None else f"{100 * value.mean:.1f} %"
+
+
+def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
+    """In every panel the line ends with the highest accuracy of all, or of these."""
+
+    def findings(results: Results) -> list[Finding]:
+        found = []
+        for panel in results.panels:
+            rest = [each for each in results.lines(panel) if each != line and (not others or each in others)]
+            ours = results.accuracy(panel, line)
+            scores = {each: score for each in rest if (score := results.accuracy(panel, each)) is not None}
+            if ours is None or len(scores) < len(rest) or not rest:
+                found.append(Finding(label(panel), None, ""))
+                continue
+            rival = max(scores, key=lambda each: scores[each].mean)
+            said = f"{percent(ours)}, {METHODS.get(rival, rival)} {percent(scores[rival])}"
+            found.append(Finding(label(panel), ours.mean > scores[rival].mean, said))
+        return found
+
+    return findings
+
+
+def above(panel: Panel, high: str, low: str, results: Results) -> Finding:
+    """Whether one line of a panel ends above another."""
+    a, b = results.accuracy(panel, high), results.accuracy(panel, low)
+    if a is None or b is None:
+        return Finding(label(panel), None, "")
+    return Finding(label(panel), a.mean > b.mean, f"{METHODS[high]} {percent(a)}, {METHODS[low]} {percent(b)}")

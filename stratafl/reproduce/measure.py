@@ -1,0 +1,167 @@
+"""What was measured for each case of a recipe, over its seeds, and how two such values compare."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stratafl.metrics import rounds_to
+from stratafl.recipes.base import Case, Options, Recipe
+from stratafl.reproduce.stock import Curve, Stock
+
+WINDOW = 0.1
+"""The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a throw of the dice."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A mean over seeds; `beyond` says that the true one is larger, such as rounds to a target not reached by all."""
+
+    mean: float
+    deviation: float | None = None
+    """Standard deviation (of a sample); None for fewer than two."""
+    beyond: bool = False
+
+    @staticmethod
+    def of(values: Sequence[float], beyond: bool = False) -> Value:
+        return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, beyond)
+
+    def text(self, digits: int = 1, unit: str = "") -> str:
+        """As the paper writes it: ">T" where the target was not reached within T rounds."""
+        if self.beyond:
+            return f">{self.mean:.{digits}f}".removesuffix(".0") + unit
+        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}{unit}"
+
+
+def less(a: Value | None, b: Value | None) -> bool | None:
+    """Whether a is below b; None where that cannot be told."""
+    if a is None or b is None or (a.beyond and b.beyond):
+        return None
+    if a.beyond:
+        return False if a.mean >= b.mean else None
+    if b.beyond:
+        return True if a.mean <= b.mean else None
+    return a.mean < b.mean
+
+
+def times(base: Value | None, value: Value | None) -> Value | None:
+    """How many times larger the base is; None where not even a bound is known."""
+    if base is None or value is None or value.beyond or value.mean == 0:
+        return None
+    return Value(base.mean / value.mean, beyond=base.beyond)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of a panel: a curve for each seed there is."""
+
+    case: Case
+    curves: tuple[Curve, ...]
+
+    @property
+    def complete(self) -> int:
+        return sum(curve.complete for curve in self.curves)
+
+    @property
+    def last(self) -> int:
+        """The last round all its curves have."""
+        return min((curve.rounds[-1] for curve in self.curves), default=0)
+
+    def accuracy(self, until: int) -> Value | None:
+        """Of the last tenth of the rounds up to this one."""
+        finals = []
+        for curve in self.curves:
+            seen = zip(curve.rounds, curve.accuracy, strict=True)
+            within = [accuracy for round, accuracy in seen if (1 - WINDOW) * until < round <= until]
+            if within:
+                finals.append(statistics.fmean(within))
+        return Value.of(finals) if finals else None
+
+    def unrest(self, until: int) -> float | None:
+        """How far the accuracy jumps from round to round, on average over the second half of the rounds."""
+        jumps = [
+            abs(b - a)
+            for curve in self.curves
+            for r, a, b in zip(curve.rounds[1:], curve.accuracy, curve.accuracy[1:], strict=False)
+            if until / 2 < r <= until
+        ]
+        return statistics.fmean(jumps) if jumps else None
+
+    def reach(self, target: float) -> Value | None:
+        """Rounds to a test accuracy."""
+        return self._to(target, [curve.rounds for curve in self.curves])
+
+    def seconds_to(self, target: float) -> Value | None:
+        return self._to(target, [curve.seconds for curve in self.curves])
+
+    def seconds_for(self, rounds: int) -> Value | None:
+        """Time for so many rounds, which all its curves must have."""
+        if not self.curves or any(rounds not in curve.rounds for curve in self.curves):
+            return None
+        return Value.of([curve.seconds[curve.rounds.index(rounds)] for curve in self.curves])
+
+    def _to(self, target: float, scales: Sequence[Sequence[float]]) -> Value | None:
+        values, beyond = [], False
+        for curve, along in zip(self.curves, scales, strict=True):
+            first = rounds_to(target, range(len(curve.rounds)), curve.accuracy)
+            beyond |= first is None
+            values.append(along[-1 if first is None else first])
+        return Value.of(values, beyond) if values else None
+
+    def at_cost(self, sent: float) -> float | None:
+        """The accuracy after a client has sent and received so many bytes; None before the first round is over."""
+        found = [
+            [a for a, bytes in zip(curve.accuracy, curve.sent, strict=True) if bytes <= sent] for curve in self.curves
+        ]
+        return statistics.fmean(each[-1] for each in found) if found and all(found) else None
+
+
+def extra_models(ours: Measured, plain: Measured, e: int) -> float:
+    """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
+    last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
+    return (last - base) / (base / (2 * e))
+
+
+class Results:
+    """A recipe's cases with what was measured; panels and lines in the recipe's order."""
+
+    def __init__(self, recipe: Recipe, options: Options, measured: Iterable[Measured]):
+        self.recipe, self.options = recipe, options
+        self.measured = {(m.case.panel, m.case.line): m for m in measured}
+        self.panels = list(dict.fromkeys(panel for panel, _ in self.measured))
+
+    @property
+    def target(self) -> float | None:
+        return self.recipe.goal(self.options.scale)
+
+    def lines(self, panel: tuple[str, ...]) -> list[str]:
+        return [line for each, line in self.measured if each == panel]
+
+    def get(self, panel: tuple[str, ...], line: str) -> Measured | None:
+        found = self.measured.get((panel, line))
+        return found if found is not None and found.curves else None
+
+    def until(self, panel: tuple[str, ...]) -> int:
+        """The last round that every line of the panel has, of those that were measured at all."""
+        found = [self.get(panel, line) for line in self.lines(panel)]
+        return min((m.last for m in found if m is not None), default=0)
+
+    def accuracy(self, panel: tuple[str, ...], line: str) -> Value | None:
+        """At the last round all lines of the panel have, so that it is the same round for all."""
+        found = self.get(panel, line)
+        return None if found is None else found.accuracy(self.until(panel))
+
+    def reach(self, panel: tuple[str, ...], line: str) -> Value | None:
+        found = self.get(panel, line)
+        return None if found is None or self.target is None else found.reach(self.target)
+
+
+def measure(recipe: Recipe, cases: Sequence[Case], options: Options, seeds: int, stock: Stock) -> Results:
+    """What the stored runs say about the cases of a recipe."""
+    measured = []
+    for case in cases:
+        curves = [stock.curve(case.seeded(number)) for number in range(seeds)]
+        measured.append(Measured(case, tuple(curve for curve in curves if curve is not None)))
+    return Results(recipe, options, measured)

@@ -1,0 +1,119 @@
+"""The page with every claim of the paper and what was measured; made from the results beside it, never by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stratafl.errors import InvalidInput
+from stratafl.recipes import RECIPES
+from stratafl.recipes.base import Scale
+from stratafl.recipes.chosen import CHOSEN
+from stratafl.recipes.paper import TABLE1
+from stratafl.reproduce.claims import CLAIMS
+from stratafl.reproduce.judge import OPEN
+from stratafl.reproduce.report import FORMAT, provenance
+from stratafl.store.files import read_json, writing
+
+NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
+CANNOT = {"cinic10": "the data set could not be had"}
+ALONE = "cifar10_mtgc.json"
+THEORY = "theory.json"
+
+
+def results_in(folder: Path, scale: Scale) -> list[dict[str, Any]]:
+    """What the command wrote there before, in the order of the recipes."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            values = read_json(path)
+        except InvalidInput:
+            continue
+        ours = isinstance(values, dict) and values.get("format") == FORMAT and values.get("what") in RECIPES
+        if ours and values.get("scale") == scale:
+            found.append({**values, "stem": path.stem})
+    order = list(RECIPES)
+    return sorted(found, key=lambda each: (order.index(each["what"]), each["stem"]))
+
+
+def overview(folder: Path, scale: Scale) -> str:
+    results = results_in(folder, scale)
+    main = {each["what"]: each for each in results if each["partition"] == "release_dirichlet"}
+    lines = ["# The paper's claims, and what was measured", ""]
+    if scale == "quick":
+        lines += [
+            "Scaled down: every data set is the embedded digits, on a small tree. No evidence, a first look.",
+            "",
+        ]
+    lines += [
+        "Written by `stratafl reproduce` from the results beside it ([how](../reproduce.md)); every claim of Section 5",
+        "and Appendices B to E is a row. The partition is `release_dirichlet`, the one behind the paper's numbers.",
+        "",
+        "| claim | in the paper | measured | held? |",
+        "|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [_claim_row(claim, main.get(claim.recipe)) for claim in CLAIMS] + [""]
+    for each in results:
+        if each["partition"] != "release_dirichlet":
+            lines += [f"## {each['title']}, with a true Dirichlet", ""]
+            lines += ["| claim | measured | held? |", "|---|---|---|"]
+            lines += [f"| {c['text']} | {c['sentence']} | {c['status']} |" for c in each["claims"]] + [""]
+    lines += ["## Results", ""]
+    lines += [f"- [{each['title']}]({each['stem']}.md). {provenance(each['made_with'])}" for each in results]
+    if not results:
+        lines += ["None yet."]
+    lines += ["", "## What the paper leaves open", "", *_chosen(main.get("search")), ""]
+    lines += _elsewhere(folder) if scale == "paper" else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:
+    judged = next((each for each in found["claims"] if each["id"] == claim.id), None) if found else None
+    if judged is None or judged["status"] == OPEN:
+        why = CANNOT.get(claim.recipe)
+        status = f"{OPEN}: {why}" if why else OPEN
+        return f"| {claim.text} | {claim.where} | | {status} |"
+    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {judged['status']} |"
+
+
+def _chosen(search: dict[str, Any] | None) -> list[str]:
+    lines = []
+    for method, params in CHOSEN.items():
+        tried = (search or {}).get("best", {}).get(method)
+        for name, value in params.items():
+            how = (
+                "the best of a [search](search.md)" if tried == params
+                else f"not the best of the [search](search.md), {tried[name]:g}" if tried
+                else "a common default, not searched yet (`stratafl reproduce search`)"
+            )  # fmt: skip
+            lines.append(f"- {method}'s {name} = {value:g}: {how}.")
+    lines += [f"- {recipe.where.split(' (')[0]}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
+    return lines
+
+
+def _elsewhere(folder: Path) -> list[str]:
+    """Measurements that were made by other commands."""
+    lines = []
+    if (folder / ALONE).exists():
+        alone = json.loads((folder / ALONE).read_text())
+        runs, made = alone["runs"], alone["environment"]
+        rounds = [run["rounds_to_80"] for run in runs]
+        seeds, precisions = ({run[key] for run in runs} for key in ("seed", "precision"))
+        theirs = TABLE1["both", 10, 20]["mtgc"]
+        lines.append(
+            f"- [{ALONE}]({ALONE}): MTGC alone at E = 10, H = 20, both levels non-i.i.d., on CIFAR-10: "
+            f"{min(rounds)} to {max(rounds)} rounds to 80 % ({len(runs)} runs, {len(seeds)} seeds, {len(precisions)} "
+            f"precisions; the paper: {theirs.mean} ± {theirs.deviation}), on {made['gpu']}, commit {made['commit']}. "
+            "One method alone judges no claim above."
+        )
+    if (folder / THEORY).exists():
+        lines.append(f"- [{THEORY}]({THEORY}), [theory.png](theory.png): Section 4's theory in numbers, on quadratics.")
+    return ["## Measured elsewhere", "", *lines] if lines else []
+
+
+def write_overview(folder: Path, scale: Scale) -> Path:
+    path = folder / NAMES[scale]
+    with writing(path) as file:
+        file.write(overview(folder, scale).encode())
+    return path

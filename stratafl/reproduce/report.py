@@ -1,0 +1,249 @@
+"""A recipe's results as data and as tables: the paper's number, ours, and the ratio."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stratafl.recipes.base import Options, Recipe
+from stratafl.recipes.chosen import CANDIDATES
+from stratafl.recipes.paper import TEXT_DISAGREES, Rounds, table1
+from stratafl.recipes.settings import METHODS
+from stratafl.reproduce.claims import claims_of
+from stratafl.reproduce.judge import Panel, heading
+from stratafl.reproduce.measure import Measured, Results, Value, extra_models, times
+from stratafl.store.files import make_folder, write_json, writing
+
+FORMAT = 1
+FAR = 0.3
+"""Ours over the paper's, less one: beyond this it is said."""
+
+
+def stem(recipe: Recipe, options: Options) -> str:
+    """Of its files; what is not the paper's own setting has a name of its own."""
+    parts = [recipe.name, *([options.partition] if options.partition != "release_dirichlet" else [])]
+    return "_".join([*parts, *(["quick"] if options.quick else [])])
+
+
+def describe(results: Results, seeds: int) -> dict[str, Any]:
+    """Everything that was measured, as plain data."""
+    recipe, options = results.recipe, results.options
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "what": recipe.name,
+        "title": recipe.title,
+        "where": recipe.where,
+        "note": recipe.note,
+        "scale": options.scale,
+        "partition": options.partition,
+        "target": results.target,
+        "seeds": seeds,
+        "rows": [_row(results, panel, line, seeds) for panel, line in results.measured],
+        "claims": [],
+        "made_with": made_with(results),
+    }
+    for claim in claims_of(recipe.name):
+        verdict = claim.judge(results)
+        found["claims"].append({"id": claim.id, "text": claim.text, "where": claim.where, **vars(verdict)})
+    if recipe.name == "search":
+        found["best"] = best_candidates(results)
+    return found
+
+
+def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any]:
+    measured = results.measured[panel, line]
+    until = results.until(panel)
+    row: dict[str, Any] = {
+        "panel": list(panel),
+        "line": line,
+        "seeds": len(measured.curves),
+        "complete": measured.complete,
+        "of": seeds,
+        "rounds": measured.last,
+        "limit": measured.case.config.run.rounds,
+    }
+    if results.recipe.name == "table1":
+        row |= _beside_table1(results, panel, line)
+    if not measured.curves:
+        return row
+    if results.recipe.form != "rounds":
+        row |= _numbers("accuracy", measured.accuracy(until), 4) | {"accuracy_at": until}
+    if results.target is not None:
+        row |= _numbers("rounds_to_target", measured.reach(results.target), 1)
+        row |= _numbers("seconds_to_target", measured.seconds_to(results.target), 1)
+    row |= _numbers("seconds", measured.seconds_for(until), 1)
+    if results.recipe.form == "communication":
+        row |= _communication(results, panel, line, measured)
+    return row
+
+
+def _numbers(name: str, value: Value | None, digits: int) -> dict[str, Any]:
+    if value is None:
+        return {}
+    return {
+        name: round(value.mean, digits + 2),
+        f"{name}_deviation": None if value.deviation is None else round(value.deviation, digits + 2),
+        f"{name}_text": value.text(digits),
+    }
+
+
+def _beside_table1(results: Results, panel: Panel, line: str) -> dict[str, Any]:
+    ours = results.reach(panel, line)
+    beside: dict[str, Any] = {}
+    gain = times(results.reach(panel, "hfedavg"), ours)
+    if gain is not None:
+        beside["speedup"] = gain.text(unit="×")
+    theirs = None if results.options.quick else table1(panel, line)
+    if theirs is not None:
+        beside |= {"paper": _paper_text(theirs), "paper_speedup": f"{theirs.speedup:.1f}×"}
+        if ours is not None and not ours.beyond and not theirs.beyond:
+            beside["ratio"] = round(ours.mean / theirs.mean, 3)
+    return beside
+
+
+def _paper_text(theirs: Rounds) -> str:
+    return f">{theirs.mean:g}" if theirs.beyond else f"{theirs.mean:.1f} ± {theirs.deviation:.1f}"
+
+
+def _communication(results: Results, panel: Panel, line: str, measured: Measured) -> dict[str, Any]:
+    sent = measured.curves[0].last_sent
+    beside: dict[str, Any] = {"megabytes_a_round": round(sent / 1e6, 3)}
+    plain = results.get(panel, "hfedavg")
+    if plain is not None:
+        beside["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
+        beside["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
+        if line == "mtgc":
+            beside |= {"paper": "1", "ratio": beside["extra_models"]}
+    return beside
+
+
+def made_with(results: Results) -> dict[str, Any]:
+    """Commits, hardware, versions and precisions of the runs, and what they cost."""
+    curves = [(m.case, curve) for m in results.measured.values() for curve in m.curves]
+    kept: dict[str, Any] = {}
+    for key in ("commit", "gpu", "processor", "torch", "precision", "device"):
+        kept[key] = sorted({str(curve.made_with.get(key, "unknown")) for _, curve in curves})
+    if any(curve.made_with.get("changed_since_commit") for _, curve in curves):
+        kept["changed_since_commit"] = True
+    steps = sum(case.steps_per_round * curve.rounds[-1] for case, curve in curves)
+    seconds = sum(curve.seconds[-1] for _, curve in curves)
+    rate = round(steps / seconds) if seconds else 0
+    return {**kept, "client_steps": steps, "seconds": round(seconds, 1), "client_steps_a_second": rate}
+
+
+def best_candidates(results: Results) -> dict[str, dict[str, float]]:
+    """Of each method's candidates the one that ended highest, once all were tried."""
+    best = {}
+    for name, (parameter, values) in CANDIDATES.items():
+        scores = {value: results.accuracy((name,), f"{parameter}={value:g}") for value in values}
+        known = {value: score.mean for value, score in scores.items() if score is not None}
+        if len(known) == len(values):
+            best[name] = {parameter: max(known, key=lambda value: known[value])}
+    return best
+
+
+# -- as tables --------------------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    "rounds_to_target_text": "rounds to target",
+    "paper": "paper",
+    "ratio": "ours / paper",
+    "speedup": "speed-up",
+    "paper_speedup": "paper's speed-up",
+    "accuracy_text": "accuracy",
+    "accuracy_at": "at round",
+    "seconds_to_target_text": "seconds to target",
+    "seconds_text": "seconds",
+    "megabytes_a_round": "MB a round",
+    "times_hfedavg": "times HFedAvg, both ways",
+    "extra_models": "models more a round",
+}
+SHOWN = {
+    "rounds": ("rounds_to_target_text", "paper", "ratio", "speedup", "paper_speedup"),
+    "curves": ("accuracy_text", "accuracy_at", "rounds_to_target_text"),
+    "communication": (
+        "accuracy_text",
+        "accuracy_at",
+        "megabytes_a_round",
+        "times_hfedavg",
+        "extra_models",
+        "paper",
+        "ratio",
+    ),
+    "time": ("seconds_to_target_text", "rounds_to_target_text", "seconds_text", "accuracy_at"),
+}
+
+
+def table(
+    found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells; a column nobody has a value for is left out."""
+    keys = [key for key in SHOWN[form] if any(key in row for row in found["rows"])]
+    rows = [
+        [name(tuple(row["panel"])), METHODS.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
+         *(str(row.get(key, "")) for key in keys)]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return ["setting", "method", "seeds done", *(COLUMNS[key] for key in keys)], rows
+
+
+def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
+    headings, rows = table(found, form)
+    lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
+    lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
+    lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
+    if found["claims"]:
+        lines += ["The paper's claims:", ""]
+        lines += [f"- **{claim['status']}**: {said(claim)}" for claim in found["claims"]] + [""]
+    far = [row for row in found["rows"] if abs(row.get("ratio", 1.0) - 1) > FAR]
+    if far:
+        named = ", ".join(f"{' '.join(row['panel'])} {row['line']} ({row['ratio']:.2f})" for row in far)
+        lines += [f"More than {FAR:.0%} from the paper's: {named}.", ""]
+    if found["what"] == "search":
+        lines += [f"Best: {json.dumps(found['best'])}.", ""]
+    notes = [found["note"], TEXT_DISAGREES if found["what"] == "table1" else "", provenance(found["made_with"])]
+    lines += [note for note in notes if note]
+    return "\n".join(lines) + "\n"
+
+
+def said(claim: dict[str, Any]) -> str:
+    return f"{claim['text']} ({claim['sentence']})" if claim["sentence"] else claim["text"]
+
+
+def _conditions(found: dict[str, Any]) -> str:
+    target = "" if found["target"] is None else f" Target: {found['target']:.0%} test accuracy."
+    scale = " Scaled down: embedded digits on a small tree." if found["scale"] == "quick" else ""
+    return f"Partition `{found['partition']}`, up to {found['seeds']} seed(s).{target}{scale}"
+
+
+def provenance(made: dict[str, Any]) -> str:
+    if not made["client_steps"]:
+        return "Nothing was measured yet."
+    where = (
+        ", ".join(made["gpu"]) if any(d.startswith("cuda") for d in made["device"]) else ", ".join(made["processor"])
+    )
+    changed = " (with changes)" if made.get("changed_since_commit") else ""
+    return (
+        f"Measured on {where}, {', '.join(made['precision'])}, torch {', '.join(made['torch'])}, "
+        f"commit {', '.join(made['commit'])}{changed}: {made['client_steps']:,} client-steps in {made['seconds']:,.0f} "
+        f"seconds, {made['client_steps_a_second']:,} a second."
+    )
+
+
+def write(found: dict[str, Any], form: str, folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
+    """JSON, CSV and Markdown."""
+    make_folder(folder)
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".csv", ".md")]
+    write_json(paths[0], found, indent=1)
+    text = io.StringIO()
+    headings, rows = table(found, form)
+    csv.writer(text, lineterminator="\n").writerows([headings, *rows])
+    for path, content in zip(paths[1:], (text.getvalue(), markdown(found, form, pictures)), strict=True):
+        with writing(path) as file:
+            file.write(content.encode())
+    return paths

@@ -1,0 +1,91 @@
+"""Stored runs by what they compute: whether a wanted run is there already, and its curve."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from stratafl.config import Config
+from stratafl.errors import InvalidInput
+from stratafl.recipes.base import PLACE, essence
+from stratafl.store.read import StoredRun, list_runs
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run as far as it was wanted: a value per evaluated round."""
+
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    sent: tuple[float, ...]
+    """Bytes sent and received by a client so far."""
+    seconds: tuple[float, ...]
+    """Since the start."""
+    limit: int
+    """Rounds it was to have."""
+    complete: bool
+    """Whether it has them, or reached the accuracy to stop at."""
+    steps: int = 0
+    """Local steps of a client."""
+    made_with: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The environment and the precision."""
+
+    @property
+    def last_sent(self) -> float:
+        """Bytes of the last round, since the first has no corrections to send."""
+        before = (0, 0.0) if len(self.rounds) < 2 else (self.rounds[-2], self.sent[-2])
+        return (self.sent[-1] - before[1]) / (self.rounds[-1] - before[0])
+
+
+class Stock:
+    """What a folder of runs has to offer."""
+
+    def __init__(self, runs: Iterable[StoredRun]):
+        self._by_essence: dict[str, list[tuple[Config, StoredRun]]] = defaultdict(list)
+        for run in runs:
+            try:
+                config = Config.of(run.config)
+            except InvalidInput:
+                continue  # of another version, whose keys this one does not know
+            self._by_essence[essence(config)].append((config, run))
+
+    @staticmethod
+    def of(folder: Path) -> Stock:
+        return Stock(list_runs(folder) if folder.is_dir() else ())
+
+    def curve(self, wanted: Config) -> Curve | None:
+        """The longest there is, wherever it was computed; the newest of equals."""
+        found = [_cut(run, wanted) for _, run in self._by_essence[essence(wanted)]]
+        curves = [curve for curve in found if curve.rounds]
+        return max(reversed(curves), key=lambda curve: (curve.complete, len(curve.rounds)), default=None)
+
+    def has(self, wanted: Config) -> bool:
+        """Whether all of it is there, computed in the same place and precision."""
+        return any(
+            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE) and _cut(run, wanted).complete
+            for config, run in self._by_essence[essence(wanted)]
+        )
+
+
+def _cut(run: StoredRun, wanted: Config) -> Curve:
+    """A run's records up to where the wanted one would end."""
+    goal, limit = wanted.run.stop_at, wanted.run.rounds
+    elapsed = list(accumulate(record["seconds"] for record in run.rounds))
+    kept = []
+    complete = False
+    for record, seconds in zip(run.rounds[:limit], elapsed, strict=False):
+        accuracy = record["metrics"].get("accuracy")
+        reached = goal is not None and accuracy is not None and accuracy >= goal
+        complete = reached or record["round"] == limit
+        if accuracy is not None:
+            kept.append((record["round"], accuracy, record["bytes_per_client"], seconds))
+        if complete:
+            break
+    rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
+    steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
+    made_with = {**run.environment, "device": run.config["run"]["device"], "precision": run.config["run"]["precision"]}
+    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, made_with)

@@ -1,0 +1,30 @@
+"""Runs in one small file, to carry from one machine to another: what a finished run is read from, nothing else."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from stratafl.errors import InvalidInput
+from stratafl.store import files, layout
+from stratafl.store.read import StoredRun
+
+CARRIED = (layout.RUN, layout.STATUS, layout.ROUNDS, layout.TREE, layout.SUMMARY)
+"""Models and checkpoints stay: they are a thousand times larger."""
+
+
+def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
+    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes.
+
+    A run that is not done begins again when it goes on elsewhere, as its checkpoints are not carried.
+    """
+    if not path.name.endswith((".tar.gz", ".tgz")) or path.is_dir():
+        raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
+    files.make_folder(path.absolute().parent)
+    with files.writing(path) as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for run in runs:
+            for name in CARRIED:
+                if (run.path / name).is_file() and not (run.path / name).is_symlink():
+                    archive.add(run.path / name, str((run.path / name).relative_to(folder)))
+    return path.stat().st_size

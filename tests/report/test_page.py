@@ -1,0 +1,249 @@
+"""The page in a real browser, opened from a file: it draws, reacts, asks nobody, and runs nothing a user wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratafl.report.gather import gather
+from stratafl.report.page import embedded
+from stratafl.report.page import page as page_of
+from stratafl.report.payload import payload
+from tests.report.conftest import ROUNDS, Page, edit, needs_plotly
+
+pytestmark = needs_plotly
+
+SETTINGS = 2
+
+
+def write(folders: Path | Sequence[Path], to: Path) -> Path:
+    found, unreadable = gather([folders] if isinstance(folders, Path) else folders)
+    to.write_text(page_of(payload(found, None, unreadable)), encoding="utf-8")
+    return to
+
+
+@pytest.fixture(scope="session")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(runs, tmp_path_factory.mktemp("page") / "report.html")
+
+
+def test_curves_are_drawn(page: Page, report: Path) -> None:
+    page.open(report)
+    assert page.lines("curve-accuracy", SETTINGS) == page.lines("curve-loss", SETTINGS) == SETTINGS
+    assert page.lines("drift-1", SETTINGS) == page.lines("drift-2", SETTINGS) == SETTINGS
+    points = page.js("document.querySelector('#curve-accuracy .plot').data.map((trace) => trace.y.length)")
+    assert points == [ROUNDS] * len(points)
+    # a mean has a band of two edges
+    assert len(points) == 3 * SETTINGS
+    assert page.js("document.querySelectorAll('#tree .barlayer .point').length") == 1 + 2 + 4 + 4
+    assert page.js("document.querySelectorAll('#tree .heatmaplayer image').length") == 1
+    assert page.errors() == []
+
+
+def test_a_setting_can_be_hidden_and_seen_alone(page: Page, report: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    page.open(report)
+    chip = "#curves-title ~ .chips button:nth-child(1)"
+    page.click(chip)
+    for figure in ("curve-accuracy", "curve-loss", "drift-1", "drift-2"):
+        assert page.lines(figure, SETTINGS - 1) == SETTINGS - 1
+    assert page.js(f"document.querySelector('{chip}').getAttribute('aria-pressed')") == "false"
+    time.sleep(0.5)  # sooner it would be a double click
+    page.click(chip)
+    assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
+    ActionChains(page.browser).double_click(
+        page.browser.find_element("css selector", "#drift-title ~ .chips button:nth-child(2)")
+    ).perform()
+    assert page.lines("curve-accuracy", 1) == 1
+    assert (
+        page.js("document.querySelector('#curve-accuracy .plot').data.filter((t) => t.visible).at(-1).name") == "MTGC"
+    )
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("axis", "title", "last"),
+    [("rounds", "global rounds", ROUNDS), ("steps", "local steps per client", 24), ("bytes", "bytes per client", None),
+     ("seconds", "seconds", None)],
+)  # fmt: skip
+def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: str, last: float | None) -> None:
+    page.open(report)
+    page.click(f'#axis [data-value="{axis}"]')
+    assert page.js("document.querySelector('#curve-accuracy .xtitle').textContent") == title
+    values = page.js("document.querySelector('#curve-accuracy .plot').data[0].x")
+    assert sorted(values) == values and len(set(values)) == ROUNDS
+    assert last is None or values[-1] == last
+    assert page.lines("drift-2", SETTINGS) == SETTINGS
+    assert page.errors() == []
+
+
+def test_every_run_every_quantity_and_both_scales(page: Page, report: Path) -> None:
+    page.open(report)
+    page.click('#view [data-value="runs"]')
+    assert page.lines("curve-accuracy", 2 * SETTINGS) == 2 * SETTINGS
+    page.click('#scale [data-value="log"]')
+    assert page.js("document.querySelector('#drift-1 .plot').layout.yaxis.type") == "log"
+    quantities = page.js("[...document.querySelectorAll('#quantity button')].map((button) => button.dataset.value)")
+    assert quantities == ["drift", "correction", "progress", "clipped"]
+    for quantity in quantities:
+        page.click(f'#quantity [data-value="{quantity}"]')
+    page.click('#quantity [data-value="progress"]')
+    assert page.js("document.querySelectorAll('#drift figure').length") == 3
+    page.click('#quantity [data-value="correction"]')
+    assert page.js("document.querySelectorAll('#drift figure').length") == 2
+    assert page.errors() == []
+
+
+def test_zoom_stays_while_settings_are_hidden(page: Page, report: Path) -> None:
+    page.open(report)
+    plot = "document.querySelector('#curve-accuracy .plot')"
+    page.browser.execute_async_script(f"Plotly.relayout({plot}, {{'xaxis.range': [1, 2]}}).then(arguments[0])")
+    page.click("#curves-title ~ .chips button:nth-child(1)")
+    assert page.js(f"{plot}.layout.xaxis.range") == [1, 2]
+    page.click('#axis [data-value="steps"]')
+    assert page.js(f"{plot}.layout.xaxis.range") != [1, 2]
+
+
+def test_hovering_tells_the_values(page: Page, report: Path) -> None:
+    page.open(report)
+    page.js("Plotly.Fx.hover(document.querySelector('#curve-accuracy .plot'), {xval: 2}), 0")
+    page.until("document.querySelector('#curve-accuracy .hoverlayer').textContent.includes('MTGC')")
+    assert "%" in page.js("document.querySelector('#curve-accuracy .hoverlayer').textContent")
+
+
+def test_nothing_leaves_the_machine(page: Page, report: Path) -> None:
+    page.open(report)
+    for selector in ('#axis [data-value="seconds"]', "#theme", "details summary"):
+        page.click(selector)
+    asked = page.requests()
+    assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
+    assert page.js("performance.getEntriesByType('resource').filter((e) => /^https?:/.test(e.name)).length") == 0
+    # the plotting library's own buttons include one that uploads the chart to its maker
+    titles = page.js("[...document.querySelectorAll('.modebar-btn')].map((b) => b.dataset.title).join()")
+    assert titles and "loud" not in titles
+    policy = page.js("document.querySelector('meta[http-equiv]').content")
+    assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe-eval" not in policy
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
+    assert page.errors() == []
+
+
+def test_light_and_dark(page: Page, report: Path) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    page.open(report)
+    light = page.js(background)
+    page.prefer("dark")
+    page.until("document.documentElement.dataset.theme === 'dark'")
+    dark = page.js(background)
+    assert light != dark
+    page.click("#theme")
+    assert page.js(background) == light
+    # the reader's own choice holds, whatever the system then says
+    page.prefer("light")
+    page.prefer("dark")
+    assert page.js(background) == light
+    page.open(report)
+    assert page.js(background) == dark
+    assert page.js("document.querySelector('#curve-accuracy .plot').layout.font.color") == page.js("style('--quiet')")
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_fits_a_phone(page: Page, report: Path, width: int) -> None:
+    page.size(width, 800, phone=True)
+    page.open(report)
+    assert page.js("document.documentElement.scrollWidth") <= width
+    right = page.js("Math.max(...[...document.querySelectorAll('figure, .choice, .chips, .plot')]"
+                    ".map((e) => e.getBoundingClientRect().right))")  # fmt: skip
+    assert right <= width
+    assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
+    assert page.errors() == []
+
+
+HOSTILE = [
+    "<script>window.hacked=1</script>",
+    "<img src=x onerror=window.hacked=1>",
+    "</script><script>window.hacked=1</script>",
+    '"><svg onload=window.hacked=1>',
+    '<a href="javascript:window.hacked=1">click</a>',
+    "%{x} ${window.hacked=1} `${window.hacked=1}` $x^2$ @@data@@ &lt;b&gt;",
+]
+
+
+def poison(folder: Path, text: str) -> None:
+    """A run directory in which everything that is a text says the same."""
+
+    def tree(values: Any) -> None:
+        values["classes"] = [f"{text}{n}" for n in range(len(values["classes"]))]
+        for level, each in enumerate(values["levels"]):
+            each["names"] = [f"{text}{level}.{n}" for n in range(len(each["names"]))]
+
+    for run in sorted(folder.iterdir()):
+        edit(run / "run.json", lambda values: values.update(name=text + values["name"]))
+        edit(run / "run.json", lambda values: values["config"]["method"].update({text: text}))
+        edit(run / "run.json", lambda values: values["environment"].update({text: text}))
+        edit(run / "status.json", lambda values: values.update(status="failed", reason=text))
+        edit(run / "tree.json", tree)
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        for record in lines:
+            record["metrics"][text] = 1.0
+            record["drift"]["1"][text] = 1.0
+        (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_are_shown_and_not_run(page: Page, copied: Path, tmp_path: Path, text: str) -> None:
+    poison(copied, text)
+    page.open(write(copied, tmp_path / "report.html"))
+    assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
+    # hover builds its labels from names as well
+    page.js("Plotly.Fx.hover(document.querySelector('#curve-accuracy .plot'), {xval: 2}), 0")
+    page.js("Plotly.Fx.hover(document.querySelector('#tree'), {xval: 0.5}), 0")
+    assert page.js("window.hacked") is None
+    assert page.js("document.querySelector('.chips button span:nth-child(2)').textContent") == f"{text}HFedAvg"
+    assert page.js("document.querySelectorAll('script').length") == 3
+    assert page.js("document.querySelectorAll('main img, main a[href], main script, [onerror], [onload]').length") == 0
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in page.requests())
+    assert page.errors() == []
+
+
+def test_data_cannot_end_its_element() -> None:
+    assert "<" not in embedded({"name": "</script><script>"}) and "&" not in embedded({"name": "&lt;"})
+    assert json.loads(embedded({"name": "</script>&"})) == {"name": "</script>&"}
+
+
+def test_a_run_that_has_just_begun(page: Page, copied: Path, tmp_path: Path) -> None:
+    for run in copied.iterdir():
+        (run / "rounds.jsonl").write_text("")
+        (run / "summary.json").unlink()
+        edit(run / "status.json", lambda values: values.update(status="running", round=0))
+    page.open(write(copied, tmp_path / "report.html"))
+    assert "Nothing was recorded yet" in page.js("document.getElementById('curves').textContent")
+    assert "interrupted" in page.js("document.getElementById('notes').textContent")
+    assert page.errors() == []
+
+
+def test_one_run_alone(page: Page, runs: Path, tmp_path: Path) -> None:
+    page.open(write(sorted(runs.iterdir())[0], tmp_path / "report.html"))
+    assert page.lines("curve-accuracy", 1) == 1
+    assert page.js("document.querySelectorAll('.chips button, #view button').length") == 0
+    assert "one setting only" in page.js("document.getElementById('differences').textContent")
+    assert page.errors() == []
+
+
+def test_numbers_that_are_not_finite_are_gaps(page: Page, copied: Path, tmp_path: Path) -> None:
+    for run in copied.iterdir():
+        lines = (run / "rounds.jsonl").read_text().splitlines()
+        record = json.loads(lines[1])
+        record["metrics"] = {"loss": float("nan"), "accuracy": float("inf")}
+        lines[1] = json.dumps(record)
+        (run / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    page.open(write(copied, tmp_path / "report.html"))
+    assert page.js("document.querySelector('#curve-loss .plot').data.at(-1).y[1]") is None
+    assert page.lines("curve-loss", SETTINGS) == SETTINGS
+    assert page.errors() == []

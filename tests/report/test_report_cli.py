@@ -1,0 +1,122 @@
+"""`stratafl report` and `stratafl run --tensorboard` as a user types them."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from stratafl.errors import MissingExtra
+from stratafl.report import page
+from tests.report.conftest import METHODS, needs_plotly
+from tests.test_cli import CONFIG, command
+
+pytestmark = needs_plotly
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_page_and_figures(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    out, figures = tmp_path / "all.html", tmp_path / "for" / "paper"
+    assert command(monkeypatch, "report", runs, "-o", out, "--figures", figures, "--target", "0.5") == 0
+    shown = capsys.readouterr()
+    assert "rounds to 50 %" in shown.out and f"report: {out}" in shown.out
+    assert all(name in shown.out for name in METHODS)
+    assert shown.err == ""
+    assert out.read_text().startswith("<!doctype html>")
+    names = {"accuracy", "loss", "drift_drift", "drift_correction", "drift_progress", "drift_clipped"}
+    assert {path.stem for path in figures.iterdir()} == names
+    for name in names:
+        assert (figures / f"{name}.png").read_bytes().startswith(PNG)
+        texts = "".join(ElementTree.parse(figures / f"{name}.svg").getroot().itertext())
+        assert all(method in texts for method in METHODS)
+    assert not list(tmp_path.glob(".*")) and not list(figures.glob(".*"))
+
+
+def test_figures_are_the_same_each_time(runs: Path, tmp_path: Path, monkeypatch) -> None:
+    for folder in ("one", "two"):
+        assert command(monkeypatch, "report", runs, "-o", tmp_path / "r.html", "--figures", tmp_path / folder) == 0
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_terminal(runs: Path, tmp_path: Path, monkeypatch, capsys, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert command(monkeypatch, "report", runs, "-o", tmp_path / "r.html") == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("report:")]
+    assert max(map(len, table)) <= int(columns)
+    assert any("HFedAvg" in line for line in table)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nowhere"], "error: folder = 'nowhere': no such folder"),
+        (["empty"], "error: DIR = ['empty']: no runs in it that can be read"),
+        ([], "error: folder = 'runs': no such folder"),
+        (["empty", "-o", "page.pdf"], "error: --out = 'page.pdf': must be a file that ends in .html"),
+        (["empty", "-o", "empty"], "error: --out = 'empty': must be a file that ends in .html"),
+        (["empty", "-o", "none/page.html"], "cannot write in"),
+        (["empty", "--target", "90"], "error: --target = 90.0: must be a finite number above 0 and at most 1"),
+        (["nowhere", "--watch"], "error: folder = 'nowhere': no such folder"),
+    ],
+)
+def test_wrong_inputs_are_one_line(tmp_path: Path, monkeypatch, capsys, arguments: list[str], complaint: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert command(monkeypatch, "report", *arguments) == 2
+    shown = capsys.readouterr()
+    assert complaint in shown.err and shown.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_broken_run_is_named_and_left_out(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    broken = sorted(copied.iterdir())[0]
+    (broken / "tree.json").write_text("[]")
+    assert command(monkeypatch, "report", copied, "-o", tmp_path / "r.html") == 0
+    assert "left out: file = " in capsys.readouterr().err
+
+
+def test_figures_where_a_file_stands(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "taken").write_text("")
+    assert command(monkeypatch, "report", runs, "-o", tmp_path / "r.html", "--figures", tmp_path / "taken") == 2
+    assert "--figures" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_one_line(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    page.plotly_source.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert command(monkeypatch, "report", runs, "-o", tmp_path / "r.html") == 2
+    assert capsys.readouterr().err == "error: a report needs the package plotly: pip install 'stratafl[report]'\n"
+    assert not (tmp_path / "r.html").exists()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_tensorboard_events(config: Path, tmp_path: Path, monkeypatch) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert command(monkeypatch, "run", config, "--runs", tmp_path / "runs", "--tensorboard", "-q") == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    events = accumulator.EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test/accuracy")] == [1, 2, 3]
+    assert {"level 1/drift", "level 2/correction", "run/lr"} <= set(events.Tags()["scalars"])
+
+
+def test_tensorboard_is_missed_before_the_work(config: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert command(monkeypatch, "run", config, "--runs", tmp_path / "runs", "--tensorboard") == 2
+    assert "stratafl[tensorboard]" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_complaint_names_the_extra() -> None:
+    assert "pip install 'stratafl[report]'" in str(MissingExtra("a report", "plotly", "report"))

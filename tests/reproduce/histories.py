@@ -1,0 +1,50 @@
+"""Made-up runs: stored as far as the reports look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stratafl.config import Config
+from stratafl.recipes import Case, Options, recipe
+from stratafl.reproduce.measure import Results, measure
+from stratafl.reproduce.stock import Stock
+from stratafl.store.read import StoredRun
+
+ENVIRONMENT = {"commit": "abc", "gpu": "none", "processor": "some", "torch": "2.0", "changed_since_commit": False}
+
+
+def stored(config: Config, accuracy: Sequence[float], *, sent: float = 100.0, seconds: float = 2.0) -> StoredRun:
+    """A run with these accuracies, cut where it would have stopped."""
+    records: list[dict[str, Any]] = []
+    for number, value in enumerate(accuracy, 1):
+        records.append({"round": number, "steps": number, "metrics": {"accuracy": value, "loss": 0.0},
+                        "bytes_per_client": number * sent, "seconds": seconds})  # fmt: skip
+        if config.run.stop_at is not None and value >= config.run.stop_at:
+            break
+    return StoredRun(
+        path=Path("nowhere"), name="run", id="1", status="done", reason="", round=len(records),
+        total=config.run.rounds, created="", updated="", config=config.as_dict(), environment=ENVIRONMENT,
+        rounds=records, tree={}, summary=None,
+    )  # fmt: skip
+
+
+def reaching(round: float, limit: int, target: float) -> list[float]:
+    """Accuracies that first reach the target in this round, or not within the limit."""
+    return [target if number >= round else target / 2 for number in range(1, limit + 1)]
+
+
+def results(
+    name: str, histories: Callable[[Case], Sequence[float] | None], *, seeds: int = 1, **changes: Any
+) -> Results:
+    """A recipe as if its cases had gone like this; None for one that was not run."""
+    options = replace(Options(), **changes)
+    cases = recipe(name).cases(options)
+    runs = []
+    for case in cases:
+        accuracy = histories(case)
+        if accuracy is not None:
+            runs += [stored(case.seeded(number), accuracy) for number in range(seeds)]
+    return measure(recipe(name), cases, options, seeds, Stock(runs))

@@ -1,0 +1,175 @@
+"""Claims, judged on made-up histories: held, not held, and not to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from stratafl.recipes import RECIPES, Case
+from stratafl.recipes.paper import table1
+from stratafl.reproduce.claims import CLAIMS
+from stratafl.reproduce.judge import HELD, NOT_HELD, OPEN, PARTLY, Verdict
+from stratafl.reproduce.measure import Results, Value, less, times
+from tests.reproduce.histories import reaching, results
+
+
+def judge(claim: str, found: Results) -> Verdict:
+    return next(each for each in CLAIMS if each.id == claim).judge(found)
+
+
+def levels(values: dict[str, float], rounds: int = 100):
+    """Each line at one accuracy throughout, 0.5 unless given."""
+    return lambda case: [values.get(case.line, 0.5)] * rounds
+
+
+def as_printed(case: Case) -> list[float]:
+    theirs = table1(case.panel, case.line)
+    assert theirs is not None
+    return reaching(theirs.mean if not theirs.beyond else 501, 500, 0.8)
+
+
+def test_every_claim_belongs_to_a_recipe_and_every_recipe_has_one() -> None:
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    assert {claim.recipe for claim in CLAIMS} == set(RECIPES) - {"search"}
+
+
+def test_nothing_measured_is_not_judged() -> None:
+    for claim in CLAIMS:
+        assert claim.judge(results(claim.recipe, lambda case: None)).status == OPEN
+
+
+def test_the_paper_s_own_table_bears_out_its_claims() -> None:
+    found = results("table1", as_printed)
+    for claim in ("table1_fewest", "table1_falls", "table1_speedup", "table1_hfedavg", "table1_stable", "table1_gain"):
+        assert judge(claim, found).status == HELD, claim
+    assert judge("table1_fewest", found).sentence.startswith("15 of 15")
+    # both levels at (30, 20): more than 25.5 times, which may or may not be more than 26.5
+    assert "cannot be told: E30H20" in judge("table1_gain", found).sentence
+
+
+def test_a_table_against_the_claim() -> None:
+    slow = results("table1", lambda case: reaching(90 if case.line == "mtgc" else 30, 500, 0.8))
+    assert judge("table1_fewest", slow).status == NOT_HELD
+    one = results("table1", lambda case: [0.1] * 500 if case.name == "both/E10H20/mtgc" else as_printed(case))
+    verdict = judge("table1_fewest", one)
+    assert verdict.status == PARTLY
+    assert verdict.sentence.startswith("14 of 15; not both E10H20: >500, ")
+
+
+def test_two_that_never_arrive_cannot_be_compared() -> None:
+    never = results("table1", lambda case: [0.1] * 500)
+    assert judge("table1_fewest", never).status == OPEN
+    found = results("table1", lambda case: as_printed(case) if case.line in ("mtgc", "hfedavg") else None)
+    assert judge("table1_fewest", found).status == OPEN
+    assert judge("table1_speedup", found).status == HELD
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "answer"),
+    [
+        (Value(1), Value(2), True),
+        (Value(2), Value(1), False),
+        (Value(5), Value(5, beyond=True), True),
+        (Value(6), Value(5, beyond=True), None),
+        (Value(5, beyond=True), Value(5), False),
+        (Value(5, beyond=True), Value(9), None),
+        (Value(5, beyond=True), Value(5, beyond=True), None),
+        (None, Value(1), None),
+    ],
+)
+def test_comparison_of_bounds(a: Value | None, b: Value | None, answer: bool | None) -> None:
+    assert less(a, b) is answer
+
+
+def test_ratios_keep_the_bound() -> None:
+    assert times(Value(500, beyond=True), Value(25)) == Value(20, beyond=True)
+    assert times(Value(500), Value(25, beyond=True)) is None
+    assert Value(500, beyond=True).text() == ">500"
+    assert Value(52.66, 1.15).text() == "52.7 ± 1.1"
+
+
+def test_the_best_is_the_best_of_the_last_rounds_on_every_data_set() -> None:
+    assert judge("fig3_best", results("fig3", levels({"mtgc": 0.8}))).status == HELD
+    assert judge("fig3_best", results("fig3", levels({"feddyn": 0.8}))).status == NOT_HELD
+    peak = [0.9] * 50 + [0.4] * 50
+    assert judge("fig3_best", results("fig3", lambda c: peak if c.line == "mtgc" else [0.5] * 100)).status == NOT_HELD
+
+    def but_one(case: Case) -> Sequence[float]:
+        high = "scaffold" if case.panel[0] == "cifar100" else "mtgc"
+        return [0.8 if case.line == high else 0.5] * 100
+
+    verdict = judge("fig3_best", results("fig3", but_one))
+    assert verdict.status == PARTLY
+    assert verdict.sentence.startswith("3 of 4; not CIFAR-100 both: 50.0 %, SCAFFOLD 80.0 %")
+
+
+def test_unfinished_runs_are_compared_at_the_same_round_and_said_to_be() -> None:
+    rising = [number / 100 for number in range(1, 101)]
+    found = results("cinic10", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
+    verdict = judge("cinic10_best", found)
+    assert verdict.status == HELD
+    assert "unfinished: CINIC-10 at round 20 of 100" in verdict.sentence
+
+
+def test_the_lowest_and_the_most_restless() -> None:
+    shaky = [0.1, 0.4] * 50
+    found = results("fig3", lambda case: shaky if case.line == "feddyn" else [0.6] * 100)
+    assert judge("fig3_feddyn", found).status == HELD
+    assert judge("fig3_unstable", found).status == HELD
+    calm = results("label_shift", lambda case: shaky if case.line == "mtgc" else [0.6] * 100)
+    assert judge("label_calm", calm).status == NOT_HELD
+    assert judge("label_best", calm).status == NOT_HELD
+
+
+def test_the_lead_on_cifar100() -> None:
+    def history(case: Case) -> list[float]:
+        return [(0.9 if case.panel[0] == "cifar100" else 0.6) if case.line == "mtgc" else 0.5] * 100
+
+    assert judge("fig3_cifar100", results("fig3", history)).status == HELD
+    assert judge("fig3_cifar100", results("fig3", levels({"mtgc": 0.8}))).status == HELD  # no other is larger
+    some = results("fig3", lambda case: None if case.panel[0] == "cifar100" else history(case))
+    assert judge("fig3_cifar100", some).status == OPEN
+
+
+def test_figure_4() -> None:
+    scores = {
+        "client": {"hfedavg": 0.6, "local_correction": 0.7, "group_correction": 0.65, "mtgc": 0.75},
+        "group": {"hfedavg": 0.6, "local_correction": 0.62, "group_correction": 0.7, "mtgc": 0.75},
+        "both": {"hfedavg": 0.4, "local_correction": 0.5, "group_correction": 0.6, "mtgc": 0.7},
+    }
+    found = results("fig4", lambda case: [scores[case.panel[1]][case.line]] * 100)
+    for claim in ("heterogeneity", "one_helps", "client", "group", "best", "gain"):
+        assert judge(f"fig4_{claim}", found).status == HELD, claim
+    flat = results("fig4", levels({}))
+    for claim in ("heterogeneity", "one_helps", "client", "group", "best"):
+        assert judge(f"fig4_{claim}", flat).status == NOT_HELD, claim
+
+
+def test_figures_5_and_6() -> None:
+    def by_shape(case: Case) -> list[float]:
+        clients = int(case.panel[0].split("x")[1])
+        return [{"local_correction": 0.5 + clients / 100, "group_correction": 0.6}.get(case.line, 0.5)] * 100
+
+    assert judge("fig5_clients", results("fig5", by_shape)).status == HELD
+    assert judge("fig5_groups", results("fig5", by_shape)).status == HELD
+    assert judge("fig5_groups", results("fig5", levels({"local_correction": 0.9}))).status == NOT_HELD
+
+    def faster(case: Case) -> list[float]:
+        e, h = case.config.schedule.periods
+        return reaching(1000 / e / h * 10, 100, 0.75)
+
+    assert judge("fig6_h", results("fig6", faster)).status == HELD
+    assert judge("fig6_e", results("fig6", faster)).status == HELD
+    same = results("fig6", lambda case: reaching(7, 100, 0.75))
+    assert judge("fig6_h", same).status == NOT_HELD
+
+
+def test_figure_7() -> None:
+    first = results("fig7b", lambda case: reaching(5 if case.line == "mtgc" else 9, 100, 0.75))
+    assert judge("fig7b_first", first).status == HELD
+    assert judge("fig7b_overhead", first).status == HELD
+    ours = results("fig7a", levels({"mtgc": 0.8}))
+    assert judge("fig7a_best", ours).status == HELD
+    assert judge("fig7a_bytes", ours).status == NOT_HELD  # the made-up runs all send the same
+    assert "0.00 models more a round" in judge("fig7a_bytes", ours).sentence

@@ -1,0 +1,245 @@
+"""`stratafl reproduce`: what it trains, what it finds there already, and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stratafl.cli import main
+from stratafl.recipes import Case, Options, recipe, run_name, settings
+from stratafl.recipes.cost import Rate, Rates
+from stratafl.recipes.figures import TABLE1
+from stratafl.reproduce import train as training
+from stratafl.reproduce.judge import OPEN
+from stratafl.reproduce.overview import overview
+from stratafl.reproduce.stock import Stock
+from stratafl.store import layout, list_runs
+from stratafl.sweep import pool
+from tests.data.test_formats import _cinic
+from tests.reproduce.histories import reaching, stored
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def quick(name: str, *only: str, **options: object) -> list[Case]:
+    return recipe(name).cases(Options(scale="quick", **options), only)  # type: ignore[arg-type]
+
+
+# -- what is there already --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_went_further_serves_one_that_stops() -> None:
+    (case,) = quick("table1", "both/E4H5/mtgc")
+    whole = replace(case.config, run=replace(case.config.run, stop_at=None))
+    stock = Stock([stored(whole, reaching(5, 12, 0.95))])
+    assert stock.has(whole) and stock.has(case.config)
+    curve = stock.curve(case.config)
+    assert curve is not None and curve.rounds == (1, 2, 3, 4, 5) and curve.complete
+    assert curve.seconds == (2, 4, 6, 8, 10)
+
+
+def test_a_run_that_stopped_does_not_serve_one_that_goes_on() -> None:
+    (case,) = quick("table1", "both/E4H5/mtgc")
+    whole = replace(case.config, run=replace(case.config.run, stop_at=None))
+    stock = Stock([stored(case.config, reaching(5, 12, 0.95))])
+    assert stock.has(case.config) and not stock.has(whole)
+    further = replace(case.config, run=replace(case.config.run, rounds=500))
+    assert stock.has(further), "it reached the target, so more rounds would change nothing"
+    curve = stock.curve(whole)
+    assert curve is not None and not curve.complete and curve.limit == 12
+
+
+def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own_precision() -> None:
+    (case,) = quick("fig7a", "mtgc")
+    elsewhere = replace(case.config, run=replace(case.config.run, device="cuda", precision="bf16"))
+    stock = Stock([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
+    curve = stock.curve(case.config)
+    assert curve is not None and curve.complete and curve.made_with["precision"] == "bf16"
+    assert stock.has(elsewhere) and not stock.has(case.config)
+
+
+def test_runs_that_differ_in_length_only_are_merged() -> None:
+    (case,) = quick("table1", "both/E4H5/mtgc")
+    short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
+    assert [config.run.rounds for config in training.merged([short, long, short]).values()] == [9]
+    whole = replace(short, run=replace(short.run, stop_at=None))
+    assert training.merged([whole, long])[run_name(whole)].run.stop_at is None
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
+    curve = Stock.of(folder).curve(case.config)
+    assert curve is not None and curve.complete
+    return curve.accuracy
+
+
+def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch) -> None:
+    cases = quick("fig7a", "hfedavg", "mtgc", rounds=15)
+    configs = training.wanted(cases, 1)
+    clock = [0.0]
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def late_after_three_rounds(event: pool.Event) -> None:
+        clock[0] = 1000.0 if event.kind == "round" and event.values["round"] >= 3 else clock[0]
+
+    watch = late_after_three_rounds
+    first, second = training.train(configs, tmp_path / "parts", workers=1, watch=watch, seconds=500.0)
+    assert (first.status, second.status) == (layout.INTERRUPTED, layout.INTERRUPTED)
+    assert second.path is None and "no time" in second.reason
+    (begun,) = list_runs(tmp_path / "parts")
+    assert 3 <= begun.round < 15
+    assert {o.status for o in training.train(configs, tmp_path / "parts", workers=1)} == {layout.DONE}
+    assert training.train(configs, tmp_path / "parts") == []
+    training.train(configs[:1], tmp_path / "whole", workers=1)
+    assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
+
+
+def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--runs", runs, "--out", out, "--quiet"]
+    assert command(monkeypatch, *asked) == 0
+    shown = capsys.readouterr().out
+    assert "held: MTGC sends one model more in a global round" in shown
+    assert {path.name for path in out.iterdir()} == {
+        *(f"fig7a_quick{suffix}" for suffix in (".png", ".svg", ".csv", ".md", ".json")), "README_quick.md"
+    }  # fmt: skip
+    found = json.loads((out / "fig7a_quick.json").read_text())
+    assert [row["line"] for row in found["rows"]] == ["hfedavg", "local_correction", "group_correction", "mtgc"]
+    assert found["rows"][-1]["paper"] == "1" and found["rows"][-1]["ratio"] == 1.0
+    with (out / "fig7a_quick.csv").open() as file:
+        assert len(list(csv.reader(file))) == 5
+    # again, from the other figure: nothing is left to train, and nothing is asked of the data
+    before = {path: path.stat().st_mtime_ns for path in runs.iterdir()}
+    assert command(monkeypatch, "reproduce", "fig7b", *asked[2:], "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unfinished"] == 0
+    assert {path: path.stat().st_mtime_ns for path in runs.iterdir()} == before
+
+
+def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, capsys) -> None:
+    there, home, packed = tmp_path / "there", tmp_path / "home", tmp_path / "runs.tar.gz"
+    asked = ["--scale", "quick", "--rounds", 2, "--only", "both/mtgc", "--quiet", "--out", tmp_path / "out"]
+    assert command(monkeypatch, "reproduce", "fig4", *asked, "--runs", there) == 0
+    assert command(monkeypatch, "runs", there, "--status", "done", "--pack", packed) == 0
+    with tarfile.open(packed) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+        archive.extractall(home, filter="data")
+    assert names == {"run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"}
+    assert [run.status for run in list_runs(home)] == ["done"]
+    capsys.readouterr()
+    assert command(monkeypatch, "reproduce", "fig4", *asked, "--runs", home, "--report-only", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    assert ["/".join((*row["panel"], row["line"])) for row in found["rows"] if row["complete"]] == ["digits/both/mtgc"]
+    assert command(monkeypatch, "runs", there, "--pack", tmp_path / "runs.zip") == 2
+
+
+def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "out"
+    assert command(monkeypatch, "reproduce", "all", "--report-only", "--runs", tmp_path / "none", "--out", out) == 0
+    found = json.loads((out / "table1.json").read_text())
+    assert {claim["status"] for claim in found["claims"]} == {OPEN}
+    assert found["rows"][0]["paper"] == "52.7 ± 1.2"
+    assert not list(out.glob("*.png"))
+    page = (out / "README.md").read_text()
+    assert page.count(OPEN) == page.count("\n| ") - 1
+    assert "| MTGC | 0/3 | 52.7 ± 1.2 |" in (out / "table1.md").read_text()
+
+
+# -- what it says before ----------------------------------------------------------------------------------------------
+
+
+def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
+    assert command(monkeypatch, "reproduce", "table1", "search", "--list", "--scale", "quick", "--json") == 0
+    table, search = json.loads(capsys.readouterr().out)["recipes"]
+    assert (table["name"], table["runs"], table["data"]) == ("table1", 60, {"digits": "embedded"})
+    assert table["client_steps_at_most"] == 12 * 20 * (20 + 32 + 40 + 40 + 60) * 12
+    assert table["seconds"] > search["seconds"] >= 0
+    assert table["rates"]["mlp"]["source"].startswith("measured here")
+    monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
+    monkeypatch.setattr(Rates, "of", lambda *given: Rate(1.0, "here"))
+    monkeypatch.setenv("COLUMNS", "100")
+    assert command(monkeypatch, "reproduce", "--list") == 0
+    shown = capsys.readouterr().out
+    assert "cifar10 (not prepared)" in shown and "three_level" in shown and "5.0 min" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "WHAT = None: give one or more of all, table1"),
+        (["table2"], "did you mean 'table1'"),
+        (["fig3", "--scale", "tiny"], "--scale = 'tiny'"),
+        (["fig3", "--partition", "iid"], "known: dirichlet, release_dirichlet"),
+        (["fig3", "--methods", "mtgc,fedavg"], "--methods = 'fedavg'"),
+        (["fig3", "--seeds", "0"], "--seeds = 0"),
+        (["fig3", "--rounds", "0"], "--rounds = 0"),
+        (["fig3", "--max-seconds", "0"], "--max-seconds = 0"),
+        (["fig3", "--only", "nothing"], "no case has this in its name"),
+        (["fig3", "--device", "nowhere"], "nowhere"),
+        (["cinic10"], "run: stratafl data prepare cinic10"),
+        (["fig3", "--report-only", "--out", "file/out"], "cannot write in"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path / "data"))
+    (tmp_path / "file").write_text("")
+    assert command(monkeypatch, "reproduce", *arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_committed_page_is_what_the_results_beside_it_say() -> None:
+    folder = ROOT / "docs/results"
+    assert (folder / "README.md").read_text() == overview(folder, "paper")
+
+
+def test_targets_are_the_paper_s() -> None:
+    assert TABLE1.goal("paper") == 0.8 and recipe("fig7b").goal("paper") == 0.75
+
+
+# -- from start to end ------------------------------------------------------------------------------------------------
+
+
+def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(settings.GROUPS, "paper", (2, 2))
+    monkeypatch.setitem(settings.PERIODS, "paper", (1, 1))
+    _, source, _ = _cinic(tmp_path)
+    assert command(monkeypatch, "data", "prepare", "cinic10", "--from", source, "--partial") == 0
+    out = tmp_path / "out"
+    given = ["--seeds", 1, "--rounds", 1, "--methods", "hfedavg,mtgc", "--runs", tmp_path / "runs", "--out", out]
+    assert command(monkeypatch, "reproduce", "cinic10", *given, "--quiet") == 0
+    assert "CINIC-10" in capsys.readouterr().out
+    assert (out / "cinic10.png").read_bytes().startswith(b"\x89PNG")
+    (run,) = [run for run in list_runs(tmp_path / "runs") if run.config["method"]["name"] == "mtgc"]
+    assert run.config["model"] == {"name": "cnn"} and run.status == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["table1", "fig3", "three_level", "label_shift", "search"])
+def test_quick_from_start_to_end(what: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    asked = ["reproduce", what, "--scale", "quick", "--runs", tmp_path / "runs", "--out", tmp_path, "--quiet", "--json"]
+    assert command(monkeypatch, *asked) == 0
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    assert all(row["complete"] == row["of"] == 1 for row in found["rows"])
+    assert all(claim["status"] != OPEN or claim["id"] == "fig3_cifar100" for claim in found["claims"])
+    if what == "search":
+        assert set(found["best"]) == {"fedprox", "feddyn"}
