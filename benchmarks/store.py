@@ -30,6 +30,7 @@ from stratafl.registry import rules_for
 from stratafl.state import State
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
+from stratafl.store.folder import RunFolder
 from stratafl.store.tensors import CHUNK
 from stratafl.tree import Tree
 
@@ -108,6 +109,7 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     launch = Launch.new(config, "share", folder)
     rounds: list[float] = []
     spent: list[float] = []
+    assert isinstance(launch.folder, RunFolder)
     write = launch.folder.checkpoints.write
 
     def timed(round: int, state: State) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,9 @@ from stratafl.experiment import experiment, import_plugins
 from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
 from stratafl.progress import Display
+from stratafl.ranks.group import Ranks
+from stratafl.ranks.session import session
+from stratafl.ranks.start import start, without_option
 from stratafl.registry import entries
 from stratafl.report_cli import report_command
 from stratafl.reproduce_cli import reproduce_command
@@ -68,24 +72,46 @@ def run_command(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events, in the run's own folder.")
     ] = False,
+    nproc: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Share the run among N processes here, its ranks; see docs/ranks.md."),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
+    if nproc is not None:
+        count = whole("--nproc", nproc, at_least=1, at_most=4096)
+        raise typer.Exit(start(count, without_option(sys.argv[1:], "--nproc")))
     if tensorboard:
         check_board()
-    try:
-        if resume is not None:
-            if config is not None or change or name is not None:
-                raise InvalidInput("--resume", resume, "a run goes on as it began: give no config, --set or --name")
-            launch = Launch.resume(resume, lambda text: print(f"{resume.name}: {text}", file=sys.stderr))
-        elif config is not None:
-            launch = Launch.new(Config.load(config, change or ()), name or layout.slug(config.stem), runs)
+    with session() as ranks:
+        try:
+            with ranks.together():
+                if (config is None) == (resume is None):
+                    raise InvalidInput("CONFIG", config, "give either a config file, or --resume and a run's folder")
+                if resume is not None and (change or name is not None):
+                    raise InvalidInput("--resume", resume, "a run goes on as it began: give no --set or --name")
+                settings = None if config is None else Config.load(config, change or ())
+            if resume is not None:
+                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks)
+            else:
+                assert config is not None and settings is not None
+                launch = Launch.new(settings, name or layout.slug(config.stem), runs, ranks)
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
+        if ranks.is_first:
+            _show(launch, tensorboard, quiet, as_json)
         else:
-            raise InvalidInput("CONFIG", None, "give a config file, or --resume and the folder of a run")
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
-    _show(launch, tensorboard, quiet, as_json)
+            launch.run()
+
+
+def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if ranks.is_first:
+            print(f"{title}: {text}", file=sys.stderr)
+
+    return say
 
 
 def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None:

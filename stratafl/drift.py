@@ -11,6 +11,9 @@ Per edge level m and global round (docs/diagnostics.md has the formulas):
 All are root mean squares: over the nodes of the level that took part, each with its weight in the tree, and over the
 meetings of the round. Looking changes nothing, and numbers stay on the device until the round ends.
 
+Where the tree lies in several parts, each part has one `Drift`, whose means are of the nodes it answers for. What each
+`take`s at the end of a round is put together by `levels`.
+
 Shape suffixes: N nodes of a level, M nodes of the level above, P parameters.
 """
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +37,30 @@ Levels = dict[str, dict[str, float]]
 Gradients = Callable[[int, Tensor], Tensor]
 """A level and a model for each of its nodes to each leaf's gradient, over its own data, at its ancestor's model."""
 
+Taken = list[tuple[int, str, list[float], list[float]]]
+"""Level, name, and for each meeting a mean and the weight of the nodes it is of."""
 BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
+
+
+START_TO_MEAN = "from start to mean"
+"""How far the mean of the children moved: with the drift about it, how far they moved themselves."""
+ALL = 1 - 1e-9
+"""Shares above this are of all children, up to rounding."""
+
+
+class Weights(NamedTuple):
+    """Of some nodes of a level in a mean: they add up to one, or are all zero."""
+
+    each_N: Tensor
+    total: float
+    """What they added up to before."""
+
+    @staticmethod
+    def of(weights_N: np.ndarray, counted_N: np.ndarray, like: Tensor) -> Weights:
+        weights_N = weights_N * counted_N
+        total = float(weights_N.sum())
+        return Weights(placed(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
 class Drift:
@@ -45,9 +70,9 @@ class Drift:
         """gradients: where given, corrections are compared with the ideal ones."""
         self.tree, self.gradients = tree, gradients
         self._node_weights = _node_weights(tree)
-        self._squares: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
-        self._cosines: dict[int, list[Tensor]] = defaultdict(list)
-        self._everybody: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._means: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
+        self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
+        self._everybody: dict[tuple[int, torch.device], tuple[Weights, Weights]] = {}
 
     def met(
         self,
@@ -58,27 +83,25 @@ class Drift:
         merged_MP: Tensor,
         correction_NP: Tensor | None,
         present_N: np.ndarray,
+        share_M: np.ndarray,
         is_mean: bool = True,
     ) -> None:
         """Look at one meeting: the children's models, what their parents had given them, the mean of those present and
-        what the parents made of it. `is_mean` is false where a rule has a reducer of its own."""
-        if not present_N.any():
-            return
-        weights_N, weights_M = self._meeting_weights(level, present_N, x_NP)
-        drift = _mean(self._apart(level, x_NP, mean_MP), weights_N)
-        moved = _mean(_squares(merged_MP - start_MP), weights_M)
-        self._squares[level, "drift"].append(drift)
-        self._squares[level - 1, "progress"].append(moved)
+        what the parents made of it. `share_M` is the weight of each parent's children that were present, and `is_mean`
+        is false where a rule has a reducer of its own."""
+        children, parents = self._meeting_weights(level, present_N, share_M, x_NP)
+        self._note(level, "drift", self._apart(level, x_NP, mean_MP), children)
+        moved_M = _squares(merged_MP - start_MP)
+        self._note(level - 1, "progress", moved_M, parents)
         if correction_NP is not None:
-            self._squares[level, "correction"].append(_mean(_squares(correction_NP), weights_N))
+            self._note(level, "correction", _squares(correction_NP), children)
         if level < self.tree.depth:
             return
         if is_mean:
-            # the mean square about any point is that about the mean plus the mean's own (paper, first lemma of F.1)
-            start_to_mean = moved if merged_MP is mean_MP else _mean(_squares(mean_MP - start_MP), weights_M)
-            self._squares[level, "progress"].append(drift + start_to_mean)
+            start_to_mean_M = moved_M if merged_MP is mean_MP else _squares(mean_MP - start_MP)
+            self._note(level, START_TO_MEAN, start_to_mean_M, parents)
         else:
-            self._squares[level, "progress"].append(_mean(self._apart(level, x_NP, start_MP), weights_N))
+            self._note(level, "progress", self._apart(level, x_NP, start_MP), children)
 
     def compare(self, corrections: Sequence[Tensor | None], held_MP: Tensor) -> None:
         """Hold the corrections in force, indexed by edge level, against the ideal ones.
@@ -100,63 +123,56 @@ class Drift:
             for lower in range(tree.depth, level, -1):
                 g_NP = tree.mean(lower, g_NP)
             ideal_NP = tree.spread(level, tree.mean(level, g_NP)) - g_NP
-            weights_N = self._weights(level, np.ones(tree.sizes[level], dtype=bool), held_MP)
-            self._squares[level, "bias"].append(_mean(_squares(correction_NP - ideal_NP), weights_N))
+            everybody = np.ones(tree.sizes[level], dtype=bool)
+            weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), held_MP)
+            self._note(level, "bias", _squares(correction_NP - ideal_NP), weights)
             length_N = (_squares(correction_NP) * _squares(ideal_NP)).sqrt()
             defined_N = length_N > 0
             cosine_N = (correction_NP * ideal_NP).sum(dim=1) / length_N.where(defined_N, length_N.new_ones(()))
-            share_N = weights_N * defined_N
-            self._cosines[level].append(torch.stack([_mean(cosine_N, share_N), share_N.sum()]))
+            # where a correction is zero there is no angle to speak of
+            share_N = weights.each_N * defined_N
+            defined = share_N.sum()
+            self._means[level, "cosine"].append(_mean(cosine_N, share_N) / defined.where(defined > 0, 1.0))
+            self._totals[level, "cosine"].append(defined * weights.total)
 
-    def read(self) -> Levels:
-        """What the round showed, in one read from the device; a new round starts.
-
-        What has no finite value is left out, since JSON could not say it.
-        """
-        found: dict[int, dict[str, float]] = {level: {} for level in range(self.tree.depth + 1)}
-        names = list(self._squares)
-        means = [torch.stack(self._squares[name]).mean() for name in names]
-        cosines = [(level, *torch.stack(each).sum(dim=0)) for level, each in self._cosines.items()]
-        numbers = means + [part for _, total, share in cosines for part in (total, share)]
-        values = torch.stack(numbers).tolist() if numbers else []
-        for (level, name), value in zip(names, values, strict=False):
-            found[level][name] = value**0.5
-        rest = values[len(names) :]
-        for (level, *_), total, share in zip(cosines, rest[::2], rest[1::2], strict=True):
-            # where every correction is zero there is no angle to speak of
-            if share > 0:
-                found[level]["cosine"] = total / share
-        self._squares.clear()
-        self._cosines.clear()
-        return {
-            str(level): {name: value for name, value in sorted(quantities.items()) if math.isfinite(value)}
-            for level, quantities in found.items()
-        }
+    def take(self) -> Taken:
+        """What the meetings of a round showed, in one read from the device; a new round starts."""
+        numbers = [each for name in self._means for each in (*self._means[name], *self._totals[name])]
+        on_device = [each for each in numbers if isinstance(each, Tensor)]
+        read = iter(torch.stack(on_device).tolist() if on_device else ())
+        values = iter([next(read) if isinstance(each, Tensor) else each for each in numbers])
+        taken: Taken = []
+        for (level, name), means in self._means.items():
+            taken.append((level, name, [next(values) for _ in means], [next(values) for _ in means]))
+        self._means.clear()
+        self._totals.clear()
+        return taken
 
     # -- weights and distances ----------------------------------------------------------------------------------------
 
-    def _weights(self, level: int, present_N: np.ndarray, like: Tensor) -> Tensor:
+    def _note(self, level: int, name: str, values_N: Tensor, weights: Weights) -> None:
+        self._means[level, name].append(_mean(values_N, weights.each_N))
+        self._totals[level, name].append(weights.total)
+
+    def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> Weights:
         """Of the nodes present: as their parents weigh them, times the parents' own weight in the tree."""
         tree = self.tree
-        share_M = tree.share(level, present_N)
-        parent_M = self._node_weights[level - 1] * (share_M > 0)
-        per_child_M = parent_M / parent_M.sum() / np.where(share_M > 0, share_M, 1.0)
-        weights_N = tree.weights[level] * present_N * per_child_M[tree.parents[level]]
-        return placed(weights_N, like.device, like.dtype)
+        per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
+        return Weights.of(tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like)
 
-    def _parent_weights(self, level: int, heard_M: np.ndarray, like: Tensor) -> Tensor:
-        weights_M = self._node_weights[level - 1] * heard_M
-        return placed(weights_M / weights_M.sum(), like.device, like.dtype)
-
-    def _meeting_weights(self, level: int, present_N: np.ndarray, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _meeting_weights(
+        self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
+    ) -> tuple[Weights, Weights]:
         """Of the children and of the parents; when all are there they need not be made anew."""
         key = level, like.device
-        if not present_N.all() or key not in self._everybody:
-            heard_M = self.tree.occupied(level, present_N)
-            weights = self._weights(level, present_N, like), self._parent_weights(level, heard_M, like)
-            if not present_N.all():
-                return weights
-            self._everybody[key] = weights
+        # of a parent that lies in several parts, children elsewhere may be absent
+        everybody = bool(present_N.all()) and bool((share_M > ALL).all())
+        if not everybody or key not in self._everybody:
+            children = self._weights(level, present_N, share_M, like)
+            parents = Weights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.counted(level - 1), like)
+            if not everybody:
+                return children, parents
+            self._everybody[key] = children, parents
         return self._everybody[key]
 
     def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
@@ -182,6 +198,36 @@ def _squares(rows: Tensor) -> Tensor:
 def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
     """Those of no weight may be anything, also NaN."""
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
+
+
+def levels(depth: int, parts: Sequence[Taken]) -> Levels:
+    """What a round showed, from what each part of the tree took.
+
+    What has no finite value is left out, since JSON could not say it.
+    """
+    found: dict[int, dict[str, float]] = {level: {} for level in range(depth + 1)}
+    for each in zip(*parts, strict=True):
+        level, name = each[0][:2]
+        means = np.array([means for _, _, means, _ in each])
+        totals = np.array([totals for _, _, _, totals in each])
+        # a part without weight may have seen anything, also NaN
+        sums, weights = np.where(totals > 0, means * totals, 0.0).sum(axis=0), totals.sum(axis=0)
+        if name == "cosine":
+            # a meeting counts for as much as there were corrections to speak of
+            sums, weights = sums.sum(keepdims=True), weights.sum(keepdims=True)
+        if (weights > 0).any():
+            found[level][name] = float((sums[weights > 0] / weights[weights > 0]).mean())
+    return {str(level): _finished(squares) for level, squares in found.items()}
+
+
+def _finished(found: dict[str, float]) -> dict[str, float]:
+    """Roots of mean squares; a cosine is what it is."""
+    squares = dict(found)
+    if START_TO_MEAN in squares:
+        # the mean square about any point is that about the mean plus the mean's own (paper, first lemma of F.1)
+        squares["progress"] = squares["drift"] + squares.pop(START_TO_MEAN)
+    values = {name: value if name == "cosine" else value**0.5 for name, value in sorted(squares.items())}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:

@@ -24,6 +24,7 @@ from stratafl.data.synthetic import synthetic
 from stratafl.data.transforms import channels_first, flip_and_crop, normalise
 from stratafl.engine.work import Augment
 from stratafl.errors import InvalidInput, unknown, whole
+from stratafl.ranks.group import Ranks
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
 from stratafl.simulate import Simulation, simulate
@@ -133,8 +134,8 @@ def experiment(config: Config) -> Simulation:
     return study(config).simulation
 
 
-def study(config: Config) -> Study:
-    """Likewise, with what its clients hold."""
+def study(config: Config, ranks: Ranks | None = None) -> Study:
+    """Likewise, with what its clients hold; on several ranks, the part of it that is this one's."""
     seed = whole("run.seed", config.run.seed)
     whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
@@ -169,6 +170,7 @@ def study(config: Config) -> Study:
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
         precision=config.run.precision,  # type: ignore[arg-type]
         diagnose=config.run.diagnose,  # type: ignore[arg-type]
+        ranks=ranks,
     )
     return Study(simulation, Holdings.of(held))
 

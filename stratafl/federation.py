@@ -108,10 +108,17 @@ class Federation:
     def begin(self) -> None:
         """Draw who takes part on every level that just met, and give them their parents' models."""
         for level in self._edges(self.top):
-            taking_part = draw(self.participation[level], self.tree, level, self.rounds[level], self.seed)
+            drawn = draw(self.participation[level], self.tree.whole, level, self.rounds[level], self.seed)
+            taking_part = self.tree.here(level, drawn)
             self.active_N[level] = taking_part & self.active_N[level - 1][self.tree.parents[level]]
             self.rounds[level] += 1
             self._pull(level)
+
+    @property
+    def client_bytes(self) -> int:
+        """Sent and received by the clients so far."""
+        sent = self.communication
+        return int((sent.up.bytes[-1] + sent.down.bytes[-1]).sum())
 
     @property
     def wants_gradients(self) -> bool:
@@ -124,13 +131,14 @@ class Federation:
         g_NP = _placed(self.active_N[-1], g_AP, torch.zeros_like(self.own[-1]))
         there_N = self.active_N[-1] & _finite(g_NP)
         for level in range(self.tree.depth, fresh[0] - 1, -1):
-            mean_MP = self.tree.mean(level, g_NP, there_N)
+            share_M = self.tree.share(level, there_N)
+            mean_MP = self.tree.mean(level, g_NP, there_N, share_M)
             rule = self.rules[level]
             if rule.from_gradient:
                 new = rule.from_gradient(self.state[level], g_NP, self.tree.spread(level, mean_MP))
                 self.state[level] = _where(there_N, new, self.state[level])
             self.communication.up.add(level, there_N, self._model_bytes)
-            g_NP, there_N = mean_MP, self.tree.occupied(level, there_N)
+            g_NP, there_N = mean_MP, share_M > 0
         for level in fresh:
             self._correct(level)
         for level in self._edges(self.top):
@@ -227,17 +235,19 @@ class Federation:
         # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
         trusting = rule.reduce is None
         merged = self._merge(level, sent, present_N) if trusting else None
-        if merged is None or not (merged.finite_M | (merged.share_M == 0)).all():
+        doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all()
+        if tree.agreed(level, doubt) or merged is None:
             present_N = came_N & _finite(*sent.values())
             merged = self._merge(level, sent, present_N)
-        refused = self._names(level, came_N & ~present_N)
+        refused = tree.named(level, came_N & ~present_N)
         heard_M = merged.share_M > 0
         sane_M = heard_M & merged.finite_M
-        refused += self._names(level - 1, heard_M & ~sane_M)
+        refused += tree.named(level - 1, heard_M & ~sane_M)
         present_N = present_N & sane_M[tree.parents[level]]
         if self.drift is not None:
             models = own, self.held[level - 1], merged.mean_MP, merged.model_MP
-            self.drift.met(level, *models, self.correction[level], present_N, is_mean=rule.reduce is None)
+            share_M = merged.share_M * sane_M
+            self.drift.met(level, *models, self.correction[level], present_N, share_M, is_mean=rule.reduce is None)
 
         self.memory[level] = _where(sane_M, merged.memory, self.memory[level])
         self.held[level - 1] = _choose(sane_M, merged.model_MP, self.held[level - 1])
@@ -262,26 +272,20 @@ class Federation:
 
     def _merge(self, level: int, sent: Rows, present_N: np.ndarray) -> Merged:
         """What the parents make of what those present sent."""
-        mean = {name: self._reduce(level, rows, present_N) for name, rows in sent.items() if name != BUFFERS}
-        buffers_MB = self.tree.mean(level, sent[BUFFERS], present_N)
-        share_M = self.tree.share(level, present_N)
+        tree, reduce = self.tree, self.rules[level].reduce
+        share_M = tree.share(level, present_N)
+
+        def merged(rows_NP: Tensor) -> Tensor:
+            if reduce is None:
+                return tree.mean(level, rows_NP, present_N, share_M)
+            return tree.reduce(level, rows_NP, present_N, reduce)
+
+        mean = {name: merged(rows) for name, rows in sent.items() if name != BUFFERS}
+        buffers_MB = tree.mean(level, sent[BUFFERS], present_N, share_M)
         share_M1 = self._column(("share", level), share_M)
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
         finite_M = _finite(model_MP, buffers_MB, *mean.values())
         return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M)
-
-    def _reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray) -> Tensor:
-        reduce = self.rules[level].reduce
-        if reduce is None:
-            return self.tree.mean(level, rows_NP, present_N)
-        # a reducer of raw messages sees one parent's children at a time
-        reduced_MP = rows_NP.new_zeros(self.tree.sizes[level - 1], rows_NP.shape[1])
-        for parent in np.flatnonzero(self.tree.occupied(level, present_N)):
-            mine = np.flatnonzero(present_N & (self.tree.parents[level] == parent))
-            weights = self.tree.weights[level][mine]
-            weights_K = placed(weights / weights.sum(), self.device, rows_NP.dtype)
-            reduced_MP[parent] = reduce(rows_NP[mine], weights_K)
-        return reduced_MP
 
     # -- small things -----------------------------------------------------------------------------------------------
 
@@ -310,9 +314,6 @@ class Federation:
         """Bytes of what a parent gives a child: its model, its buffers and the rule's note."""
         note = self.rules[level].note(self.memory[level])
         return _row_bytes({"model": self.held[0], "buffers": self.held_buffers[0], **note})
-
-    def _names(self, level: int, mask_N: np.ndarray) -> list[str]:
-        return [self.tree.names[level][i] for i in np.flatnonzero(mask_N)]
 
     def _column(self, name: object, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""

@@ -4,6 +4,9 @@ A run can be stopped after any round and goes on from there to the same bits. Be
 place; inside a round it is spread over engine, federation and half-made sums. So a signal only asks: the round in
 progress is finished, a checkpoint written, and then the run stops. A second signal stops at once, and the run goes on
 from its last checkpoint, as after a power cut.
+
+On several ranks each has a launch. The first one's keeps the directory; what it reads there it tells the others, who
+need not see it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,11 @@ from stratafl.checks import first_line
 from stratafl.config import Config
 from stratafl.errors import InvalidInput
 from stratafl.experiment import study
-from stratafl.simulate import RoundResult, Simulation
+from stratafl.ranks.group import Ranks
+from stratafl.ranks.lifeline import GONE
+from stratafl.ranks.start import RUN
+from stratafl.simulate import Result, RoundResult, Simulation
+from stratafl.state import State
 from stratafl.store import files, layout
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
@@ -47,36 +54,78 @@ class Launched:
     summary: dict[str, Any]
 
 
+class Elsewhere:
+    """A run directory that the first rank keeps, as the others see it."""
+
+    path = Path()
+
+    def add(self, record: RoundResult) -> None: ...
+
+    def checkpoint(self, round: int, state: State) -> None: ...
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        return {}
+
+    def keep_only(self, *rounds: int) -> None: ...
+
+    def end(self, status: str, round: int, reason: str = "") -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Launch:
     """A run about to go on: what is wrong with its config or its folder was said before this exists."""
 
-    def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunFolder):
+    def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunFolder | Elsewhere):
         self.name, self.config, self.simulation, self.folder = name, config, simulation, folder
+        self.ranks = simulation.ranks
+        if self.ranks.store is not None and self.ranks.is_first:
+            self.ranks.store.set(RUN, str(folder.path))
+        if self.ranks.lifeline is not None:
+            self.ranks.lifeline.on_loss = self._lost
 
     @staticmethod
-    def new(config: Config, name: str, parent: Path) -> Launch:
+    def new(config: Config, name: str, parent: Path, ranks: Ranks | None = None) -> Launch:
         """From the beginning, in a new folder."""
-        layout.check_name(name)
-        check_parent(parent)
-        made = study(config)
-        return Launch(name, config, made.simulation, RunFolder.create(parent, name, config, made))
+        ranks = Ranks() if ranks is None else ranks
+        with ranks.together():
+            layout.check_name(name)
+            if ranks.is_first:
+                check_parent(parent)
+            made = study(config, ranks)
+        ranks.same("config", config.as_dict())
+        ranks.same("data", made.holdings.fingerprint)
+        folder: RunFolder | Elsewhere = Elsewhere()
+        with ranks.together():
+            if ranks.is_first:
+                folder = RunFolder.create(parent, name, config, made)
+        return Launch(name, config, made.simulation, folder)
 
     @staticmethod
-    def resume(path: Path, say: Say = _silent) -> Launch:
+    def resume(path: Path, say: Say = _silent, ranks: Ranks | None = None) -> Launch:
         """From the last good checkpoint of a run that was interrupted or failed."""
-        layout.read_description(path)  # first, since it says best what is wrong with a wrong path
-        layout.check_plain(path)
-        lock = Lock(path)
+        ranks = Ranks() if ranks is None else ranks
+        lock: Lock | None = None
         try:
-            return _resumed(path, lock, say)
+            described: dict[str, Any] = {}
+            with ranks.together():
+                if ranks.is_first:
+                    layout.read_description(path)  # first, since it says best what is wrong with a wrong path
+                    layout.check_plain(path)
+                    lock = Lock(path)
+                    described = layout.read_description(path)
+                    if _is_done(path):
+                        raise InvalidInput("--resume", path, "this run is done")
+            return _resumed(path, lock, ranks.first(described), say, ranks)
         except BaseException:
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise
 
     def run(self, watch: Watch = lambda record: None, say: Say = _silent) -> Launched:
         """Do the rounds that are left."""
         every = self.config.run.checkpoint_every
-        simulation, folder = self.simulation, self.folder
+        simulation, folder, together = self.simulation, self.folder, False
         try:
             with Stop(say) as stop:
                 for record in simulation:
@@ -84,14 +133,18 @@ class Launch:
                     watch(record)
                     if simulation.done:
                         break
-                    if stop.asked or (every and record.round % every == 0):
-                        folder.checkpoints.write(record.round, simulation.state())
-                    if stop.asked:
-                        raise Interrupted(stop.asked)
+                    asked = max(self.ranks.all(stop.asked))
+                    if asked or (every and record.round % every == 0):
+                        folder.checkpoint(record.round, simulation.state())
+                    if asked:
+                        together = True
+                        raise Interrupted(asked)
                 return Launched(folder.path, self._finish())
         except Interrupted as stopped:
             self._end(layout.INTERRUPTED, "it was stopped")
-            raise Interrupted(stopped.number, f"interrupted; go on with: stratafl run --resume {folder.path}") from None
+            problem = Interrupted(stopped.number, f"interrupted; go on with: stratafl run --resume {folder.path}")
+            self.ranks.agreed_on = problem if together else None
+            raise problem from None
         except BaseException as problem:
             self._end(layout.FAILED, str(problem) if isinstance(problem, InvalidInput) else _reason(problem))
             raise
@@ -99,12 +152,17 @@ class Launch:
             folder.close()
 
     def _finish(self) -> dict[str, Any]:
-        checkpoints, history = self.folder.checkpoints, self.simulation.history
-        if self.config.run.keep_state and len(history) not in checkpoints.kept:
-            checkpoints.write(len(history), self.simulation.state())
+        done = len(self.simulation.history)
+        if self.config.run.keep_state:
+            self.folder.checkpoint(done, self.simulation.state())
         summary = self.folder.finish(self.simulation.result())
-        checkpoints.keep_only(*([len(history)] if self.config.run.keep_state else []))
+        self.folder.keep_only(*([done] if self.config.run.keep_state else []))
         return summary
+
+    def _lost(self) -> str:
+        """Another rank is gone: say so in the directory, and how to go on."""
+        self._end(layout.FAILED, GONE)
+        return f"; go on with --resume {self.folder.path}"
 
     def _end(self, status: str, reason: str) -> None:
         try:
@@ -114,10 +172,7 @@ class Launch:
             return
 
 
-def _resumed(path: Path, lock: Lock, say: Say) -> Launch:
-    described = layout.read_description(path)
-    if _is_done(path):
-        raise InvalidInput("--resume", path, "this run is done")
+def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say, ranks: Ranks) -> Launch:
     config = Config.of(described["config"])
     now, then = environment(), described["environment"]
     for name in SAME:
@@ -126,22 +181,32 @@ def _resumed(path: Path, lock: Lock, say: Say) -> Launch:
     threads = then.get("threads")
     if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= 4096:
         torch.set_num_threads(threads)  # sums are split over them
-    made = study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine=described["engine"])))
-    if made.holdings.fingerprint != described["data"]:
-        raise InvalidInput("--resume", path, "the data, or how it is split, is no longer what this run began with")
-    checkpoints = Checkpoints(path, described["id"])
-    for round in checkpoints.newest_first():
+    with ranks.together():
+        engine = dataclasses.replace(config.run, engine=described["engine"])
+        made = study(dataclasses.replace(config, run=engine), ranks)
+        if made.holdings.fingerprint != described["data"]:
+            raise InvalidInput("--resume", path, "the data, or how it is split, is no longer what this run began with")
+    simulation = made.simulation
+    checkpoints = Checkpoints(path, described["id"]) if lock is not None else None
+    for round in ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
+        state: State = {}
         try:
-            made.simulation.restore(checkpoints.read(round))
+            with ranks.together():
+                if checkpoints is not None:
+                    state = checkpoints.read(round)
+            simulation.restore(state)
         except InvalidInput as problem:
             say(f"the checkpoint of round {round} is not used: {problem}")
         else:
             break
-    done = len(made.simulation.history)
+    done = len(simulation.history)
     say(f"goes on after round {done}" if done else "begins again: there is no checkpoint to go on from")
-    checkpoints.believe(done)
-    folder = RunFolder.reopen(path, lock, checkpoints, made.simulation.history, config.run.rounds)
-    return Launch(described["name"], config, made.simulation, folder)
+    folder: RunFolder | Elsewhere = Elsewhere()
+    with ranks.together():
+        if checkpoints is not None and lock is not None:
+            checkpoints.believe(done)
+            folder = RunFolder.reopen(path, lock, checkpoints, simulation.history, config.run.rounds)
+    return Launch(described["name"], config, simulation, folder)
 
 
 def _is_done(path: Path) -> bool:

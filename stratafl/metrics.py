@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,22 +12,42 @@ Predict = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+class Tally(NamedTuple):
+    """What a model did on some samples, in sums, so that several parts add up."""
+
+    loss: float
+    samples: int
+    right: int
+    seen: int
+    """Classes that were asked for; 0 where there are none to ask for."""
+
+
 @torch.no_grad()
-def evaluate(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> dict[str, float]:
-    """Mean loss, and the accuracy where the targets are classes and the outputs their scores."""
+def tally(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> Tally:
     total_loss, right, seen = 0.0, 0, 0
-    classifies = False
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+        if len(x) == 0:
+            continue
         outputs = predict(x)
         total_loss += float(loss(outputs, y)) * len(x)
-        classifies = is_classification(outputs, y)
-        if classifies:
+        if is_classification(outputs, y):
             right += int((outputs.argmax(dim=1) == y).sum())
             seen += y.numel()
-    result = {"loss": total_loss / len(inputs)}
-    if classifies:
+    return Tally(total_loss, len(inputs), right, seen)
+
+
+def metrics(parts: Sequence[Tally]) -> dict[str, float]:
+    """Mean loss, and the accuracy where the targets are classes and the outputs their scores."""
+    losses, samples, right, seen = (sum(numbers) for numbers in zip(*parts, strict=True))
+    result = {"loss": losses / samples}
+    if seen:
         result["accuracy"] = right / seen
     return result
+
+
+def evaluate(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> dict[str, float]:
+    """The metrics of a model on test data."""
+    return metrics([tally(predict, loss, inputs, targets, chunk)])
 
 
 def is_classification(outputs: Tensor, targets: Tensor) -> bool:

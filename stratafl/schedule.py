@@ -58,6 +58,11 @@ class Schedule:
         """The paper's P list: local steps between two synchronisations of each edge level."""
         return tuple(math.prod(self.periods[level:]) for level in range(len(self.periods)))
 
+    @property
+    def meetings(self) -> np.ndarray:
+        """How often each edge level meets in a global round, indexed by level."""
+        return np.array([0, *(self.steps[0] // every for every in self.steps)])
+
     def events(self) -> Iterator[Event]:
         """What happens in one global round."""
         every = self.steps
@@ -118,12 +123,27 @@ def draw(participation: Participation, tree: Tree, level: int, round: int, seed:
     assert not isinstance(participation, str)
     parents = tree.parents[level]
     siblings = tree.children(level - 1)
-    if isinstance(participation, float):
-        wanted = np.maximum(1, np.round(participation * siblings).astype(int))
-    else:
-        wanted = np.minimum(participation, siblings)
+    wanted = _wanted(participation, siblings)
     # a random order within each set of siblings; those ranked first take part
     order = np.lexsort((random.random(count), parents))
     rank = np.empty(count, dtype=int)
     rank[order] = np.arange(count) - (np.cumsum(siblings) - siblings)[parents[order]]
     return rank < wanted[parents]
+
+
+def _wanted(participation: float | int, siblings: np.ndarray) -> np.ndarray:
+    """How many children of each parent take part."""
+    if isinstance(participation, float):
+        return np.maximum(1, np.round(participation * siblings).astype(int))
+    return np.minimum(participation, siblings)
+
+
+def expected(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
+    """The share of rounds that each leaf may be expected to take part in; a user's own function is taken for all."""
+    share_N = np.ones(tree.leaves)
+    for level, each in enumerate(participation, 1):
+        if isinstance(each, float | int):
+            siblings = tree.children(level - 1)
+            parent_N = tree.ancestors(level - 1)
+            share_N *= (_wanted(each, siblings) / siblings)[parent_N]
+    return share_N

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
-from stratafl.drift import Diagnose, Drift, Levels
+from stratafl.drift import Diagnose, Drift
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
@@ -27,55 +27,19 @@ from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf, clip
 from stratafl.local import leaf as usual_leaf
-from stratafl.metrics import Loss, evaluate
+from stratafl.metrics import Loss, Tally, metrics, tally
+from stratafl.ranks.branch import Branch
+from stratafl.ranks.deal import deal, leaf_work
+from stratafl.ranks.group import Ranks
+from stratafl.ranks.parts import check_whole, state_part, whole_state
+from stratafl.record import RoundResult, Seen, record
 from stratafl.registry import RuleLike, rules_for
-from stratafl.schedule import Participation, Schedule, check_participation
+from stratafl.schedule import Participation, Schedule, check_participation, expected
 from stratafl.state import State
 from stratafl.streams import Purpose, integer
 from stratafl.tree import Shape, Tree
 
 Data = tuple[Tensor, Tensor] | Dataset
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What one global round did."""
-
-    round: int
-    """Counted from 1."""
-    steps: int
-    """Local steps per client since the start of the run."""
-    lr: float
-    metrics: dict[str, float]
-    """The root's loss and accuracy on the test data; empty where this round was not evaluated."""
-    nodes: dict[str, dict[str, float]]
-    """The same for each node of the levels asked for, by its model just before its parent's replaced it."""
-    refused: tuple[str, ...]
-    """Nodes whose update was not finite, once for each time."""
-    bytes_per_client: float
-    """Sent and received by a client since the start of the run, mean over the clients."""
-    seconds: float
-    drift: Levels = field(default_factory=dict)
-    """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
-
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> RoundResult:
-        """From what `dataclasses.asdict` made of one, also by way of JSON."""
-        names = {f.name for f in fields(RoundResult)}
-        if not isinstance(values, Mapping) or set(values) != names:
-            raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
-        real = int | float
-        kinds: dict[str, Any] = {"round": int, "steps": int, "metrics": dict, "nodes": dict, "drift": dict}
-        for name, kind in {**kinds, "lr": real, "bytes_per_client": real, "seconds": real}.items():
-            if not isinstance(values[name], kind) or isinstance(values[name], bool):
-                raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
-        for metrics in (values["metrics"], *values["nodes"].values(), *values["drift"].values()):
-            if not isinstance(metrics, dict) or not all(isinstance(value, real) for value in metrics.values()):
-                raise InvalidInput("record.metrics", metrics, "must be numbers by name")
-        refused = values["refused"]
-        if not isinstance(refused, list | tuple) or not all(isinstance(name, str) for name in refused):
-            raise InvalidInput("record.refused", refused, "must be names of nodes")
-        return RoundResult(**{**values, "refused": tuple(refused)})
 
 
 @dataclass(frozen=True)
@@ -121,7 +85,9 @@ class Simulation:
         evaluate_every: int,
         evaluate_levels: Sequence[int],
         stop_at: float | None = None,
+        ranks: Ranks | None = None,
     ):
+        self.ranks = Ranks() if ranks is None else ranks
         self.federation, self.engine, self.flat = federation, engine, flat
         self.schedule, self.test, self._loss = schedule, test, loss
         self.rounds, self.evaluate_every = rounds, evaluate_every
@@ -155,50 +121,45 @@ class Simulation:
         if self.done:
             raise StopIteration
         round = len(self.history)
+        self.ranks.connect()
         began = time.perf_counter()
-        drift = self.federation.drift
+        federation, drift = self.federation, self.federation.drift
         number("leaf.lr", self.leaf.lr(round), at_least=0)
-        refused: list[str] = []
+        refused: list[list[str]] = []
         clipped_before = self.engine.clipped
         client_steps = 0
         for steps, top in self.schedule.events():
-            self.federation.begin()
-            if self.federation.wants_gradients:
-                look = self.federation.work(self.step, 1, round)
-                self.federation.start_from_gradients(self.engine.gradients(look))
+            federation.begin()
+            if federation.wants_gradients:
+                look = federation.work(self.step, 1, round)
+                federation.start_from_gradients(self.engine.gradients(look))
             if drift is not None and top == 1:
-                drift.compare(self.federation.correction, self.federation.held[-1])
-            work = self.federation.work(self.step, steps, round)
+                drift.compare(federation.correction, federation.held[-1])
+            work = federation.work(self.step, steps, round)
             client_steps += steps * len(work.active)
             x_AP, b_AB = self.engine.train(work)
-            self.federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
-            refused += self.federation.meet(top)
+            federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
+            refused.append(federation.meet(top))
             self.step += steps
-        evaluated = (round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds
-        result = RoundResult(
-            round=round + 1,
-            steps=self.step,
-            lr=self.leaf.lr(round),
-            metrics=self._evaluate(0, 0) if evaluated else {},
-            nodes=self._evaluate_nodes() if evaluated else {},
-            refused=tuple(refused),
-            bytes_per_client=self.federation.communication.bytes_per_client,
-            drift={} if drift is None else self._diagnosis(drift, refused, clipped_before, client_steps),
-            seconds=time.perf_counter() - began,
+        evaluated = self.test is not None and ((round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds)
+        seen = Seen(
+            refused=refused,
+            tally=self._tally(0, 0, share=True) if evaluated else None,
+            nodes=self._evaluate_nodes() if evaluated else [],
+            client_bytes=federation.client_bytes,
+            drift=None if drift is None else drift.take(),
+            clipped=self._clipped(clipped_before),
+            client_steps=client_steps,
         )
+        parts = [Seen(**each) for each in self.ranks.all(vars(seen))]
+        seconds = time.perf_counter() - began
+        result = record(federation.tree.whole, parts, round + 1, self.step, self.leaf.lr(round), seconds)
         self.history.append(result)
         return result
 
-    def _diagnosis(self, drift: Drift, refused: list[str], clipped_before: int, client_steps: int) -> Levels:
-        """What the meetings showed, and who was refused or clipped."""
-        levels = drift.read()
-        for name in refused:
-            mine = levels[str(self.federation.tree.find(name)[0])]
-            mine["refused"] = mine.get("refused", 0) + 1
-        if client_steps and any(isinstance(stage, clip) for stage in self.leaf.stages):
-            clipped = self.engine.clipped - clipped_before
-            levels[str(self.federation.tree.depth)]["clipped"] = clipped / client_steps
-        return levels
+    def _clipped(self, before: int) -> int | None:
+        clips = any(isinstance(stage, clip) for stage in self.leaf.stages)
+        return self.engine.clipped - before if clips else None
 
     def state(self) -> State:
         """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy
@@ -206,16 +167,33 @@ class Simulation:
 
         The random streams need no place in it: a draw is a function of the step, the node and the seed.
         """
+        federation = whole_state(self.ranks, self.federation.tree, self.federation.saved())
         return {
             "step": self.step,
             "history": [asdict(result) for result in self.history],
-            "federation": self.federation.saved(),
+            "federation": federation,
             # how many clients share a batched product can change its last bits, and what fits depends on the moment
             "chunk": getattr(self.engine, "chunk", None),
         }
 
     def restore(self, state: State) -> None:
-        """Go on from the state of a run set up the same way; one that does not fit is refused, and nothing changed."""
+        """Go on from the state of a run set up the same way; one that does not fit is refused, and nothing changed.
+
+        Of several ranks the first one's is taken, and all must call this.
+        """
+        federation, ranks = self.federation, self.ranks
+        with ranks.together():
+            if ranks.is_first:
+                self._check(state)
+        known = ranks.first({name: value for name, value in state.items() if name != "federation"})
+        part = state_part(ranks, federation.tree, state.get("federation", {}))
+        with ranks.together():
+            federation.restore(part)
+        self.history, self.step = [RoundResult.of(values) for values in known["history"]], known["step"]
+        if known["chunk"] is not None:
+            self.engine.chunk = known["chunk"]  # type: ignore[attr-defined]  # the stacked engine's
+
+    def _check(self, state: State) -> None:
         kinds: dict[str, Any] = {"step": int, "history": list, "federation": dict, "chunk": int | None}
         if not isinstance(state, Mapping) or set(state) != set(kinds):
             raise InvalidInput("state", type(state).__name__, f"must be a table of {', '.join(kinds)}")
@@ -225,15 +203,14 @@ class Simulation:
         history = [RoundResult.of(values) for values in state["history"]]
         if [result.round for result in history] != list(range(1, len(history) + 1)):
             raise InvalidInput("state.history", len(history), "its rounds are not one after another")
-        step, chunk = whole("state.step", state["step"], at_least=0), state["chunk"]
+        whole("state.step", state["step"], at_least=0)
+        chunk = state["chunk"]
         if (chunk is None) != (getattr(self.engine, "chunk", None) is None):
             raise InvalidInput("state.chunk", chunk, "comes from another engine")
         if chunk is not None:
             whole("state.chunk", chunk, at_least=1)
-        self.federation.restore(state["federation"])
-        self.history, self.step = history, step
-        if chunk is not None:
-            self.engine.chunk = chunk  # type: ignore[attr-defined]  # the stacked engine's
+        if self.ranks.count > 1:
+            check_whole(self.federation.tree, state["federation"])
 
     def run(self) -> Result:
         """Do the rounds that are left."""
@@ -242,7 +219,7 @@ class Simulation:
         return self.result()
 
     def result(self) -> Result:
-        """The run as it stands now."""
+        """The run as it stands now; on several ranks, with the rows of the nodes that are on this one."""
         federation = self.federation
         return Result(
             tree=federation.tree,
@@ -250,27 +227,41 @@ class Simulation:
             models=list(federation.own),
             corrections=federation.correction[1:],
             history=list(self.history),
-            communication=copy.deepcopy(federation.communication),
+            communication=self._communication(),
             flat=self.flat,
             buffers=list(federation.own_buffers),
         )
 
-    def _evaluate(self, level: int, node: int) -> dict[str, float]:
-        if self.test is None:
-            return {}
+    def _communication(self) -> Communication:
+        """Everything sent in the whole tree."""
+        tree = self.federation.tree
+        saved = {"communication": self.federation.communication.saved()}
+        found = Communication(tree.whole)
+        joined = whole_state(self.ranks, tree, saved)
+        if joined:
+            found.restore(copy.deepcopy(joined["communication"]))
+        return found
+
+    def _tally(self, level: int, node: int, share: bool = False) -> Tally:
+        """A node on the test data, or on this rank's share of it."""
+        assert self.test is not None
         x_P = self.federation.own[level][node]
         b_B = self.federation.own_buffers[level][node]
         self.flat.module.eval()
-        return evaluate(lambda inputs: self.flat.call(x_P, b_B, inputs), self._loss, *self.test)
+        parts, mine = (self.ranks.count, self.ranks.rank) if share else (1, 0)
+        inputs, targets = (each.tensor_split(parts)[mine] for each in self.test)
+        return tally(lambda inputs: self.flat.call(x_P, b_B, inputs), self._loss, inputs, targets)
 
-    def _evaluate_nodes(self) -> dict[str, dict[str, float]]:
-        names = self.federation.tree.names
-        return {
-            name: self._evaluate(level, node)
+    def _evaluate_nodes(self) -> list[dict[str, dict[str, float]]]:
+        tree = self.federation.tree
+        return [
+            {
+                tree.names[level][node]: metrics([self._tally(level, int(node))])
+                for node in np.flatnonzero(tree.counted(level))
+            }
             for level in self.evaluate_levels
             if level > 0
-            for node, name in enumerate(names[level])
-        }
+        ]
 
 
 def simulate(
@@ -299,6 +290,7 @@ def simulate(
     engine: Name | None = None,
     precision: Compute = "fp32",
     diagnose: Diagnose = "drift",
+    ranks: Ranks | None = None,
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
 
@@ -324,6 +316,7 @@ def simulate(
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
     diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.
+    ranks: the processes that share the run, each of which must call this with the same arguments; see docs/ranks.md.
     """
     shape = Tree.of(tree)
     train_inputs, train_targets = checks.tensors("data", data)
@@ -340,7 +333,8 @@ def simulate(
         number("stop_at", stop_at, above=0, at_most=1)
     batch = checks.batching(batch, sampling)
     seed = whole("seed", seed)
-    device = checks.place(device)
+    ranks = Ranks() if ranks is None else ranks
+    device = ranks.device(checks.place(device))
     shares = check_participation(participation, shape.depth)
     if diagnose not in get_args(Diagnose):
         raise unknown("diagnose", diagnose, get_args(Diagnose))
@@ -366,16 +360,34 @@ def simulate(
         if pair is not None:
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
 
-    federation = Federation(shape, edge_rules, x_P, b_B, shares, seed)
-    placed_parts = [part.to(device) for part in parts]
-    training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment)
+    here, first = shape, 0
+    if ranks.count > 1:
+        work_N = leaf_work([len(part) for part in parts], batch, sampling) * expected(shares, shape)
+        cuts = deal(shape, work_N, schedule.meetings, ranks.count)
+        here, first = Branch.of_rank(shape, cuts, ranks), int(cuts[ranks.rank])
+    federation = Federation(here, edge_rules, x_P, b_B, shares, seed)
+    placed_parts = [part.to(device) for part in parts[first : first + here.leaves]]
+    training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment, first)
     if diagnose == "drift":
-        federation.drift = Drift(shape)
+        federation.drift = Drift(here)
     elif diagnose == "ideal":
         whole_data = LoopEngine(replace(training, batch=None, augment=None))
-        federation.drift = Drift(shape, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
+        federation.drift = Drift(here, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
     default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
-    trainer = make_engine(engine or default, training, precision=precision)
+    name = engine or default
+    if name == "auto" and ranks.count > 1 and device.type == "cpu":
+        raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
+    trainer = make_engine(name, training, precision=precision)
     return Simulation(
-        federation, trainer, flat, schedule, objective, held_out, rounds, evaluate_every, evaluate_levels, stop_at
+        federation,
+        trainer,
+        flat,
+        schedule,
+        objective,
+        held_out,
+        rounds,
+        evaluate_every,
+        evaluate_levels,
+        stop_at,
+        ranks,
     )

@@ -10,7 +10,7 @@ Shape suffixes: N nodes of the level, M nodes of the level above, P parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,8 @@ from stratafl.placing import placed
 Shape = int | str | Sequence | Mapping
 Mask = np.ndarray | Tensor
 """One truth value per node of a level, on the host."""
+Reducer = Callable[[Tensor, Tensor], Tensor]
+"""One parent's children, (K x P rows, K weights), to its row."""
 ROOT = "root"
 LEAF = object()
 MOST_LEAVES = 10_000_000
@@ -159,17 +161,42 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    def mean(self, level: int, rows_NP: Tensor, present_N: Mask | None = None) -> Tensor:
+    # -- what a federation asks of its tree, which may be a part of one (see `ranks.branch`) ---------------------------
+
+    @property
+    def whole(self) -> Tree:
+        """The tree this one is a part of; itself, unless it is."""
+        return self
+
+    def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
+        """Of one value per node of the whole tree's level, those of the nodes of this part."""
+        return values_N
+
+    def counted(self, level: int) -> np.ndarray:
+        """Which nodes this part answers for: one that lies in several parts must be counted once."""
+        return np.ones(self.sizes[level], dtype=bool)
+
+    def named(self, level: int, mask_N: np.ndarray) -> list[str]:
+        """The names of those in the mask that this part answers for."""
+        return [self.names[level][i] for i in np.flatnonzero(mask_N & self.counted(level))]
+
+    def agreed(self, level: int, doubt: bool) -> bool:
+        """Whether anybody has a doubt, of those who have parents on edge level `level` in common."""
+        return doubt
+
+    def mean(
+        self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
+    ) -> Tensor:
         """Each parent's weighted mean of its children; where a parent has nobody present, zero.
 
-        Absent children may hold anything, also NaN.
+        Absent children may hold anything, also NaN. `share_M` is `share` of those present, where it is known already.
         """
         if present_N is None or np.all(present := np.asarray(present_N)):
             key = level, rows_NP.device, rows_NP.dtype
             if key not in self._on_device:
                 self._on_device[key] = placed(self.weights[level], rows_NP.device, rows_NP.dtype)
             return self._sums(level, self._on_device[key], rows_NP)
-        total_M = self.share(level, present)
+        total_M = self.share(level, present) if share_M is None else share_M
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
         here_N1 = placed(present, rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
@@ -191,6 +218,15 @@ class Tree:
         """For each level, how many siblings its nodes have, parent by parent."""
         return [[], *(self.children(level).tolist() for level in range(self.depth))]
 
+    def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
+        """What a reducer makes of each parent's children that are present; where there are none, zero."""
+        reduced_MP = rows_NP.new_zeros(self.sizes[level - 1], rows_NP.shape[1])
+        # a reducer of raw messages sees one parent's children at a time
+        for parent in np.unique(self.parents[level][present_N]):
+            mine = np.flatnonzero(present_N & (self.parents[level] == parent))
+            reduced_MP[parent] = reduced(reducer, rows_NP[mine], self.weights[level][mine])
+        return reduced_MP
+
     def spread(self, level: int, rows_MP: Tensor) -> Tensor:
         """Each parent's row, repeated for its children on `level`."""
         key = level, rows_MP.device
@@ -211,6 +247,11 @@ class Tree:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):
             return "x".join(str(self.children(level)[0]) for level in range(self.depth))
         return " > ".join(map(str, self.sizes)) + " nodes"
+
+
+def reduced(reducer: Reducer, rows_KP: Tensor, weights: np.ndarray) -> Tensor:
+    """One parent's row; the weights of those present are made to add up to one."""
+    return reducer(rows_KP, placed(weights / weights.sum(), rows_KP.device, rows_KP.dtype))
 
 
 def _normalised(parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -74,7 +74,7 @@ def test_the_base_stands_alone(base: str) -> None:
         (("rules", "local", "schedule", "registry"), ("engine", "simulate", "federation")),
         (("rules",), ("tree",)),
         (("engine",), ("simulate", "config", "cli", "deploy")),
-        (("federation",), ("simulate", "config", "cli", "deploy")),
+        (("federation",), ("simulate", "config", "cli", "deploy", "ranks")),
         (("simulate", "experiment", "launch"), ("deploy",)),
         (
             ("deploy.job", "deploy.messages", "deploy.upward", "deploy.downward", "deploy.node", "deploy.wire"),
@@ -89,6 +89,7 @@ def test_the_base_stands_alone(base: str) -> None:
                 "engine.choose",
             ),
         ),
+        (("ranks",), ("federation", "simulate", "engine", "config", "experiment", "launch", "cli")),
         (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
         (("drift",), ("engine", "rules", "simulate", "federation")),
         (("simulate",), ("config", "recipes", "cli", "experiment", "store")),

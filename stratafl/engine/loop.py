@@ -83,16 +83,16 @@ class LoopEngine:
 
     def _batches(self, client: int, first: int, steps: int) -> list[Tensor]:
         given, mine = self.training, self.training.partition[client]
-        chosen = batches(given.seed, client, len(mine), first, steps, given.batch, given.sampling)
+        chosen = batches(given.seed, given.first + client, len(mine), first, steps, given.batch, given.sampling)
         return [mine[positions.to(mine.device)] for positions in chosen]
 
     def _gradient(self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, batch: Tensor) -> Tensor:
-        given = self.training
+        given, number = self.training, self.training.first + client
         # dropout and the like draw from the client's own stream, so the order of visits does not matter
-        self._generator.manual_seed(integer(given.seed, Purpose.MODULE, client, step))
+        self._generator.manual_seed(integer(given.seed, Purpose.MODULE, number, step))
         inputs = given.inputs[batch]
         if given.augment is not None:
-            inputs = given.augment(inputs, given.seed, client, step)
+            inputs = given.augment(inputs, given.seed, number, step)
         g_P = given.flat.gradient(x_1P[0], b_1B[0], inputs, given.targets[batch], given.loss)
         return g_P[None]
 

@@ -152,12 +152,13 @@ class StackedEngine:
         if self._ahead is not None and self._ahead[0] == key:
             return self._ahead[1]
         given, sizes = self.training, [self._sizes[leaf] for leaf in active]
+        numbers = [given.first + leaf for leaf in active]
         stack = stacked_batches(
-            given.seed, active, sizes, step, steps, given.batch, given.sampling, self._device, self._places
+            given.seed, numbers, sizes, step, steps, given.batch, given.sampling, self._device, self._places
         )
-        client_A = placed(active, self._device)
-        index_AHB = self._samples[self._start_N[client_A][:, None, None] + stack.position_CHB]
-        return Drawn(Samples(client_A, index_AHB, stack.mask_CHB), stack.length_CH)
+        start_A = self._start_N[placed(active, self._device)]
+        index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
+        return Drawn(Samples(placed(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
 
     def _look_ahead(self, work: Work) -> None:
         """Draw the next samples while a GPU is busy with these, if the same clients may be expected again."""

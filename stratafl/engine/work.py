@@ -37,6 +37,8 @@ class Training:
     sampling: Sampling
     seed: int
     augment: Augment | None = None
+    first: int = 0
+    """The first leaf's number in the whole tree, of which these may be a part: a leaf draws by that number."""
 
 
 class Pull(NamedTuple):

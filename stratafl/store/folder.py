@@ -17,6 +17,7 @@ from stratafl.engine.stacked import StackedEngine
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Holdings, Study
 from stratafl.simulate import Result, RoundResult, Simulation
+from stratafl.state import State
 from stratafl.store import files, layout
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
@@ -58,7 +59,7 @@ class RunFolder:
                 "environment": environment(),
             }
             files.write_json(partial / layout.RUN, described)
-            tree = describe_tree(study.simulation.federation.tree, study.holdings)
+            tree = describe_tree(study.simulation.federation.tree.whole, study.holdings)
             files.write_json(partial / layout.TREE, tree, indent=None)
             _write_status(partial, layout.RUNNING, 0, config.run.rounds)
             partial.rename(path)
@@ -86,6 +87,15 @@ class RunFolder:
         """One round more."""
         files.append(self._records, self.path / layout.ROUNDS, _line(record))
         _write_status(self.path, layout.RUNNING, record.round, self.rounds, sync=False)
+
+    def checkpoint(self, round: int, state: State) -> None:
+        """Keep where the run stands, unless that is kept already."""
+        if round not in self.checkpoints.kept:
+            self.checkpoints.write(round, state)
+
+    def keep_only(self, *rounds: int) -> None:
+        """Of the checkpoints."""
+        self.checkpoints.keep_only(*rounds)
 
     def finish(self, result: Result) -> dict[str, Any]:
         """The summary, which is also written, with the root's model."""

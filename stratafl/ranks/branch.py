@@ -1,0 +1,198 @@
+"""A rank's part of a tree: its leaves and all their ancestors, as a tree that adds up with the other ranks' parts.
+
+An ancestor whose leaves lie on several ranks is on each of them, with the same row to the last bit: what its children
+make of it is added up in one place and handed to all. The first of those ranks answers for it.
+
+Shape suffixes: N nodes of this part's level, M nodes of the level above, K children of one parent, P parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.placing import placed
+from stratafl.ranks.group import Members, Ranks
+from stratafl.tree import Mask, Reducer, Tree, reduced
+
+
+class Shared(NamedTuple):
+    """A parent whose children lie on several ranks."""
+
+    number: int
+    """In the whole tree."""
+    members: Members
+
+
+class Shares(NamedTuple):
+    """Parents of a level that are shared with this rank, or with a rank that shares one with it, and so on."""
+
+    circle: Members
+    """All ranks concerned."""
+    parents: list[Shared]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Tree):
+    """`parents` are numbers within this part; `weights` are those among all siblings, wherever they are."""
+
+    full: Tree = field(kw_only=True)
+    cuts: np.ndarray = field(kw_only=True)
+    """Where each rank's leaves begin, and where the last one's end."""
+    ranks: Ranks = field(kw_only=True)
+
+    @staticmethod
+    def of_rank(tree: Tree, cuts: np.ndarray, ranks: Ranks) -> Branch:
+        """Every rank must make its own of the same tree and cuts."""
+        for level in range(tree.depth):
+            for shares in _shares(tree, cuts, level):
+                for members in (shares.circle, *(parent.members for parent in shares.parents)):
+                    ranks.circle(members)
+        spans = [held(tree, cuts, ranks.rank, level) for level in range(tree.depth + 1)]
+        none = np.empty(0, dtype=np.int64)
+        parents = [none, *(tree.parents[m][spans[m]] - spans[m - 1].start for m in range(1, tree.depth + 1))]
+        names = tuple(tree.names[m][spans[m]] for m in range(tree.depth + 1))
+        weights = tuple(tree.weights[m][spans[m]] for m in range(tree.depth + 1))
+        return Branch(tuple(parents), names, weights, full=tree, cuts=cuts, ranks=ranks)
+
+    @property
+    def whole(self) -> Tree:
+        return self.full
+
+    def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
+        return values_N[self._spans[level]]
+
+    def counted(self, level: int) -> np.ndarray:
+        return self._counted[level]
+
+    def agreed(self, level: int, doubt: bool) -> bool:
+        shares = self._shares[level]
+        if shares is None:
+            return doubt
+        return bool(self.ranks.add_numbers(np.array([float(doubt)]), shares.circle)[0] > 0)
+
+    def share(self, level: int, present_N: Mask) -> np.ndarray:
+        shares = self._shares[level]
+        if shares is None:
+            return super().share(level, present_N)
+        share_M = super().share(level, np.asarray(present_N) * self.counted(level))
+        above = self._spans[level - 1]
+        mine = [above.start <= parent.number < above.stop for parent in shares.parents]
+        places = [parent.number - above.start for parent, is_mine in zip(shares.parents, mine, strict=True) if is_mine]
+        partial = np.zeros(len(shares.parents))
+        partial[mine] = share_M[places]
+        share_M[places] = self.ranks.add_numbers(partial, shares.circle)[mine]
+        return share_M
+
+    def mean(
+        self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
+    ) -> Tensor:
+        if self._shares[level] is None:
+            return super().mean(level, rows_NP, present_N, share_M)
+        here_N = np.ones(self.sizes[level], dtype=bool) if present_N is None else np.asarray(present_N)
+        if share_M is None:
+            share_M = self.share(level, here_N)
+        per_child_N = np.where(share_M > 0, share_M, 1.0)[self.parents[level]]
+        weights_N = self.weights[level] * here_N * self.counted(level) / per_child_N
+        if not here_N.all():
+            rows_NP = torch.where(placed(here_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
+        sums_MP = self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
+        if rows_NP.shape[1]:
+            self.ranks.add_rows([(parent.members, sums_MP[place]) for place, parent in self._shared(level)])
+        return sums_MP
+
+    def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
+        shared = self._shared(level)
+        alone_N = ~np.isin(self.parents[level], [place for place, _ in shared])
+        reduced_MP = super().reduce(level, rows_NP, present_N & alone_N, reducer)
+        for place, parent in shared:
+            self._reduce_across(level, rows_NP, present_N, reducer, parent, reduced_MP[place])
+        return reduced_MP
+
+    def _reduce_across(
+        self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer, parent: Shared, row_P: Tensor
+    ) -> None:
+        """Collect the messages of a parent's children on its first rank, reduce them there, and hand the row to all."""
+        ranks, span, (first, *others) = self.ranks, self._spans[level], parent.members
+        family = np.flatnonzero(self.full.parents[level] == parent.number)
+        mine = family[(family >= span.start) & (family < span.stop)] - span.start
+        sending = mine[(present_N & self.counted(level))[mine]]
+        there_K = ranks.add_numbers(np.isin(family, sending + span.start), parent.members) > 0
+        if not there_K.any():
+            return
+        if ranks.rank != first:
+            ranks.send(rows_NP[sending], first, "rows")
+        else:
+            rows = [rows_NP[sending]]
+            for other in others:
+                theirs = answered(self.full, self.cuts, other, level)
+                count = int(there_K[(family >= theirs.start) & (family < theirs.stop)].sum())
+                room = torch.empty(count, rows_NP.shape[1], dtype=rows_NP.dtype)
+                rows.append(ranks.receive(room, other).to(rows_NP.device))
+            row_P.copy_(reduced(reducer, torch.cat(rows), self.full.weights[level][family[there_K]]))
+        ranks.spread_row(row_P, parent.members)
+
+    @cached_property
+    def _spans(self) -> list[slice]:
+        return [held(self.full, self.cuts, self.ranks.rank, level) for level in range(self.depth + 1)]
+
+    @cached_property
+    def _counted(self) -> list[np.ndarray]:
+        masks = []
+        for level, span in enumerate(self._spans):
+            mine = answered(self.full, self.cuts, self.ranks.rank, level)
+            number_N = np.arange(span.start, span.stop)
+            masks.append((number_N >= mine.start) & (number_N < mine.stop))
+        return masks
+
+    @cached_property
+    def _shares(self) -> list[Shares | None]:
+        """For each edge level, what of it reaches across ranks and concerns this one."""
+        found: list[Shares | None] = [None]
+        for level in range(self.depth):
+            mine = (shares for shares in _shares(self.full, self.cuts, level) if self.ranks.rank in shares.circle)
+            found.append(next(mine, None))
+        return found
+
+    def _shared(self, level: int) -> list[tuple[int, Shared]]:
+        """The shared parents of an edge level that are here, with their numbers in this part."""
+        shares, first = self._shares[level], self._spans[level - 1].start
+        parents = () if shares is None else shares.parents
+        return [(each.number - first, each) for each in parents if self.ranks.rank in each.members]
+
+
+def held(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+    """The nodes of a level that a rank has rows of."""
+    ancestor_N = tree.ancestors(level)
+    return slice(int(ancestor_N[cuts[rank]]), int(ancestor_N[cuts[rank + 1] - 1]) + 1)
+
+
+def answered(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+    """Those of them that it answers for."""
+    span = held(tree, cuts, rank, level)
+    if rank > 0 and held(tree, cuts, rank - 1, level).stop > span.start:
+        return slice(span.start + 1, max(span.stop, span.start + 1))
+    return span
+
+
+def _shares(tree: Tree, cuts: np.ndarray, level: int) -> list[Shares]:
+    """The nodes of a level that lie on several ranks, in circles that have no rank in common."""
+    ancestor_N = tree.ancestors(level)
+    found: list[Shares] = []
+    for number in np.unique(ancestor_N[cuts[1:-1]]):
+        leaves = np.flatnonzero(ancestor_N == number)
+        first, last = np.searchsorted(cuts, [leaves[0], leaves[-1]], side="right") - 1
+        if first == last:
+            continue
+        parent = Shared(int(number), tuple(range(int(first), int(last) + 1)))
+        if found and found[-1].circle[-1] >= first:
+            circle = tuple(range(found[-1].circle[0], int(last) + 1))
+            found[-1] = Shares(circle, [*found[-1].parents, parent])
+        else:
+            found.append(Shares(parent.members, [parent]))
+    return found

@@ -1,0 +1,122 @@
+"""Which rank trains which leaves.
+
+Every rank gets leaves that are neighbours in the tree, and about the same work. Where a cut between two ranks goes
+through a group, that group's meetings reach across ranks; so among all ways that are nearly as even as can be, the one
+whose cuts cost the fewest such meetings is taken.
+
+Shape suffixes: N leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stratafl.data.batches import Sampling
+from stratafl.errors import InvalidInput
+from stratafl.tree import Tree
+
+SLACK = 1.1
+"""By how much the busiest rank may have more to do than it must, if that keeps groups together."""
+STEP = 8.0
+"""What a step costs whatever is in its batch, in samples; roughly."""
+TRIES = 12
+"""Halvings of the slack, in search of the most even of the cheapest ways."""
+
+
+def leaf_work(samples: Sequence[int], batch: int | None, sampling: Sampling) -> np.ndarray:
+    """What a step of each leaf costs: the mean length of its batches, and something for the step itself."""
+    size_N = np.asarray(samples, dtype=float)
+    if batch is None:
+        return size_N + STEP
+    if sampling == "replacement":
+        return np.minimum(size_N, batch) + STEP
+    return size_N / np.ceil(size_N / batch) + STEP
+
+
+def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np.ndarray:
+    """Where each rank's leaves begin, and where the last one's end.
+
+    meetings: how often each edge level meets in a round, indexed by level.
+    """
+    if ranks > tree.leaves:
+        raise InvalidInput("ranks", ranks, f"the tree has {tree.leaves} clients; every rank needs one at least")
+    ends = np.concatenate([[0.0], np.cumsum(work_N)])
+    cost = _cut_costs(tree, meetings)
+    least = _least(ends, ranks)
+    cuts, cheapest = _cheapest(ends, cost, ranks, least * SLACK)
+    below, above = least, least * SLACK
+    for _ in range(TRIES):
+        middle = (below + above) / 2
+        found, price = _cheapest(ends, cost, ranks, middle)
+        if price <= cheapest:
+            cuts, above = found, middle
+        else:
+            below = middle
+    return cuts
+
+
+def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
+    """For a cut before each leaf, how many meetings in a round it makes reach across ranks, the root's aside."""
+    cost = np.zeros(tree.leaves)
+    for level in range(1, tree.depth):
+        ancestor_N = tree.ancestors(level)
+        cost[1:] += meetings[level + 1] * (ancestor_N[1:] == ancestor_N[:-1])
+    return cost
+
+
+def _least(ends: np.ndarray, ranks: int) -> float:
+    """The work of the busiest rank where nothing but evenness counts."""
+    work = np.diff(ends)
+    below, above = max(work.max(), ends[-1] / ranks), ends[-1]
+    for _ in range(60):
+        middle = (below + above) / 2
+        begin, used = 0, 0
+        while begin < len(work) and used < ranks:
+            begin = int(np.searchsorted(ends, ends[begin] + middle, side="right")) - 1
+            used += 1
+        if begin == len(work):
+            above = middle
+        else:
+            below = middle
+    # a hair above, so that rounding does not make it impossible
+    return above * (1 + 1e-9)
+
+
+def _cheapest(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tuple[np.ndarray, float]:
+    """The cuts that cost least where no rank has more than `most` to do, and what they cost."""
+    count = len(cost)
+    # the last rank's leaves may begin here at the earliest, if they end before leaf j
+    earliest = np.searchsorted(ends, ends - most, side="left")
+    price = np.full(count + 1, np.inf)
+    price[0] = 0.0
+    came_from = []
+    for _ in range(ranks):
+        entered = price + np.concatenate([cost, [np.inf]])
+        best, where = _least_between(entered, earliest, np.arange(count + 1))
+        came_from.append(where)
+        price = best
+    if not np.isfinite(price[count]):
+        return np.empty(0, dtype=np.int64), np.inf
+    cuts = [count]
+    for where in reversed(came_from):
+        cuts.append(int(where[cuts[-1]]))
+    return np.array(cuts[::-1]), float(price[count])
+
+
+def _least_between(values: np.ndarray, first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest of values[first:end] for each pair of bounds, and where it is; infinite where there is none."""
+    tables = [np.arange(len(values))]
+    while 2 ** len(tables) <= len(values):
+        half, last = 2 ** (len(tables) - 1), tables[-1]
+        left, right = last[:-half], last[half:]
+        tables.append(np.where(values[left] <= values[right], left, right))
+    length = end - first
+    best, where = np.full(len(first), np.inf), np.zeros(len(first), dtype=np.int64)
+    for size, table in enumerate(tables):
+        mine = (length >= 2**size) & (length < 2 ** (size + 1))
+        left, right = table[first[mine]], table[end[mine] - 2**size]
+        chosen = np.where(values[left] <= values[right], left, right)
+        best[mine], where[mine] = values[chosen], chosen
+    return best, where

@@ -1,0 +1,199 @@
+"""The processes of one run, and what they tell each other.
+
+Numbers of the host travel by gloo also where rows travel by NCCL, so that nobody waits for a GPU to say something
+small. Nothing is pickled: values travel as JSON, rows as their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stratafl.errors import InvalidInput
+from stratafl.ranks.lifeline import SECONDS_TO_LEAVE, STARTED_BY, Lifeline
+
+PATIENCE = timedelta(days=7)
+"""A rank waits for the others as long as they train; one that is gone is noticed by the lifeline."""
+TO_MEET = timedelta(minutes=5)
+"""How long ranks look for each other at first."""
+PIECE = 64 << 20
+"""Bytes sent in one go: what a GPU holds goes through the host's memory."""
+Members = tuple[int, ...]
+
+
+def _found() -> tuple[dist.Store, int, int]:
+    """The store all ranks share, this one's number, and how many there are."""
+    if STARTED_BY in os.environ:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return dist.TCPStore(*place, timeout=TO_MEET), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return next(dist.rendezvous("env://", timeout=TO_MEET))
+
+
+class Ranks:
+    """All of them, seen from one. Without others, every answer is one's own."""
+
+    def __init__(self, rank: int = 0, count: int = 1, local_rank: int = 0, store: dist.Store | None = None):
+        self.rank, self.count, self.local_rank, self.store = rank, count, local_rank, store
+        self.given: Counter[str] = Counter()
+        """Bytes this rank handed to the others or to sums with them, by kind: rows, numbers, values, state."""
+        self.agreed_on: BaseException | None = None
+        """What all ranks raise together, and so can part on."""
+        self.lifeline: Lifeline | None = None
+        self._wanted: list[Members] = []
+        self._circles: dict[Members, dist.ProcessGroup | None] = {}
+
+    @staticmethod
+    def join() -> Ranks:
+        """Those that torchrun, or `stratafl run --nproc`, started with this one; alone where nobody did."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return Ranks()
+        on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+        store, rank, count = _found()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE
+        )
+        ranks = Ranks(rank, count, int(os.environ.get("LOCAL_RANK", "0")), store)
+        ranks.lifeline = Lifeline(rank, count, dist.new_group(backend="gloo", timeout=PATIENCE))
+        return ranks
+
+    def leave(self) -> None:
+        """Part in peace; all ranks must do so."""
+        if self.lifeline is not None:
+            self.lifeline.part()
+            dist.destroy_process_group()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that prints and writes."""
+        return self.rank == 0
+
+    def device(self, wanted: torch.device) -> torch.device:
+        """This rank's own GPU, where GPUs are wanted."""
+        if self.count == 1 or wanted.type != "cuda":
+            return wanted
+        if self.local_rank >= torch.cuda.device_count():
+            raise InvalidInput("ranks", self.local_rank + 1, f"one GPU each, and there are {torch.cuda.device_count()}")
+        mine = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(mine)
+        return mine
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def all(self, value: Any) -> list[Any]:
+        """What each rank says, in their order: plain data."""
+        if self.count == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        with self._talking():
+            dist.all_gather(lengths, torch.tensor([len(mine)]))
+            longest = max(int(length) for length in lengths)
+            texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
+            dist.all_gather(texts, torch.cat([mine, mine.new_zeros(longest - len(mine))]))
+        self.given["values"] += longest
+        return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in zip(texts, lengths, strict=True)]
+
+    def first(self, value: Any) -> Any:
+        """What the first rank says; what the others say does not matter."""
+        return self.all(value if self.is_first else None)[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is wrong with the input on one rank is wrong on all: nobody goes on without the others.
+
+        What is inside must not wait for other ranks.
+        """
+        problem: InvalidInput | None = None
+        try:
+            yield
+        except InvalidInput as mine:
+            problem = mine
+        found = self.all(None if problem is None else [problem.field, problem.allowed])
+        for rank, theirs in enumerate(found):
+            if theirs is not None and problem is None:
+                problem = InvalidInput(theirs[0], f"on rank {rank}", theirs[1])
+        if problem is not None:
+            self.agreed_on = problem
+            raise problem
+
+    def same(self, what: str, value: Any) -> None:
+        """Refuse to go on where a rank has another value than the first."""
+        first, *others = self.all(value)
+        different = [rank for rank, theirs in enumerate(others, 1) if theirs != first]
+        if different:
+            self.agreed_on = InvalidInput(what, f"on rank {different[0]}", "is not what the first rank has")
+            raise self.agreed_on
+
+    # -- sums ---------------------------------------------------------------------------------------------------------
+
+    def circle(self, members: Members) -> None:
+        """Ask for a circle of ranks that can add up rows; all ranks must ask for the same ones in the same order."""
+        if members not in self._wanted and members not in self._circles:
+            self._wanted.append(members)
+
+    def connect(self) -> None:
+        """Make the circles that were asked for; all ranks must do so at the same moment."""
+        for members in self._wanted:
+            everybody = len(members) == self.count
+            self._circles[members] = dist.group.WORLD if everybody else dist.new_group(list(members), PATIENCE)
+        self._wanted.clear()
+
+    def add_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
+        """Add up each row over the ranks of its circle, in place; all must come in the same order."""
+        with self._talking():
+            # none waits before it has given all it has
+            waiting = [dist.all_reduce(row, group=self._circles[circle], async_op=True) for circle, row in rows]
+            for each in waiting:
+                each.wait()
+        self.given["rows"] += sum(row.nbytes for _, row in rows)
+
+    def add_numbers(self, values: np.ndarray, members: Members) -> np.ndarray:
+        """Sums over a circle."""
+        sums = torch.tensor(values, dtype=torch.float64)
+        with self._talking():
+            dist.all_reduce(sums, group=self._circles[members])
+        self.given["numbers"] += sums.nbytes
+        return sums.numpy()
+
+    def spread_row(self, row: Tensor, members: Members) -> None:
+        """Give the first member's row to the others of its circle, in place."""
+        with self._talking():
+            dist.broadcast(row, members[0], group=self._circles[members])
+        self.given["rows"] += row.nbytes * (self.rank == members[0])
+
+    # -- from one to another ------------------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, to: int, kind: str = "state") -> None:
+        """Its bytes; the other rank must have room of the same size."""
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        with self._talking():
+            for piece in flat.split(PIECE):
+                dist.send(piece.cpu(), to)
+        self.given[kind] += flat.nbytes
+
+    def receive(self, room: Tensor, source: int) -> Tensor:
+        """Fill the room, which is on the host."""
+        with self._talking():
+            for piece in room.reshape(-1).view(torch.uint8).split(PIECE):
+                dist.recv(piece, source)
+        return room
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            # most likely another rank is gone, and the lifeline is about to end this one with a better word
+            time.sleep(SECONDS_TO_LEAVE)
+            raise

@@ -1,0 +1,101 @@
+"""Small runs that must end alike on any number of ranks; the same in this process and in ranks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stratafl import Draw, Simulation, leaf, mtgc, simulate
+from stratafl.ranks.group import Ranks
+from stratafl.registry import entries
+from stratafl.tree import Shape, Tree
+
+SHAPES: dict[str, Shape] = {
+    "depth 1": 5,
+    "depth 2": "4x2",
+    "depth 3": "2x2x2",
+    "uneven": [5, 1, 2],
+    "one large group": [7, 1],
+    "uneven, depth 3": [[2, 1], [4], [1, 2, 2]],
+}
+PERIODS = {1: [3], 2: [2, 2], 3: [2, 2, 2]}
+FEATURES, CLASSES = 6, 3
+
+
+class Normed(nn.Module):
+    """With buffers that move while it trains, and dropout that draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.dropout(torch.relu(self.norm(self.into(x))), 0.2, self.training))
+
+
+def every_second(draw: Draw) -> np.ndarray:
+    return (np.arange(draw.tree.sizes[draw.level]) + draw.round) % 2 == 0
+
+
+def make(
+    ranks: Ranks | None, shape: str, rules: Any, *, ragged: bool = False, broken: int | None = None, **settings: Any
+) -> Simulation:
+    tree = Tree.of(SHAPES[shape])
+    random = torch.Generator().manual_seed(3)
+    sizes = [3 + (5 * client % 11 if ragged else 4) for client in range(tree.leaves)]
+    inputs = torch.randn(sum(sizes), FEATURES, generator=random, dtype=torch.float64)
+    targets = (inputs @ torch.randn(FEATURES, CLASSES, generator=random, dtype=torch.float64)).argmax(dim=1)
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    test = inputs[:7].clone(), targets[:7]
+    if broken is not None:
+        inputs[parts[broken]] = float("nan")
+    given = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
+    model = given.pop("model")
+    return simulate(
+        lambda: model().double(), (inputs, targets), parts, tree, rules,
+        periods=PERIODS[tree.depth], leaf=given.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5)), batch=4, seed=5,
+        test=test, evaluate_levels=range(tree.depth + 1), ranks=ranks, **given,
+    )  # fmt: skip
+
+
+CASES: dict[str, Callable[[Ranks | None], Simulation]] = {}
+
+
+def add(name: str, *arguments: Any, **settings: Any) -> None:
+    CASES[name] = partial(_made, arguments, settings)
+
+
+def _made(arguments: tuple, settings: dict, ranks: Ranks | None) -> Simulation:
+    return make(ranks, *arguments, **settings)
+
+
+for entry in entries():
+    for shape in ("depth 2", "uneven, depth 3", "one large group"):
+        depth = Tree.of(SHAPES[shape]).depth
+        add(f"{entry.name}, {shape}", shape, [entry.name] * depth, ragged=shape != "depth 2")
+for shape in SHAPES:
+    depth = Tree.of(SHAPES[shape]).depth
+    add(f"mtgc, {shape}, some take part", shape, "mtgc", participation=[0.6] * depth, ragged=True)
+    add(f"gradient restart, {shape}", shape, [mtgc(restart="gradient")] * depth)
+    add(f"scaffold everywhere, {shape}, one each", shape, ["scaffold"] * depth, participation=[1] * depth)
+    add(f"NaN in a client, {shape}", shape, "mtgc", broken=4)
+for shape in ("one large group", "uneven, depth 3"):
+    depth = Tree.of(SHAPES[shape]).depth
+    everywhere = [mtgc(restart="gradient")] * depth
+    add(f"NaN in the first client, {shape}", shape, "mtgc", broken=0)
+    add(f"NaN and a median, {shape}", shape, ["median"] * depth, broken=3, participation=[1.0] * (depth - 1) + [0.7])
+    add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
+    add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
+    add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
+    add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
+    add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
+    add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
+
+IN_TWO_GOES = ["scaffold, one large group", "gradient restart, uneven, depth 3", "stacked, uneven, depth 3"]
+"""Cases that are also stopped after their first round, to go on on another number of ranks."""

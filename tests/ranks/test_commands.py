@@ -1,0 +1,216 @@
+"""Commands on several ranks, as real processes: exit codes and words, a killed rank, going on on another number."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratafl.config import Config
+from stratafl.launch import Launch
+from stratafl.store.checkpoint import Checkpoints
+from tests.ranks.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+ROUNDS = 30
+# a linear model: where a unit switches, float32's last digits decide, and no two orders of a sum end alike
+CONFIG = f"""
+[tree]
+shape = [5, 2, 1]
+[data]
+partition = [{{ name = "dirichlet", alpha = 1.0 }}, {{ name = "dirichlet", alpha = 0.5 }}]
+[model]
+name = "mlp"
+hidden = []
+[method]
+rules = ["mtgc", "scaffold"]
+[schedule]
+periods = [2, 2]
+participation = [1.0, 2]
+[leaf]
+batch = 10
+[run]
+rounds = {ROUNDS}
+checkpoint_every = 1
+keep_state = true
+plugins = ["slow.py"]
+"""
+SLOW = """
+import time
+from stratafl import Simulation
+
+quick = Simulation.__next__
+
+def slow(self):
+    time.sleep(0.2)
+    return quick(self)
+
+Simulation.__next__ = slow
+"""
+"""A plugin that leaves time to kill something before the run is over."""
+SECONDS = 120
+
+
+class Commands:
+    """Started in one folder, and ended with the test that started them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.started: list[subprocess.Popen] = []
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start(self, *command: object) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, command)], cwd=self.folder, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def run(self, *command: object) -> tuple[int, str, str]:
+        return ended(self.start(*command))
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str, str]:
+    said, complained = process.communicate(timeout=SECONDS)
+    return process.returncode, said, complained
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    (tmp_path / "study.toml").write_text(CONFIG)
+    (tmp_path / "slow.py").write_text(SLOW)
+    made = Commands(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(SECONDS)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "study.toml").write_text(CONFIG)
+    config = Config.load(folder / "study.toml", ["run.plugins=[]"])
+    return Launch.new(config, "study", folder).run().path
+
+
+def state(run: Path) -> dict:
+    return Checkpoints(run, json.loads((run / "run.json").read_text())["id"]).read(ROUNDS)
+
+
+def assert_alike(run: Path, other: Path, close: float) -> None:
+    one, two = state(run), state(other)
+    for name in ("own", "held"):
+        for mine, theirs in zip(one["federation"][name], two["federation"][name], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+    for mine, theirs in zip(one["history"], two["history"], strict=True):
+        for name in ("round", "steps", "refused", "bytes_per_client"):
+            assert mine[name] == theirs[name]
+        assert mine["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], rel=max(close, 1e-12))
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def only_run(folder: Path) -> Path | None:
+    return next((path for path in folder.glob("runs/*") if not path.name.startswith(".")), None)
+
+
+def records(run: Path | None) -> int:
+    path = None if run is None else run / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path is not None and path.exists() else 0
+
+
+def status(run: Path) -> dict:
+    return json.loads((run / "status.json").read_text())
+
+
+def ranks_of(process: subprocess.Popen, run: Path) -> list[int]:
+    """The processes of the ranks, the first one's first."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    first = status(run)["pid"]
+    return sorted(map(int, found), key=lambda pid: (pid != first, pid))
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+
+
+@needs_proc
+def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undisturbed: Path) -> None:
+    process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
+    wait(lambda: records(only_run(commands.folder)) > 2)
+    run = only_run(commands.folder)
+    assert run is not None
+    for victim, more in ((1, 4), (0, None)):
+        ranks = ranks_of(process, run)
+        os.kill(ranks[victim], signal.SIGKILL)
+        began = time.monotonic()
+        code, said, complained = ended(process)
+        assert time.monotonic() - began < 20, "seconds, on a machine that may be busy"
+        assert (code, said) == (3, "")
+        hint = f"go on with: stratafl run --resume {Path('runs') / run.name}"
+        lines = [line for line in complained.splitlines() if "goes on after" not in line]
+        assert lines == [f"error: rank {victim} was ended by SIGKILL; {hint}"]
+        assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+        if victim == 1:
+            assert (status(run)["status"], status(run)["reason"]) == ("failed", "another process of this run is gone")
+        done = records(run)
+        assert 2 < done < ROUNDS
+        if more:
+            process = commands.start("stratafl", "run", "--resume", Path("runs") / run.name, "--nproc", more, "--quiet")
+            wait(lambda: records(run) > done)
+    code, _, complained = commands.run("stratafl", "run", "--resume", run, "--quiet")
+    assert code == 0, complained
+    assert_alike(run, undisturbed, 1e-5)
+
+
+@needs_proc
+def test_asked_to_stop(commands: Commands) -> None:
+    process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
+    wait(lambda: records(only_run(commands.folder)) > 1)
+    run = only_run(commands.folder)
+    assert run is not None
+    process.send_signal(signal.SIGTERM)
+    code, _, complained = ended(process)
+    assert code == 143
+    assert complained == f"interrupted; go on with: stratafl run --resume {Path('runs') / run.name}\n"
+    assert status(run)["status"] == "interrupted"
+    assert f"{status(run)['round']:06d}" in [path.name for path in (run / "checkpoints").iterdir()]
+
+
+def test_torchrun_and_one_rank(commands: Commands, undisturbed: Path) -> None:
+    given = ("-m", "stratafl", "run", "study.toml", "--set", "run.plugins=[]", "--json")
+    for count, close in ((1, 0.0), (2, 1e-5)):
+        launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", count)
+        code, said, complained = commands.run(*launcher, *given, "--name", f"on{count}")
+        assert code == 0, complained
+        summary = json.loads(said)
+        assert complained.count(f"round {ROUNDS}/{ROUNDS}") == 1, "only one rank speaks"
+        assert_alike(commands.folder / summary["path"], undisturbed, close)
+
+
+def test_what_is_wrong_is_said_once(commands: Commands) -> None:
+    code, said, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 3, "--set", "leaf.lr=-1")
+    assert (code, said) == (2, "")
+    assert complained.startswith("error: ") and complained.count("\n") == 1 and "lr" in complained
+    code, _, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 9, "--set", "run.plugins=[]")
+    assert code == 2
+    assert complained == "error: ranks = 9: the tree has 8 clients; every rank needs one at least\n"
+    assert not (commands.folder / "runs").exists()
