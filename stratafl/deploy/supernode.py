@@ -1,5 +1,9 @@
-"""`flower-supernode` that looks for messages more often: Flower's waits three seconds between two looks, and half a
-second between two looks for a reply, which a tree pays at every level."""
+"""`flower-supernode` in more of a hurry.
+
+Flower's waits three seconds between two looks for messages, and half a second between two looks for a reply, which a
+tree pays at every level; and a SuperLink waits a minute for a sign of life before it takes a dead one for dead, and its
+successor for the same.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ if TYPE_CHECKING:  # so that this file alone, started by its path, does not load
     from stratafl.deploy.site import Site
 
 LONGEST = 0.1
+"""Seconds between two looks."""
+HEARTBEAT = 10
+"""Seconds, the least that a SuperLink takes; it has patience for two of them."""
 
 
 def run(site: Site) -> None:
@@ -28,11 +35,14 @@ def run(site: Site) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    from flwr.supernode import start_client_internal
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     patient = {**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST))}
     vars(start_client_internal)["time"] = SimpleNamespace(**patient)
+    for module in (heartbeat, fleet_http_connection):
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

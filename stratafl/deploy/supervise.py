@@ -30,7 +30,7 @@ PATIENCE = 60.0
 """Seconds a process gets to answer."""
 ENDING = 15.0
 """Seconds a process gets to end when asked to."""
-LINGER = 5.0
+LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
 PAUSE = 2.0
 """Seconds before a process that ended is started again."""
