@@ -26,8 +26,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-POLL = 0.1
-"""Seconds between two looks for a task."""
+from stratafl.deploy.pace import Pace
+
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP
 Say = Callable[[str], None]
 
@@ -55,6 +55,7 @@ class Tasks:
 
     def next(self, go_on: Callable[[], bool]) -> str | None:
         """The token of the next task; None when there is none to wait for."""
+        pace = Pace()
         while go_on():
             try:
                 found = self._signed.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
@@ -64,7 +65,7 @@ class Tasks:
                 # it is starting, or starting again; a task it lost is asked for again from above
                 self._say(f"no answer to a request for tasks: {problem}")
                 time.sleep(1.0)
-            time.sleep(POLL)
+            pace.wait()
         return None
 
     @contextlib.contextmanager
