@@ -79,6 +79,9 @@ def test_folders_are_made_once(tmp_path: Path) -> None:
         ("base_port = 80", "topology.base_port"),
         ("[hosts]\nberlin = 'x'", "topology.hosts"),
         ("[hosts]\nrome = 3", "topology.hosts.rome"),
+        ("[data]\n'paris/2' = 'x.npz'", "topology.data"),
+        ("[data]\n'paris/1' = ''", "topology.data.paris/1"),
+        ("data = 'x.npz'", "must be a table"),
     ],
 )
 def test_a_bad_topology_names_the_field(tmp_path: Path, text: str, named: str) -> None:
