@@ -11,7 +11,7 @@
     memory.py     a tree in one process
     site.py       a site's folder; provision.py makes them, assemble.py makes a node of one, own.py reads a leaf's data
     flower.py     a node on Flower, with inbox.py towards its parent; both get their tasks.py, at a pace.py
-    superlink.py  Flower's two servers as a site runs them, supernode.py the other
+    superlink.py  Flower's server for a site's children; supernode.py that towards its parent
     supervise.py  a site's processes.py; whole.py those of all sites of a machine
 
 Everything down to memory.py knows nothing of Flower. What comes after needs the extra `deploy`.
