@@ -32,7 +32,7 @@ ENDING = 15.0
 """Seconds a process gets to end when asked to."""
 LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
-PAUSE, LONGEST_PAUSE = 1.0, 60.0
+PAUSE, LONGEST_PAUSE = 1.0, 15.0
 """Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
 LONG = 30.0
 """Seconds: a process that lived as long has started well."""
