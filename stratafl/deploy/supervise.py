@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from stratafl.config import Config
+from stratafl.data import sources
 from stratafl.deploy.processes import Forked
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
@@ -46,6 +48,7 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     _import_what_they_need(sites)
     if len(folders) == 1:
         return Supervisor(folders[0], say).run()
+    _load_what_they_share(folders, sites)
     started: dict[str, Forked] = {}
 
     def pass_on(number: int, frame: FrameType | None = None) -> None:
@@ -87,6 +90,15 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
         needed.append("stratafl.deploy.superlink")
     for name in needed:
         importlib.import_module(name)
+
+
+def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> None:
+    """The data set that the root tests on, and that leaves without data of their own take their part of."""
+    for folder, site in zip(folders, sites, strict=True):
+        if site.is_root or (site.is_leaf and not site.data):
+            with contextlib.suppress(InvalidInput, MissingExtra):  # a site that needs it will say so
+                sources.load(Config.load(folder / "config.toml").data.name)
+            return
 
 
 class Supervisor:
