@@ -50,14 +50,19 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
         return Supervisor(folders[0], say).run()
     _load_what_they_share(folders, sites)
     started: dict[str, Forked] = {}
+    asked = False
 
     def pass_on(number: int, frame: FrameType | None = None) -> None:
+        nonlocal asked
+        asked = True
         for each in started.values():
             each.signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     for site, folder in zip(sites, map(Path.absolute, folders), strict=True):
+        if asked:
+            break
         files.make_folder(folder / "logs")
         log = folder / "logs" / "site.log"
         started[site.name] = Forked(partial(_supervised, folder, say), log, folder)
