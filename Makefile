@@ -5,16 +5,21 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-slow lint types theory clean
+.PHONY: demo test test-slow test-deploy lint types theory clean
 
 demo: $(READY)
 	$(BIN)/stratafl demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# trees of real processes on loopback; Flower is installed only for this
+test-deploy: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	$(BIN)/python -m pytest -m deploy
 
 lint: $(READY)
 	$(BIN)/ruff check .

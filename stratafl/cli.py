@@ -18,6 +18,7 @@ from stratafl import __version__, demo, plots
 from stratafl.board import Board, check_board
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
+from stratafl.deploy_cli import deploy
 from stratafl.errors import InvalidInput, MissingExtra, whole
 from stratafl.experiment import experiment, import_plugins
 from stratafl.launch import Launch
@@ -44,6 +45,7 @@ app = typer.Typer(
 
 
 app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
 app.command("models")(models_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)

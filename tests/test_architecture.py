@@ -74,7 +74,21 @@ def test_the_base_stands_alone(base: str) -> None:
         (("rules", "local", "schedule", "registry"), ("engine", "simulate", "federation")),
         (("rules",), ("tree",)),
         (("engine",), ("simulate", "config", "cli", "deploy")),
-        (("federation",), ("simulate", "config", "cli", "ranks")),
+        (("federation",), ("simulate", "config", "cli", "deploy", "ranks")),
+        (("simulate", "experiment", "launch"), ("deploy",)),
+        (
+            ("deploy.job", "deploy.messages", "deploy.upward", "deploy.downward", "deploy.node", "deploy.wire"),
+            (
+                "federation",
+                "simulate",
+                "config",
+                "experiment",
+                "store",
+                "engine.loop",
+                "engine.stacked",
+                "engine.choose",
+            ),
+        ),
         (("ranks",), ("federation", "simulate", "engine", "config", "experiment", "launch", "cli")),
         (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
         (("drift",), ("engine", "rules", "simulate", "federation")),
@@ -96,6 +110,12 @@ def test_arrows_point_one_way(modules_of: tuple[str, ...], forbidden: tuple[str,
         wrong = {each for each in found if within(each, *forbidden)}
         assert not wrong, f"{name} imports {wrong}"
         assert "stratafl" not in found, f"{name} imports the whole package"
+
+
+def test_a_deployed_node_meets_the_engine_at_its_seam_only() -> None:
+    for name, found in modules("deploy").items():
+        wrong = {each for each in found if within(each, "engine") and not within(each, "engine.work", "engine.spread")}
+        assert not wrong, f"{name} imports {wrong}"
 
 
 def test_models_know_nothing_of_federations() -> None:

@@ -1,0 +1,114 @@
+"""From a site's folder to its node, with its state from disk and its keys: ready to take sealed messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.config import Config
+from stratafl.deploy import seal
+from stratafl.deploy.durable import Durable
+from stratafl.deploy.job import Job
+from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root
+from stratafl.deploy.own import own_engine
+from stratafl.deploy.site import Site, job_of, slug
+from stratafl.deploy.wire import encode, receive_bundle
+from stratafl.engine.work import Training
+from stratafl.experiment import Study, study
+from stratafl.rule import Edge
+from stratafl.store import files
+
+
+@dataclass
+class Assembled:
+    """One site with everything but its network."""
+
+    folder: Path
+    site: Site
+    config: Config
+    job: Job
+    durable: Durable
+    kept: Kept | None
+
+    @staticmethod
+    def of(folder: Path) -> Assembled:
+        site = Site.load(folder)
+        config = Config.load(folder / "config.toml")
+        job = job_of(site, config)
+        durable = Durable(folder / "state", site.job)
+        return Assembled(folder, site, config, job, durable, durable.read())
+
+    def key(self, name: str) -> bytes:
+        return files.read_bytes(self.folder / name)
+
+    def leaf(self) -> Leaf:
+        number = self.site.number
+        if self.site.data:
+            engine, samples = own_engine(self.config, self.site, self.folder)
+        else:
+            made = study_of(self.config)
+            engine, samples = made.simulation.engine, len(training_of(made).partition[number])
+        return Leaf(self.job, number, engine, samples, self.durable.write, self.kept)
+
+    def aggregator(self, link: Link) -> Aggregator:
+        return Aggregator(self.job, self.site.level, self.site.number, link, self.durable.write, self.kept)
+
+    def root(self, made: Study, link: Link) -> Root:
+        federation = made.simulation.federation
+        start = federation.held[0][0], federation.held_buffers[0][0]
+        return Root(self.job, *start, link, self.durable.write, self.kept)
+
+    def sealed(self, node: Leaf | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
+        """What the node does with a sealed bundle: a sealed reply, or a refusal."""
+        key = self.key("up.key")
+        facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0}
+
+        def handle(request: bytes) -> bytes:
+            bundle = receive_bundle(seal.open_request(key, request), self.job)
+            if bundle.begin is not None:
+                step = bundle.begin.step
+                facts.update(step=step, round=self.job.global_round(step) + 1)
+                self.durable.show(**facts, doing="round")
+            reply = seal.seal_reply(key, request, encode(node.handle(bundle)))
+            facts["bytes_in"] += len(request)
+            facts["bytes_out"] += len(reply)
+            facts["contact"] = time.time()
+            self.durable.show(**facts, doing="done" if bundle.end else "waiting")
+            if bundle.end:
+                ended()
+            return reply
+
+        return handle
+
+    def child_keys(self) -> dict[str, bytes]:
+        return {name: self.key(f"down/{slug(name)}.key") for name in self.site.children}
+
+    def child_nodes(self) -> dict[str, bytes]:
+        """Each child's public node key as it was registered."""
+        return {name: files.read_bytes(self.folder / "down" / f"{slug(name)}.pub") for name in self.site.children}
+
+
+def study_of(config: Config) -> Study:
+    """The run as one process would simulate it, with the engine every deployed leaf uses."""
+    return study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine="loop", device="cpu")))
+
+
+def training_of(made: Study) -> Training:
+    return made.simulation.engine.training  # type: ignore[attr-defined]  # the loop has it
+
+
+def report_names(job: Job, edge: int) -> frozenset[str]:
+    """What a child's report must hold on this edge level, found by trying the rule on a row of zeros."""
+    rule = job.rules[edge - 1]
+    x_1P: Tensor = torch.zeros(1, job.parameters, dtype=job.dtype)
+    state = rule.init(x_1P)
+    correction = rule.correction(state, rule.note(rule.open(x_1P)))
+    _, message = rule.up(state, x_1P, Edge(x_1P, correction, torch.ones(1, 1, dtype=job.dtype)))
+    return frozenset(message)

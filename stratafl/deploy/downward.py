@@ -1,0 +1,170 @@
+"""A parent's side of the edges to its children: the rule's memory, its model, and what each child must still get.
+
+Shape suffixes: K children, P parameters, B buffer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.deploy.job import Job
+from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.rule import Rows
+
+
+@dataclass
+class Child:
+    """What a parent keeps of one child."""
+
+    samples: int = 0
+    stale: bool = True
+    """It has not got the model."""
+    owed: bool = False
+    """It has not got the corrections from above as they are now."""
+    heard: int | None = None
+    """The step of its last report that counted."""
+    answer: Answer | None = None
+    """What it must still be told; kept until it replied to it."""
+    account: Account = field(default_factory=Account)
+
+
+@dataclass
+class Below:
+    """What a parent keeps of the edges to its children."""
+
+    held: Tensor
+    buffers: Tensor
+    memory: Rows
+    children: tuple[Child, ...]
+    rate: float = 0.0
+    """The children's mean since this node last met its own parent."""
+    step: int = 0
+    """Where the next round of the children begins."""
+    refused: tuple[str, ...] = ()
+    """Since this node's last report: whose update was refused, in its subtree."""
+    absent: tuple[str, ...] = ()
+    """Likewise: who was asked and did not answer in time."""
+
+
+class Downward:
+    def __init__(self, job: Job, level: int, number: int, now: Below):
+        self._job, self._level, self._rule = job, level, job.rules[level]
+        self._numbers = job.children(level, number)
+        self.names: Sequence[str] = [job.tree.names[level + 1][child] for child in self._numbers]
+        self._me = job.tree.names[level][number]
+        self.now = now
+
+    @staticmethod
+    def new(job: Job, level: int, number: int, x_1P: Tensor, b_1B: Tensor) -> Downward:
+        children = tuple(Child() for _ in job.children(level, number))
+        return Downward(job, level, number, Below(x_1P, b_1B, job.rules[level].open(x_1P), children))
+
+    def child(self, name: str) -> Child:
+        return self.now.children[self.names.index(name)]
+
+    # -- the start of a round ---------------------------------------------------------------------------------------
+
+    def take(self, parcel: Parcel, step: int, above_changed: bool) -> None:
+        """Go on from a model that came from above."""
+        now = self.now
+        now.held, now.buffers, now.step, now.rate = parcel.model, parcel.buffers, step, 0.0
+        for child in now.children:
+            child.stale = True
+            child.owed |= above_changed
+
+    def drawn(self) -> list[str]:
+        """The children that take part in the next round."""
+        drawn_N = self._job.taking_part(self._level + 1, self.now.step)
+        return [name for name, number in zip(self.names, self._numbers, strict=True) if drawn_N[number]]
+
+    def bundles(self, names: Sequence[str], above: Tensor | None) -> dict[str, Bundle]:
+        """What to send to these children; asked twice for the same round, the same."""
+        now, note, made = self.now, self._rule.note(self.now.memory), {}
+        for name in names:
+            child = self.child(name)
+            begin = Begin(
+                step=now.step,
+                heard=child.heard,
+                parcel=Parcel(now.held, now.buffers, note) if child.stale else None,
+                above=above if child.owed else None,
+            )
+            made[name] = Bundle(self._job.name, name, child.answer, begin)
+        return made
+
+    def greetings(self, end: bool = False) -> dict[str, Bundle]:
+        """What to send before the run, or when it ends."""
+        return {name: Bundle(self._job.name, name, self.child(name).answer, end=end) for name in self.names}
+
+    # -- the end of a round -----------------------------------------------------------------------------------------
+
+    def delivered(self, bundle: Bundle, reply: Reply) -> None:
+        """A child has what was sent to it, since it replied."""
+        child = self.child(bundle.site)
+        child.account.sent(bundle)
+        child.samples = reply.samples
+        child.answer = None
+        if bundle.begin is not None:
+            child.stale = child.owed = False
+        if reply.report is not None:
+            child.account.came(reply.report)
+            self.now.refused += reply.report.refused
+            self.now.absent += reply.report.absent
+
+    def merge(self, reports: Mapping[str, Report], relayed: bool) -> None:
+        """Make a new model of what those that came have sent. `relayed`: a newer one is about to come from above."""
+        job, rule, now = self._job, self._rule, self.now
+        now.step += job.every[self._level + 1]
+        for child in now.children:
+            child.stale = True
+        came = [name for name in self.names if name in reports and reports[name].rate > 0]
+        if len(came) < job.patience_at(self._level + 1).min_children:
+            return
+        present = [name for name in came if _finite(reports[name])]
+        now.refused += tuple(name for name in came if name not in present)
+        if not present:
+            return
+
+        weights_K = self._weights()[np.isin(self.names, present)]
+        share, own = weights_K.sum(), [reports[name] for name in present]
+        parts_K = torch.as_tensor(weights_K / share, dtype=job.dtype)
+        reduce = rule.reduce or _mean
+        mean = {key: reduce(torch.cat([r.message[key] for r in own]), parts_K)[None] for key in own[0].message}
+        buffers_1B = _mean(torch.cat([r.buffers for r in own if r.buffers is not None]), parts_K)[None]
+        share_11 = torch.full((1, 1), share, dtype=job.dtype)
+        memory, model_1P = rule.merge(now.memory, now.held, mean, share_11)
+        if not all(bool(torch.isfinite(rows).all()) for rows in (model_1P, buffers_1B, *mean.values())):
+            now.refused += (self._me,)
+            return
+
+        now.memory, now.held, now.buffers = memory, model_1P, buffers_1B
+        rate = float((weights_K * [r.rate for r in own]).sum() / share)
+        now.rate += rate
+        answered = rule.down is not None and not (relayed and rule.relay is not None)
+        parcel = Parcel(now.held, now.buffers, rule.note(now.memory))
+        for child in map(self.child, present):
+            child.heard = now.step
+            if answered:
+                child.answer, child.stale = Answer(now.step, rate, parcel), False
+
+    @property
+    def samples(self) -> int:
+        return sum(child.samples for child in self.now.children)
+
+    def _weights(self) -> np.ndarray:
+        if self._job.by_samples:
+            return np.array([child.samples for child in self.now.children]) / self.samples
+        return self._job.tree.weights[self._level + 1][self._numbers]
+
+
+def _finite(report: Report) -> bool:
+    assert report.buffers is not None
+    return all(bool(torch.isfinite(rows).all()) for rows in (*report.message.values(), report.buffers))
+
+
+def _mean(rows_KP: Tensor, weights_K: Tensor) -> Tensor:
+    return weights_K @ rows_KP

@@ -1,0 +1,128 @@
+"""What a parent and its child say to each other.
+
+    parent to child   Bundle: Answer (how the last meeting went), Begin (train from here on)
+    child to parent   Reply: Report (what came of it)
+
+A bundle is one transmission: an answer waits for the next Begin and travels with it. One with neither asks who is
+there, before the run, or ends it.
+Steps are local steps since the start of the run, the same for all nodes: they number the messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stratafl.rule import Rows
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A parent's model as it gives it to a child: rows of one."""
+
+    model: Tensor
+    buffers: Tensor
+    note: Rows
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The child's report on the meeting at `step` counted, and this is the model that came of it."""
+
+    step: int
+    rate: float
+    """The siblings' mean, so that their corrections keep summing to zero."""
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Train, or have your subtree train, from `step` until we next meet."""
+
+    step: int
+    heard: int | None
+    """The step of the child's last report that counted."""
+    parcel: Parcel | None
+    """None where the child has it: it came with the answer."""
+    above: Tensor | None
+    """The sum of the corrections from the child's parent to the root, where it changed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a child brings to the meeting at `step`."""
+
+    step: int
+    rate: float
+    """The sum of the learning rates since the last meeting."""
+    message: Rows
+    buffers: Tensor | None
+    """None, and no message, from an aggregator that heard nobody."""
+    refused: tuple[str, ...] = ()
+    """The nodes of its subtree whose update was refused since."""
+    absent: tuple[str, ...] = ()
+    """Those that were asked and did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """From a parent to one child."""
+
+    job: str
+    site: str
+    """Whom it is for."""
+    answer: Answer | None = None
+    begin: Begin | None = None
+    end: bool = False
+    """The run is over."""
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Reply:
+    """From a child to its parent."""
+
+    job: str
+    site: str
+    """Who it is from."""
+    samples: int
+    """In its subtree."""
+    report: Report | None = None
+    """None where the bundle asked for nothing."""
+    protocol: int = PROTOCOL
+
+
+@dataclass
+class Account:
+    """What went over one edge: messages with arrays in them, and the bytes of these."""
+
+    messages_up: int = 0
+    messages_down: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def sent(self, bundle: Bundle) -> None:
+        if bundle.answer is not None:
+            self.messages_down += 1
+            self.bytes_down += _parcel_bytes(bundle.answer.parcel)
+        begin = bundle.begin
+        if begin is not None and (begin.parcel is not None or begin.above is not None):
+            self.messages_down += 1
+            self.bytes_down += 0 if begin.parcel is None else _parcel_bytes(begin.parcel)
+            self.bytes_down += 0 if begin.above is None else _bytes(begin.above)
+
+    def came(self, report: Report) -> None:
+        if report.buffers is not None:
+            self.messages_up += 1
+            self.bytes_up += sum(map(_bytes, report.message.values())) + _bytes(report.buffers)
+
+
+def _bytes(rows: Tensor) -> int:
+    return rows.numel() * rows.element_size()
+
+
+def _parcel_bytes(parcel: Parcel) -> int:
+    return _bytes(parcel.model) + _bytes(parcel.buffers) + sum(map(_bytes, parcel.note.values()))

@@ -1,0 +1,121 @@
+"""A site's folder: everything one node needs, and nothing of another's secrets.
+
+site.json             what the node is and whom it talks to
+config.toml           the run
+ca.pem                the certificate all others are signed with
+server.pem, .key      of its own SuperLink (root and aggregators), or of its SuperNode's inner side
+node.pub, node.key    of its SuperNode (all but the root)
+up.key                of the edge to its parent
+inner.key             of its own processes among themselves
+down/                 its children's node.pub and edge keys
+state/                what it must not lose
+flower/, logs/        what Flower keeps; what its processes print
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stratafl.config import Config
+from stratafl.deploy.job import Job, Patience
+from stratafl.errors import InvalidInput
+from stratafl.experiment import import_plugins, rules_of, schedule_of
+from stratafl.registry import rules_for
+from stratafl.schedule import check_participation
+from stratafl.store import files, layout
+from stratafl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Site:
+    """site.json."""
+
+    name: str
+    level: int
+    number: int
+    job: str
+    children: list[str]
+    listen: str
+    """Where its SuperLink listens (root and aggregators): address and port; empty for a leaf."""
+    public: str
+    """How its children reach that."""
+    parent: str
+    """How it reaches its parent's SuperLink; empty for the root."""
+    inner_port: int
+    """Of its SuperNode's side towards its own processes, on loopback."""
+    runtime_port: int
+    """Of its SuperLink's side towards its own processes, likewise."""
+    data: str
+    """A leaf's own, at its host; empty where it takes its part of the config's data set."""
+    inputs: list[int]
+    """The shape of a sample as the model takes it."""
+    input_type: str
+    classes: int
+    parameters: int
+    buffers: int
+    dtype: str
+    deadline: list[float | None]
+    min_children: list[int]
+
+    @staticmethod
+    def load(folder: Path) -> Site:
+        path = folder / "site.json"
+        if not path.exists():
+            raise InvalidInput("site folder", folder, "no site.json in it: `stratafl deploy init` makes such folders")
+        found = files.read_json(path)
+        wanted = {field.name for field in dataclasses.fields(Site)}
+        if not isinstance(found, dict) or set(found) != wanted:
+            raise files.unreadable(path, f"must have {', '.join(sorted(wanted))}")
+        return Site(**found)
+
+    def write(self, folder: Path) -> None:
+        files.write_json(folder / "site.json", dataclasses.asdict(self))
+
+    @property
+    def ports(self) -> list[int]:
+        """Of this machine, that it listens on."""
+        downward = [] if self.is_leaf else [int(self.listen.rsplit(":", 1)[1]), self.runtime_port]
+        return downward + ([] if self.is_root else [self.inner_port])
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    @property
+    def is_root(self) -> bool:
+        return self.level == 0
+
+
+def slug(name: str) -> str:
+    """A site's name as one of a file: two names never share one."""
+    return layout.slug(name.replace("_", "__").replace("/", "_"))
+
+
+def tree_of(config: Config) -> Tree:
+    tree = Tree.of(config.tree.shape)
+    return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
+
+
+def job_of(site: Site, config: Config) -> Job:
+    import_plugins(config.run.plugins)
+    tree = tree_of(config)
+    return Job(
+        name=site.job,
+        tree=tree,
+        rules=rules_for(rules_of(config), tree.depth),
+        schedule=schedule_of(config, tree.depth),
+        participation=check_participation(config.schedule.participation, tree.depth),
+        seed=config.run.seed,
+        rounds=config.run.rounds,
+        parameters=site.parameters,
+        buffers=site.buffers,
+        dtype=getattr(torch, site.dtype),
+        by_samples=config.tree.weights == "samples",
+        patience=tuple(
+            Patience(deadline, least) for deadline, least in zip(site.deadline, site.min_children, strict=True)
+        ),
+    )

@@ -1,0 +1,225 @@
+"""`deploy site`: a site's processes, started in order, watched, started again when they end, and stopped together.
+
+root          SuperLink, and the root's own process: its ServerApp
+aggregator    SuperLink, the aggregator's own process, and a SuperNode towards its parent
+leaf          the leaf's own process, and a SuperNode towards its parent
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from stratafl.config import Config
+from stratafl.data import sources
+from stratafl.deploy.processes import Forked
+from stratafl.deploy.site import Site
+from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.store import files
+from stratafl.store.lock import Lock
+
+PATIENCE = 60.0
+"""Seconds a process gets to answer."""
+ENDING = 15.0
+"""Seconds a process gets to end when asked to."""
+LINGER = 3.0
+"""Seconds a SuperNode gets to hand its node's last reply to the parent."""
+PAUSE, LONGEST_PAUSE = 1.0, 15.0
+"""Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
+LONG = 30.0
+"""Seconds: a process that lived as long has started well."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+Say = Callable[[str], None]
+
+
+def run_sites(folders: Sequence[Path], say: Say) -> int:
+    """One site in this process, or several, each in a session of its own, as on a host of its own."""
+    sites = [Site.load(folder) for folder in folders]
+    _import_what_they_need(sites)
+    if len(folders) == 1:
+        return Supervisor(folders[0], say).run()
+    _load_what_they_share(folders, sites)
+    started: dict[str, Forked] = {}
+    asked = False
+
+    def pass_on(number: int, frame: FrameType | None = None) -> None:
+        nonlocal asked
+        asked = True
+        for each in started.values():
+            each.signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    for site, folder in zip(sites, map(Path.absolute, folders), strict=True):
+        if asked:
+            break
+        files.make_folder(folder / "logs")
+        log = folder / "logs" / "site.log"
+        started[site.name] = Forked(partial(_supervised, folder, say), log, folder)
+    failed = 0
+    while any(each.poll() is None for each in started.values()):
+        time.sleep(0.1)
+        for name, each in started.items():
+            if not failed and (each.returncode or 0) > 0:
+                failed = each.returncode or 0
+                say(f"{name} could not go on; see {folders[list(started).index(name)] / 'logs' / 'site.log'}")
+                pass_on(signal.SIGTERM)
+    return failed
+
+
+def _supervised(folder: Path, say: Say) -> None:
+    try:
+        sys.exit(Supervisor(folder, say).run())
+    except InvalidInput as problem:
+        say(f"stratafl: {problem}")
+        sys.exit(2)
+
+
+def _import_what_they_need(sites: Sequence[Site]) -> None:
+    """Once, before anything is started: every process of these sites is a copy of this one."""
+    if importlib.util.find_spec("flwr") is None:
+        raise MissingExtra("a deployed site", "flwr", "deploy")
+    os.environ.update(QUIET)  # Flower reads them when it is imported
+    needed = ["stratafl.deploy.flower", "stratafl.deploy.supernode", "flwr.supernode.main"]
+    if not all(site.is_leaf for site in sites):
+        needed.append("stratafl.deploy.superlink")
+    for name in needed:
+        importlib.import_module(name)
+
+
+def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> None:
+    """The data set that the root tests on, and that leaves without data of their own take their part of."""
+    for folder, site in zip(folders, sites, strict=True):
+        if site.is_root or (site.is_leaf and not site.data):
+            with contextlib.suppress(InvalidInput, MissingExtra):  # a site that needs it will say so
+                sources.load(Config.load(folder / "config.toml").data.name)
+            return
+
+
+class Supervisor:
+    def __init__(self, folder: Path, say: Say):
+        self.folder, self.site, self._say = folder.absolute(), Site.load(folder), say
+        self._running: dict[str, Forked] = {}
+        self._stop = False
+        self._again: dict[str, float] = {}
+        self._pause: dict[str, float] = {}
+        self._lock: Lock | None = None
+
+    def run(self) -> int:
+        """Until it is told to stop, or the run is over."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._asked)
+        files.make_folder(self.folder / "logs")
+        files.make_folder(self.folder / "flower")
+        self._lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
+        try:
+            while not self._stop and not self._is_over():
+                self._keep_up()
+                time.sleep(0.1)
+            if not self._stop and not self.site.is_root:
+                time.sleep(LINGER)
+        finally:
+            self.stop()
+            self._lock.release()
+        return 0
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True
+
+    def _is_over(self) -> bool:
+        """Whether the node wrote that the run is."""
+        try:
+            return bool(files.read_json(self.folder / "state" / "status.json").get("doing") == "done")
+        except InvalidInput:
+            return False
+
+    def _keep_up(self) -> None:
+        site = self.site
+        if not site.is_leaf and self._ended("superlink"):
+            self._end("node")  # its run was that of the SuperLink before
+            self._start("superlink", _superlink)
+            self._wait_for(site.runtime_port)
+        if self._ended("node"):
+            if "node" in self._running and not site.is_leaf:
+                self._running["superlink"].signal(signal.SIGUSR1)
+            self._start("node", _node)
+        if not site.is_root and self._ended("supernode"):
+            self._start("supernode", _supernode)
+
+    def _ended(self, name: str) -> bool:
+        process = self._running.get(name)
+        if process is None:
+            return True
+        if process.poll() is None:
+            return False
+        if name not in self._again:
+            self._pause[name] = (
+                PAUSE if process.age > LONG else min(2 * self._pause.get(name, PAUSE / 2), LONGEST_PAUSE)
+            )
+            again = f"starting it again in {self._pause[name]:g} s; see logs/{name}.log"
+            self._say(f"{self.site.name}: {name} ended with {process.returncode}, {again}")
+            self._again[name] = time.monotonic() + self._pause[name]
+        return time.monotonic() > self._again[name]
+
+    def _start(self, name: str, work: Callable[[Path], None]) -> None:
+        self._again.pop(name, None)
+        log = self.folder / "logs" / f"{name}.log"
+        home = {"FLWR_HOME": str(self.folder / "flower")}
+        self._running[name] = Forked(partial(self._work, work), log, self.folder, home)
+
+    def _work(self, work: Callable[[Path], None]) -> None:
+        if self._lock is not None:
+            self._lock.leave()
+        work(self.folder)
+
+    def _wait_for(self, port: int) -> None:
+        until = time.monotonic() + PATIENCE
+        while not self._stop and time.monotonic() < until and self._running["superlink"].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.05)
+        if not self._stop:
+            raise InvalidInput("SuperLink", port, f"does not answer; see {self.folder / 'logs' / 'superlink.log'}")
+
+    def _end(self, name: str) -> None:
+        if name in self._running:
+            self._running[name].signal(signal.SIGKILL)
+            self._running.pop(name).wait()
+
+    def stop(self) -> None:
+        """Ask those still running to end, and end what is left of them and of what they started."""
+        for process in self._running.values():
+            process.signal(signal.SIGTERM)
+        until = time.monotonic() + ENDING
+        for process in self._running.values():
+            process.wait(max(0.1, until - time.monotonic()))
+            process.signal(signal.SIGKILL)
+            process.wait()
+
+
+def _superlink(folder: Path) -> None:
+    from stratafl.deploy import superlink
+
+    superlink.run(folder)
+
+
+def _node(folder: Path) -> None:
+    from stratafl.deploy import flower
+
+    flower.live(folder)
+
+
+def _supernode(folder: Path) -> None:
+    from stratafl.deploy import supernode
+
+    supernode.run(Site.load(folder))

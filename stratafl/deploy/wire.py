@@ -1,0 +1,155 @@
+"""Messages and states as bytes: one safetensors file whose metadata is the message itself, as JSON.
+
+No pickle. A receiver says what type it expects, and gets exactly that or a refusal that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from stratafl.deploy.job import Job
+from stratafl.deploy.messages import Bundle, Parcel, Reply
+from stratafl.errors import InvalidInput
+
+T = TypeVar("T")
+MESSAGE = "message"
+LARGEST_HEADER = 1 << 24
+"""Bytes: names, numbers and shapes; what is longer is no header of ours."""
+
+
+def encode(value: object) -> bytes:
+    """A dataclass of plain data, tensors and other such dataclasses."""
+    tensors: dict[str, Tensor] = {}
+    plain = json.dumps(_plain(value, "", tensors))
+    return save(tensors, metadata={MESSAGE: plain})
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """What `encode` made of a `kind`; anything else is refused."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if length > min(LARGEST_HEADER, len(data)):
+            raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
+        plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        if isinstance(problem, InvalidInput):
+            raise
+        raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
+    return _typed(plain, kind, kind.__name__.lower(), tensors)
+
+
+def _plain(value: object, name: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().contiguous().clone()  # the format wants no two that share memory
+        return name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name), f"{name}.{f.name}", tensors) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(each, f"{name}.{key}", tensors) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each, f"{name}.{i}", tensors) for i, each in enumerate(value)]
+    assert value is None or isinstance(value, bool | int | float | str), f"{name} holds a {type(value).__name__}"
+    return value
+
+
+def _typed(plain: Any, kind: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """The value as the kind it is declared to be."""
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if plain is None:
+            return None
+        (kind,) = [each for each in of if each is not type(None)]
+        return _typed(plain, kind, where, tensors)
+    if kind is Tensor:
+        if not isinstance(plain, str) or plain not in tensors:
+            raise InvalidInput(where, plain, "must be one of the arrays that came along")
+        return tensors[plain]
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(plain, dict) or set(plain) != set(hints):
+            raise InvalidInput(
+                where, sorted(plain) if isinstance(plain, dict) else plain, f"must have {', '.join(hints)}"
+            )
+        make: Any = kind
+        return make(**{name: _typed(plain[name], hints[name], f"{where}.{name}", tensors) for name in hints})
+    if origin is dict:
+        if not isinstance(plain, dict):
+            raise InvalidInput(where, plain, "must be a table")
+        return {key: _typed(each, of[1], f"{where}.{key}", tensors) for key, each in plain.items()}
+    if origin is tuple:
+        if not isinstance(plain, list):
+            raise InvalidInput(where, plain, "must be a list")
+        return tuple(_typed(each, of[0], f"{where}[{i}]", tensors) for i, each in enumerate(plain))
+    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
+        plain = float(plain)
+    if type(plain) is not kind or (kind is float and not math.isfinite(plain)):
+        raise InvalidInput(where, plain, f"must be a {'finite ' if kind is float else ''}{kind.__name__}")
+    return plain
+
+
+# -- what the arrays must be ----------------------------------------------------------------------------------------
+
+
+def receive_bundle(data: bytes, job: Job) -> Bundle:
+    """A parent's message; its arrays must fit the model and be finite, since nothing good can come of others."""
+    bundle = decode(data, Bundle)
+    parcels = []
+    if bundle.answer is not None:
+        parcels.append(("answer", bundle.answer.parcel))
+    if bundle.begin is not None and bundle.begin.parcel is not None:
+        parcels.append(("begin", bundle.begin.parcel))
+    for where, parcel in parcels:
+        _check_parcel(where, parcel, job)
+    if bundle.begin is not None and bundle.begin.above is not None:
+        _check("begin.above", bundle.begin.above, job.parameters, job.dtype)
+        _check_finite("begin.above", bundle.begin.above)
+    return bundle
+
+
+def receive_reply(data: bytes, job: Job, names: frozenset[str]) -> Reply:
+    """A child's message; that its arrays are finite is for the parent to see, who says who is left out."""
+    reply = decode(data, Reply)
+    if reply.samples < 0:
+        raise InvalidInput("reply.samples", reply.samples, "must be a number of samples")
+    report = reply.report
+    if report is None or report.buffers is None:
+        return reply
+    if report.message.keys() != names:
+        raise InvalidInput("report.message", sorted(report.message), f"must have {', '.join(sorted(names))}")
+    if report.rate < 0:
+        raise InvalidInput("report.rate", report.rate, "must not be negative")
+    for name, rows in report.message.items():
+        _check(f"report.{name}", rows, job.parameters, job.dtype)
+    _check("report.buffers", report.buffers, job.buffers, job.dtype)
+    return reply
+
+
+def _check_parcel(where: str, parcel: Parcel, job: Job) -> None:
+    arrays = {"model": parcel.model, **{f"note.{name}": rows for name, rows in parcel.note.items()}}
+    for name, rows in arrays.items():
+        _check(f"{where}.{name}", rows, job.parameters, job.dtype)
+        _check_finite(f"{where}.{name}", rows)
+    _check(f"{where}.buffers", parcel.buffers, job.buffers, job.dtype)
+    _check_finite(f"{where}.buffers", parcel.buffers)
+
+
+def _check(where: str, rows: Tensor, width: int, dtype: torch.dtype) -> None:
+    if rows.shape != (1, width) or rows.dtype != dtype:
+        found = f"{tuple(rows.shape)} {rows.dtype}"
+        raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
+
+
+def _check_finite(where: str, rows: Tensor) -> None:
+    if not bool(torch.isfinite(rows).all()):
+        raise InvalidInput(where, "not finite", "must be finite")

@@ -1,0 +1,271 @@
+"""Nodes that die, come back, are late or send nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stratafl import InvalidInput
+from stratafl.deploy import durable as durable_module
+from stratafl.deploy.durable import STATE, Durable
+from stratafl.deploy.job import Patience
+from stratafl.deploy.messages import Bundle, Reply
+from stratafl.deploy.node import Kept
+from stratafl.deploy.wire import decode, encode
+from tests.deploy.trees import Deployed, simulation
+
+
+class Died(Exception):
+    """Stands for a process that ended."""
+
+
+class Fallible:
+    """A node that can be killed before it gets a bundle, or after it saved and before its reply leaves."""
+
+    def __init__(self, node: Any):
+        self.node, self.when, self.calls = node, None, 0
+        self.job = node.job
+
+    def handle(self, bundle: Bundle) -> Reply:
+        self.calls += 1
+        if self.when == "before":
+            raise Died
+        reply = self.node.handle(bundle)
+        if self.when == "after":
+            raise Died
+        return reply
+
+
+class Tree(Deployed):
+    """A tree whose nodes keep their state as bytes, and whose links leave out those that died."""
+
+    def __init__(self, sim: Any, **settings: Any):
+        super().__init__(sim, wrap=Fallible, **settings)
+        self.revive = False
+        for link in self.links.values():
+            link.ask = self.asking(link)  # type: ignore[method-assign]
+
+    def asking(self, link: Any) -> Any:
+        def ask(bundles: dict[str, Bundle], deadline: float | None) -> dict[str, Reply]:
+            replies = {}
+            for name, bundle in bundles.items():
+                try:
+                    replies[name] = link.children[name].handle(bundle)
+                except Died:
+                    if self.revive:
+                        self.restart(name)
+                        replies[name] = link.children[name].handle(bundle)
+            return replies
+
+        return ask
+
+    def restart(self, name: str) -> None:
+        """A new process that knows only what the last one wrote."""
+        level, number = self.job.tree.find(name)
+        kept = decode(encode(self.kept[name]), Kept) if name in self.kept else None
+        self.make(level, number, kept)
+        if level:
+            parent = self.job.tree.names[level - 1][int(self.job.tree.parents[level][number])]
+            self.links[parent].children[name] = self.nodes[name]
+        if level < self.job.tree.depth:
+            self.links[name].ask = self.asking(self.links[name])  # type: ignore[method-assign]
+
+    def weighted_sum(self, level: int, parent: int) -> torch.Tensor:
+        """Of the corrections of a parent's children."""
+        children = self.job.children(level - 1, parent)
+        weights = self.job.tree.weights[level][children]
+        rows = [self.correction(level, child) for child in children]
+        return sum(float(w) * row for w, row in zip(weights, rows, strict=True))  # type: ignore[return-value,operator]
+
+
+def undisturbed(rules: Any = "mtgc", depth: int = 2) -> torch.Tensor:
+    return Deployed(simulation(rules, depth)).run().model()
+
+
+@pytest.mark.parametrize(
+    "rules", ["mtgc", "scaffold", "feddyn", "momentum", {"name": "mtgc", "restart": "keep"}], ids=str
+)
+@pytest.mark.parametrize("name", ["0", "0/1", "root"])
+def test_a_restart_between_rounds_changes_nothing(name: str, rules: Any) -> None:
+    tree = Tree(simulation(rules, 2))
+    tree.root.greet()
+    for _ in range(tree.job.rounds):
+        tree.root.one_round()
+        tree.restart(name)
+    assert torch.equal(tree.model(), undisturbed(rules))
+
+
+@pytest.mark.parametrize("rules", ["mtgc", "scaffold"])
+def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
+    """The parent died after it asked: restarted, it asks again."""
+    tree = Tree(simulation(rules, 2))
+    tree.root.greet()
+    tree.root.one_round()
+    root = decode(encode(tree.kept["root"]), Kept)
+    tree.root.one_round()
+    after = tree.model()
+    tree.kept["root"] = root
+    tree.restart("root")
+    tree.root.one_round()
+    assert torch.equal(tree.model(), after)
+    leaves = [tree.nodes[name] for name in tree.job.tree.names[2]]
+    meetings = 2 * tree.job.meetings_below(1)
+    assert [leaf.calls - 1 for leaf in leaves] == [meetings] * 5
+
+
+@pytest.mark.parametrize("name", ["0", "0/0", "0/0/1"])
+@pytest.mark.parametrize("saves", range(1, 9))
+def test_a_node_that_dies_after_any_save_goes_on_from_there(name: str, saves: int) -> None:
+    tree = Tree(simulation("mtgc", 3))
+    node = tree.nodes[name].node
+    save, left = node._save, [saves]
+
+    def dying(kept: Kept) -> None:
+        save(kept)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Died
+
+    node._save = dying
+    tree.revive = True
+    tree.run()
+    assert left[0] == 0
+    assert torch.equal(tree.model(), undisturbed("mtgc", 3))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_dies_is_left_out_and_corrections_still_sum_to_zero(when: str) -> None:
+    tree = Tree(simulation("mtgc", 2))
+    tree.root.greet()
+    tree.root.one_round()
+    tree.nodes["1/2"].when = when
+    refused, absent = tree.root.one_round()
+    assert refused == () and absent == ("1/2", "1/2")
+    tree.restart("1/2")
+    assert tree.root.one_round() == ((), ())
+    tree.root.end()
+    assert torch.isfinite(tree.model()).all()
+    for parent in range(2):
+        assert tree.weighted_sum(2, parent).abs().max() < 1e-5
+    assert tree.weighted_sum(1, 0).abs().max() < 1e-5
+
+
+def test_an_answer_that_was_missed_is_given_after_the_restart() -> None:
+    """A leaf whose report counted dies before it learns so: its correction must still move."""
+    tree = Tree(simulation("mtgc", 1))
+    tree.root.greet()
+    tree.root.one_round()
+    tree.nodes["2"].when = "before"
+    tree.root.one_round()
+    tree.restart("2")
+    tree.root.one_round()
+    tree.root.end()
+    assert tree.weighted_sum(1, 0).abs().max() < 1e-5
+    assert tree.correction(1, 2).abs().max() > 0  # type: ignore[union-attr]
+
+
+def test_an_aggregator_s_death_costs_its_subtree_the_round() -> None:
+    tree = Tree(simulation("mtgc", 2))
+    tree.root.greet()
+    tree.root.one_round()
+    tree.nodes["0"].when = "before"
+    assert tree.root.one_round() == ((), ("0",))
+    tree.restart("0")
+    assert tree.root.one_round() == ((), ())
+    tree.root.end()
+    assert tree.root.round == 3
+    assert tree.weighted_sum(1, 0).abs().max() < 1e-5
+
+
+def test_fewer_than_the_least_number_of_children_leave_the_model_as_it_was() -> None:
+    tree = Tree(simulation("mtgc", 2), patience=Patience(min_children=2))
+    tree.root.greet()
+    for name in ("1/0", "1/1"):
+        tree.nodes[name].when = "before"
+    # one child of group 1 is too few, so the group has nothing to bring, so the root hears one of two
+    before = tree.model()
+    refused, absent = tree.root.one_round()
+    assert set(absent) == {"1/0", "1/1"} and refused == ()
+    assert torch.equal(tree.model(), before)
+
+
+def test_an_update_that_is_not_finite_is_refused_and_named() -> None:
+    tree = Tree(simulation("mtgc", 2))
+    tree.root.greet()
+    leaf = tree.nodes["1/1"]
+    handle = leaf.handle
+
+    def poisoned(bundle: Bundle) -> Reply:
+        reply = handle(bundle)
+        if reply.report is None:
+            return reply
+        message = {"model": torch.full_like(reply.report.message["model"], float("nan"))}
+        return dataclasses.replace(reply, report=dataclasses.replace(reply.report, message=message))
+
+    leaf.handle = poisoned
+    refused, absent = tree.root.one_round()
+    assert refused == ("1/1", "1/1") and absent == ()
+    assert torch.isfinite(tree.model()).all()
+    leaf.handle = handle
+    assert tree.root.one_round() == ((), ())
+
+
+def test_messages_of_another_run_version_site_or_round_are_refused() -> None:
+    tree = Tree(simulation("mtgc", 2))
+    sent: list[Bundle] = []
+    leaf = tree.nodes["0/0"]
+    handle = leaf.handle
+    leaf.handle = lambda bundle: sent.append(bundle) or handle(bundle)
+    tree.root.greet()
+    tree.root.one_round()
+    tree.root.one_round()
+    old, last = sent[1], sent[-1]
+    for changes, named in [({"job": "x"}, "job"), ({"protocol": 2}, "protocol"), ({"site": "0/1"}, "site")]:
+        with pytest.raises(InvalidInput, match=named):
+            handle(dataclasses.replace(last, **changes))
+    with pytest.raises(InvalidInput, match="over"):
+        handle(old)
+    assert last.begin is not None
+    with pytest.raises(InvalidInput, match="multiples"):
+        handle(dataclasses.replace(last, begin=dataclasses.replace(last.begin, step=last.begin.step + 1)))
+
+
+def test_a_state_on_disk_is_the_state(tmp_path: Path) -> None:
+    tree = Tree(simulation("scaffold", 2))
+    tree.root.greet()
+    tree.root.one_round()
+    for name, kept in tree.kept.items():
+        durable = Durable(tmp_path / name.replace("/", "_"), "run 1")
+        assert durable.read() is None
+        durable.write(kept)
+        assert encode(durable.read()) == encode(kept)
+        durable.close()
+
+
+def test_a_damaged_or_foreign_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree(simulation("mtgc", 1))
+    tree.root.greet()
+    durable = Durable(tmp_path / "a", "run 1")
+    durable.write(tree.kept["root"])
+    monkeypatch.setattr(durable_module, "PATIENCE", 0.1)
+    with pytest.raises(InvalidInput, match="is writing it"):
+        Durable(tmp_path / "a", "run 1")
+    durable.close()
+    foreign = Durable(tmp_path / "a", "run 2")
+    with pytest.raises(InvalidInput, match="another run"):
+        foreign.read()
+    path = tmp_path / "a" / STATE
+    data = bytearray(path.read_bytes())
+    data[-50] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match="checksum"):
+        foreign.read()
+    os.truncate(path, 10)
+    with pytest.raises(InvalidInput, match="checksum"):
+        foreign.read()
+    foreign.close()

@@ -1,0 +1,114 @@
+"""A deployed tree without processes, set up from a simulation so that both do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stratafl import Simulation, simulate
+from stratafl.deploy.job import Job, Patience
+from stratafl.deploy.memory import Handler, MemoryLink
+from stratafl.deploy.node import Aggregator, Kept, Leaf, Root
+from stratafl.engine.loop import LoopEngine
+
+SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
+PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
+ROUNDS = 3
+
+
+def simulation(rules: Any, depth: int, **settings: Any) -> Simulation:
+    leaves = {1: 3, 2: 5, 3: 6}[depth]
+    random = torch.Generator().manual_seed(1)
+    inputs = torch.randn(leaves * 7, 4, generator=random)
+    targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
+    parts = [np.arange(leaf * 7, leaf * 7 + 4 + leaf % 3) for leaf in range(leaves)]
+    settings = {"weights": "samples", "seed": 4, "batch": 3, "model": lambda: nn.Linear(4, 3), **settings}
+    model = settings.pop("model")
+    return simulate(
+        model, (inputs, targets), parts, SHAPES[depth], rules, periods=PERIODS[depth], rounds=ROUNDS, **settings
+    )
+
+
+class Deployed:
+    """Every node of a tree, and what each last saved."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        patience: Patience | None = None,
+        by_samples: bool = False,
+        wrap: Callable[[Handler], Handler] = lambda node: node,
+    ):
+        federation = sim.federation
+        tree, flat = federation.tree, sim.flat
+        self.job = Job(
+            name="test",
+            tree=tree,
+            rules=tuple(federation.rules[1:]),
+            schedule=sim.schedule,
+            participation=tuple(federation.participation[1:]),
+            seed=federation.seed,
+            rounds=sim.rounds,
+            parameters=flat.parameters,
+            buffers=flat.buffers,
+            dtype=flat.dtype,
+            by_samples=by_samples,
+            patience=(patience or Patience(),) * tree.depth,
+        )
+        self.engine, self.wrap = sim.engine, wrap
+        assert isinstance(sim.engine, LoopEngine)
+        self.parts = sim.engine.training.partition
+        self.kept: dict[str, Kept] = {}
+        self.links: dict[str, MemoryLink] = {}
+        self.nodes: dict[str, Any] = {}
+        self.start = federation.held[0][0], federation.held_buffers[0][0]
+        for level in range(tree.depth, -1, -1):
+            for number in range(tree.sizes[level]):
+                self.make(level, number)
+
+    def make(self, level: int, number: int, kept: Kept | None = None) -> None:
+        tree, name = self.job.tree, self.job.tree.names[level][number]
+
+        def save(state: Kept) -> None:
+            self.kept[name] = state
+
+        if level == tree.depth:
+            self.nodes[name] = self.wrap(Leaf(self.job, number, self.engine, len(self.parts[number]), save, kept))
+            return
+        below = [tree.names[level + 1][child] for child in self.job.children(level, number)]
+        self.links[name] = MemoryLink({child: self.nodes[child] for child in below})
+        if level == 0:
+            self.nodes[name] = Root(self.job, *self.start, self.links[name], save, kept)
+        else:
+            self.nodes[name] = self.wrap(Aggregator(self.job, level, number, self.links[name], save, kept))
+
+    @property
+    def root(self) -> Root:
+        return self.nodes["root"]
+
+    def run(self) -> Deployed:
+        self.root.greet()
+        while self.root.round < self.job.rounds:
+            self.root.one_round()
+        self.root.end()
+        return self
+
+    def model(self) -> torch.Tensor:
+        return self.root.down.now.held[0]
+
+    def correction(self, level: int, number: int) -> torch.Tensor | None:
+        above = self.kept[self.job.tree.names[level][number]].above
+        assert above is not None
+        return None if above.correction is None else above.correction[0]
+
+    def traffic(self, level: int, number: int) -> tuple[int, int, int, int]:
+        tree = self.job.tree
+        parent = int(tree.parents[level][number])
+        below = self.kept[tree.names[level - 1][parent]].below
+        assert below is not None
+        account = below.children[self.job.children(level - 1, parent).index(number)].account
+        return account.messages_up, account.messages_down, account.bytes_up, account.bytes_down
