@@ -72,7 +72,7 @@ def status_command(out: Out = Path("sites")) -> None:
     """Every site of this machine: whether it runs, its round, its last contact and its bytes."""
     from stratafl.deploy import whole
 
-    table = Table("site", "runs", "doing", "round", "last contact", "bytes in", "bytes out")
+    table = Table("site", "runs", "doing", "round", "last contact", "bytes in", "of arrays", "bytes out", "of arrays")
     for seen in whole.look(out):
         status, ago = seen.status, seen.contact
         table.add_row(
@@ -81,8 +81,7 @@ def status_command(out: Out = Path("sites")) -> None:
             str(status.get("doing", "-")),
             str(status.get("round", "-")),
             "-" if ago is None else f"{ago:.0f} s ago",
-            str(status.get("bytes_in", "-")),
-            str(status.get("bytes_out", "-")),
+            *(str(status.get(name, "-")) for name in ("bytes_in", "arrays_in", "bytes_out", "arrays_out")),
         )
     Console().print(table)
 

@@ -34,6 +34,11 @@ def encode(value: object) -> bytes:
     return save(tensors, metadata={MESSAGE: plain})
 
 
+def array_bytes(data: bytes) -> int:
+    """Of what `encode` made: the arrays' own bytes, without the header that names them."""
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
 def decode(data: bytes, kind: type[T]) -> T:
     """What `encode` made of a `kind`; anything else is refused."""
     try:
