@@ -18,7 +18,7 @@ from stratafl.store.signals import Interrupted
 deploy = typer.Typer(help="Run a tree of real sites on Flower.", no_args_is_help=True)
 TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy.md.")]
 Out = Annotated[Path, typer.Option(help="The folder with one folder per site.")]
-Folder = Annotated[Path, typer.Argument(help="A site's folder, made by `deploy init`.")]
+Folders = Annotated[list[Path], typer.Argument(help="Folders of sites, made by `deploy init`.")]
 
 
 def _need_flower() -> None:
@@ -97,20 +97,9 @@ def down_command(out: Out = Path("sites")) -> None:
 
 
 @deploy.command("site")
-def site_command(folder: Folder) -> None:
-    """Start a site's processes and watch over them until the run is over or SIGTERM comes."""
+def site_command(folders: Folders) -> None:
+    """Start the processes of one or more sites and watch over them until the run is over or SIGTERM comes."""
     _need_flower()
-    from stratafl.deploy.supervise import Supervisor
+    from stratafl.deploy.supervise import run_sites
 
-    raise typer.Exit(Supervisor(folder, _say).run())
-
-
-@deploy.command("leaf", hidden=True)
-def leaf_command(folder: Folder) -> None:
-    """The resident process of a leaf; `deploy site` starts it."""
-    _need_flower()
-    from stratafl.deploy.assemble import Assembled
-    from stratafl.deploy.flower import follow
-
-    here = Assembled.of(folder)
-    follow(here, here.leaf())
+    raise typer.Exit(run_sites(folders, _say))

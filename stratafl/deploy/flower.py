@@ -1,4 +1,4 @@
-"""A node on Flower: the ServerApp of a root or an aggregator, and its way to its children over a grid."""
+"""A node on Flower: a site's own process, and a parent's way to its children over a grid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -22,6 +20,8 @@ from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
 from stratafl.deploy.node import Aggregator, Leaf
+from stratafl.deploy.provision import flower_key
+from stratafl.deploy.tasks import SERVER_APP, Tasks
 from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Study
@@ -57,7 +57,7 @@ class GridLink:
     def __init__(self, grid: Grid, job: Job, edge: int, keys: Mapping[str, bytes], nodes: Mapping[str, bytes]):
         self._grid, self._job, self._keys = grid, job, keys
         self._names = report_names(job, edge)
-        self._sites = {_public_bytes(public): name for name, public in nodes.items()}
+        self._sites = {flower_key(public): name for name, public in nodes.items()}
         self._here: dict[str, tuple[int, str]] = {}
         self._looked = 0.0
         self.contact: dict[str, float] = {}
@@ -129,23 +129,29 @@ class GridLink:
         return reply
 
 
-def _public_bytes(ssh: bytes) -> bytes:
-    """A public key the way Flower lists it."""
-    key: Any = load_ssh_public_key(ssh)
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def serve(grid: Grid, folder: str) -> None:
-    """Be the root or an aggregator until the run is over."""
-    here = Assembled.of(Path(folder))
+def live(folder: Path) -> None:
+    """A site's own process: be its node until the run is over."""
+    here = Assembled.of(folder)
     try:
+        if here.site.is_leaf:
+            follow(here, here.leaf())
+        else:
+            serve(here)
+    finally:
+        here.durable.close()
+
+
+def serve(here: Assembled) -> None:
+    """The root's or an aggregator's life, as the ServerApp of the SuperLink beside."""
+    tasks = Tasks(SERVER_APP, here.site.runtime_port, here.key("ca.pem"), here.key("inner.key"), say)
+    token = tasks.next(lambda: True)
+    assert token is not None
+    with tasks.grid(token) as grid:
         link = GridLink(grid, here.job, here.site.level + 1, here.child_keys(), here.child_nodes())
         if here.site.is_root:
             _lead(here, link)
         else:
             follow(here, here.aggregator(link))
-    finally:
-        here.durable.close()
 
 
 def follow(here: Assembled, node: Leaf | Aggregator) -> None:
@@ -153,8 +159,8 @@ def follow(here: Assembled, node: Leaf | Aggregator) -> None:
     over: list[bool] = []
     handle = here.sealed(node, lambda: over.append(True))
     here.durable.show(doing="waiting")
-    inbox = Inbox(here.site.inner_port, here.key("ca.pem"), here.key("inner.key"))
-    inbox.serve(handle, lambda: not over, say)
+    inbox = Inbox(here.site.inner_port, here.key("ca.pem"), here.key("inner.key"), say)
+    inbox.serve(handle, lambda: not over)
 
 
 def _lead(here: Assembled, link: GridLink) -> None:

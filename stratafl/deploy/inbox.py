@@ -1,40 +1,22 @@
-"""A site's ClientApp, run in a process that stays, with its data and its model loaded.
-
-Flower would start a process for every message, which costs seconds. Its SuperNode can also leave that to others
-(`--isolation process`), who ask it for tasks with a shared secret; this asks, and runs them where it stands. What it
-calls is not Flower's public interface: the version is pinned.
-"""
+"""A site's ClientApp, run in a process that stays, with its data and its model loaded."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from stratafl.deploy.tasks import CLIENT_APP, Say, Tasks
 from stratafl.errors import InvalidInput
 
-POLL = 0.1
-"""Seconds between two looks for a task."""
 COMPLETED = "completed"
 RECORD = "stratafl"
 Handle = Callable[[bytes], bytes]
-Say = Callable[[str], None]
 
 
 def client_app(handle: Handle, say: Say) -> ClientApp:
@@ -57,37 +39,18 @@ def client_app(handle: Handle, say: Say) -> ClientApp:
 class Inbox:
     """The tasks of the SuperNode beside."""
 
-    def __init__(self, port: int, authority: bytes, secret: bytes):
-        self._where: dict[str, Any] = {
-            "server_address": f"127.0.0.1:{port}",
-            "insecure": False,
-            "root_certificates": authority,
-        }
-        version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-        signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
-        self._tasks = self._client(version, signed)
+    def __init__(self, port: int, authority: bytes, secret: bytes, say: Say):
+        self._tasks, self._say = Tasks(CLIENT_APP, port, authority, secret, say), say
 
-    def _client(self, *interceptors: Any) -> RuntimeHttpClient:
-        return RuntimeHttpClient.from_server_address(
-            **self._where, interceptors=list(interceptors), retry_invoker=make_simple_http_retry_invoker()
-        )
-
-    def serve(self, handle: Handle, go_on: Callable[[], bool], say: Say) -> None:
+    def serve(self, handle: Handle, go_on: Callable[[], bool]) -> None:
         """Run one task after another."""
-        while go_on():
+        while (token := self._tasks.next(go_on)) is not None:
             try:
-                found = self._tasks.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-                if found.HasField("task") and found.token:
-                    self._run(handle, found.token, say)
-                    continue
+                self._run(handle, token)
             except httpx.HTTPError as problem:
-                # the SuperNode is starting, or starting again; a task it lost is asked for again from above
-                say(f"the SuperNode beside does not answer: {problem}")
-                time.sleep(1.0)
-            time.sleep(POLL)
+                self._say(f"the SuperNode beside does not answer: {problem}")
 
-    def _run(self, handle: Handle, token: str, say: Say) -> None:
+    def _run(self, handle: Handle, token: str) -> None:
         outer = _identity()
 
         def handled(data: bytes) -> bytes:
@@ -99,17 +62,12 @@ class Inbox:
             finally:
                 _become(inner)
 
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        client = self._client(version, RuntimeTokenHttpInterceptor(token))
-        alive = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        alive.start()
         try:
-            message, context, _, _ = pull_task_input(client)
-            push_message(client, client_app(handled, say)(message, context), context)
-            push_task_output(client, context, COMPLETED, "")
+            with self._tasks.client(token) as client:
+                message, context, _, _ = pull_task_input(client)
+                push_message(client, client_app(handled, self._say)(message, context), context)
+                push_task_output(client, context, COMPLETED, "")
         finally:
-            alive.stop()
-            client.close()
             _become(outer)
 
 

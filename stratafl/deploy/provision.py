@@ -30,6 +30,8 @@ from stratafl.store import files, layout
 from stratafl.tree import Tree
 
 YEARS = 5
+PORTS = 3
+"""That a site may need: its SuperLink's two, and its SuperNode's inner one."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -100,7 +102,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     authority = Authority.new(f"stratafl {job}")
     _check(topology, tree, flat)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
-    port = {where: topology.base_port + 2 * i for i, where in enumerate(numbered)}
+    port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     node_keys = {where: ec.generate_private_key(ec.SECP384R1()) for where in numbered if where[0]}
     edge_keys = {where: seal.new_key() for where in numbered if where[0]}
     files.make_folder(out)
@@ -123,6 +125,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             public=f"{host}:{port[where]}" if children else "",
             parent="" if parent is None else _address(topology, tree, parent, port),
             inner_port=port[where] + 1,
+            runtime_port=port[where] + 2,
             parameters=flat.parameters,
             buffers=flat.buffers,
             dtype=str(flat.dtype).removeprefix("torch."),
@@ -137,11 +140,11 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
         certificate, key = authority.sign(name, [host, LOOPBACK, "localhost"])
         _secret(folder / "server.pem", certificate, 0o644)
         _secret(folder / "server.key", key)
+        _secret(folder / "inner.key", secrets.token_hex(32).encode())
         if where in node_keys:
             _secret(folder / "node.key", _ssh_private(node_keys[where]))
             _secret(folder / "node.pub", _ssh_public(node_keys[where]), 0o644)
             _secret(folder / "up.key", edge_keys[where])
-            _secret(folder / "inner.key", secrets.token_hex(32).encode())
         if children:
             (folder / "down").mkdir()
             for child in children:
@@ -200,6 +203,12 @@ def _ssh_private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _ssh_public(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def flower_key(ssh: bytes) -> bytes:
+    """A node's public key the way Flower lists it."""
+    key: Any = serialization.load_ssh_public_key(ssh)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ ca.pem                the certificate all others are signed with
 server.pem, .key      of its own SuperLink (root and aggregators), or of its SuperNode's inner side
 node.pub, node.key    of its SuperNode (all but the root)
 up.key                of the edge to its parent
+inner.key             of its own processes among themselves
 down/                 its children's node.pub and edge keys
-app/                  the Flower app it starts on its SuperLink
 state/                what it must not lose
-run/, logs/           the socket; what its processes print
+flower/, logs/        what Flower keeps; what its processes print
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Site:
     """How it reaches its parent's SuperLink; empty for the root."""
     inner_port: int
     """Of its SuperNode's side towards its own processes, on loopback."""
+    runtime_port: int
+    """Of its SuperLink's side towards its own processes, likewise."""
     parameters: int
     buffers: int
     dtype: str
@@ -66,6 +68,12 @@ class Site:
 
     def write(self, folder: Path) -> None:
         files.write_json(folder / "site.json", dataclasses.asdict(self))
+
+    @property
+    def ports(self) -> list[int]:
+        """Of this machine, that it listens on."""
+        downward = [] if self.is_leaf else [int(self.listen.rsplit(":", 1)[1]), self.runtime_port]
+        return downward + ([] if self.is_root else [self.inner_port])
 
     @property
     def is_leaf(self) -> bool:

@@ -3,20 +3,39 @@ second between two looks for a reply, which a tree pays at every level."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # so that this file alone, started by its path, does not load the package and torch with it
+    from stratafl.deploy.site import Site
 
 LONGEST = 0.1
 
 
-def main() -> None:
+def run(site: Site) -> None:
+    """Be the SuperNode of a leaf or an aggregator, in its folder."""
+    tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+    main([
+        "--superlink", site.parent,
+        "--root-certificates", "ca.pem",
+        "--auth-supernode-private-key", "node.key",
+        "--host", "127.0.0.1", "--port", str(site.inner_port), *tls,
+        "--isolation", "process", "--superexec-auth-secret-file", "inner.key",
+    ])  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     patient = {**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST))}
     vars(start_client_internal)["time"] = SimpleNamespace(**patient)
+    sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,96 +1,99 @@
 """`deploy site`: a site's processes, started in order, watched, started again when they end, and stopped together.
 
-root          SuperLink, and on it the root's ServerApp
-aggregator    SuperLink, on it the aggregator's ServerApp, and a SuperNode towards its parent
-leaf          the leaf's resident process, and a SuperNode towards its parent
+root          SuperLink, and the root's own process: its ServerApp
+aggregator    SuperLink, the aggregator's own process, and a SuperNode towards its parent
+leaf          the leaf's own process, and a SuperNode towards its parent
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
+import importlib
+import importlib.util
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from stratafl.deploy.site import Site, slug
+from stratafl.deploy.processes import Forked
+from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store import files
-from stratafl.store.lock import Lock, is_held
+from stratafl.store.lock import Lock
 
 PATIENCE = 60.0
-"""Seconds a process gets to answer, or to end when asked to."""
+"""Seconds a process gets to answer."""
+ENDING = 15.0
+"""Seconds a process gets to end when asked to."""
 LINGER = 5.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
-START = 180.0
-"""Seconds a ServerApp gets until it has taken its node's state."""
 PAUSE = 2.0
 """Seconds before a process that ended is started again."""
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "PYTHONUNBUFFERED": "1",
-}
-APP = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+Say = Callable[[str], None]
 
-[project]
-name = "stratafl-site"
-version = "1.0.0"
-description = "One node of a stratafl tree"
-license = "Apache-2.0"
-dependencies = []
 
-[tool.hatch.build.targets.wheel]
-packages = ["."]
+def run_sites(folders: Sequence[Path], say: Say) -> int:
+    """One site in this process, or several, each in a session of its own, as on a host of its own."""
+    sites = [Site.load(folder) for folder in folders]
+    _import_what_they_need(sites)
+    if len(folders) == 1:
+        return Supervisor(folders[0], say).run()
+    started: dict[str, Forked] = {}
 
-[tool.flwr.app]
-publisher = "stratafl"
+    def pass_on(number: int, frame: FrameType | None = None) -> None:
+        for each in started.values():
+            each.signal(number)
 
-[tool.flwr.app.components]
-serverapp = "stratafl_site.server:app"
-clientapp = "stratafl_site.client:app"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    for site, folder in zip(sites, map(Path.absolute, folders), strict=True):
+        files.make_folder(folder / "logs")
+        log = folder / "logs" / "site.log"
+        started[site.name] = Forked(partial(_supervised, folder, say), log, folder)
+    failed = 0
+    while any(each.poll() is None for each in started.values()):
+        time.sleep(0.1)
+        for name, each in started.items():
+            if not failed and (each.returncode or 0) > 0:
+                failed = each.returncode or 0
+                say(f"{name} could not go on; see {folders[list(started).index(name)] / 'logs' / 'site.log'}")
+                pass_on(signal.SIGTERM)
+    return failed
 
-[tool.flwr.app.config]
-folder = ""
-"""
 
-PRCTL = ctypes.CDLL(None).prctl
-COMMANDS = """\
-import json, sys
-from flwr.cli.app import app
-for command in json.loads(sys.argv[1]):
-    print("$ flwr", *command, flush=True)
-    app(command, standalone_mode=False)
-"""
+def _supervised(folder: Path, say: Say) -> None:
+    try:
+        sys.exit(Supervisor(folder, say).run())
+    except InvalidInput as problem:
+        say(f"stratafl: {problem}")
+        sys.exit(2)
+
+
+def _import_what_they_need(sites: Sequence[Site]) -> None:
+    """Once, before anything is started: every process of these sites is a copy of this one."""
+    if importlib.util.find_spec("flwr") is None:
+        raise MissingExtra("a deployed site", "flwr", "deploy")
+    os.environ.update(QUIET)  # Flower reads them when it is imported
+    needed = ["stratafl.deploy.flower", "flwr.supernode.main", "flwr.supernode.cli"]
+    if not all(site.is_leaf for site in sites):
+        needed.append("stratafl.deploy.superlink")
+    for name in needed:
+        importlib.import_module(name)
 
 
 class Supervisor:
-    def __init__(self, folder: Path, say: Callable[[str], None]):
+    def __init__(self, folder: Path, say: Say):
         self.folder, self.site, self._say = folder.absolute(), Site.load(folder), say
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Forked] = {}
         self._stop = False
         self._again: dict[str, float] = {}
-        self._submitted, self._served = 0.0, False
-        commands = Path(sys.executable).parent
-        if not (commands / "flower-superlink").exists():
-            raise MissingExtra("a deployed site", "flwr", "deploy")
-        self._environment = {
-            **os.environ,
-            **QUIET,
-            "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_HOME": str(self.folder / "flower"),
-        }
+        self._lock: Lock | None = None
 
     def run(self) -> int:
         """Until it is told to stop, or the run is over."""
@@ -98,16 +101,16 @@ class Supervisor:
             signal.signal(name, self._asked)
         files.make_folder(self.folder / "logs")
         files.make_folder(self.folder / "flower")
-        lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
+        self._lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
         try:
             while not self._stop and not self._is_over():
                 self._keep_up()
-                time.sleep(0.2)
+                time.sleep(0.1)
             if not self._stop and not self.site.is_root:
                 time.sleep(LINGER)
         finally:
             self.stop()
-            lock.release()
+            self._lock.release()
         return 0
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
@@ -122,18 +125,16 @@ class Supervisor:
 
     def _keep_up(self) -> None:
         site = self.site
-        if not site.is_leaf:
-            if self._ended("superlink"):
-                self._start("superlink", self._superlink())
-                self._wait_for(site.listen)
-                self._control(*self._registrations(), self._submission())
-        elif self._ended("leaf"):
-            self._start("leaf", [sys.executable, "-m", "stratafl", "deploy", "leaf", str(self.folder)])
+        if not site.is_leaf and self._ended("superlink"):
+            self._end("node")  # its run was that of the SuperLink before
+            self._start("superlink", _superlink)
+            self._wait_for(site.runtime_port)
+        if self._ended("node"):
+            if "node" in self._running and not site.is_leaf:
+                self._running["superlink"].signal(signal.SIGUSR1)
+            self._start("node", _node)
         if not site.is_root and self._ended("supernode"):
-            self._start("supernode", self._supernode())
-        if not site.is_leaf and not self._is_serving():
-            self._say(f"{site.name}: its ServerApp ended, starting it again")
-            self._control(self._submission())
+            self._start("supernode", _supernode)
 
     def _ended(self, name: str) -> bool:
         process = self._running.get(name)
@@ -146,107 +147,55 @@ class Supervisor:
             self._again[name] = time.monotonic() + PAUSE
         return time.monotonic() > self._again[name]
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, work: Callable[[Path], None]) -> None:
         self._again.pop(name, None)
-        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
-            self._running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.folder,
-                start_new_session=True, preexec_fn=_end_with_parent,
-            )  # fmt: skip
+        log = self.folder / "logs" / f"{name}.log"
+        home = {"FLWR_HOME": str(self.folder / "flower")}
+        self._running[name] = Forked(partial(self._work, work), log, self.folder, home)
 
-    def _superlink(self) -> list[str]:
-        host, port = self.site.listen.rsplit(":", 1)
-        tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-        offline = "--disable-runtime-dependency-installation"
-        return ["flower-superlink", "--host", host, "--port", port, *tls, "--enable-supernode-auth", offline]
+    def _work(self, work: Callable[[Path], None]) -> None:
+        if self._lock is not None:
+            self._lock.leave()
+        work(self.folder)
 
-    def _supernode(self) -> list[str]:
-        tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-        return [
-            # by its path, so that the package and torch with it are not loaded
-            sys.executable, "-P", str(Path(__file__).parent / "supernode.py"),
-            "--superlink", self.site.parent,
-            "--root-certificates", "ca.pem",
-            "--auth-supernode-private-key", "node.key",
-            "--host", "127.0.0.1", "--port", str(self.site.inner_port), *tls,
-            "--isolation", "process", "--superexec-auth-secret-file", "inner.key",
-        ]  # fmt: skip
-
-    def _wait_for(self, address: str) -> None:
-        host, port = address.rsplit(":", 1)
+    def _wait_for(self, port: int) -> None:
         until = time.monotonic() + PATIENCE
-        while not self._stop and time.monotonic() < until:
-            with contextlib.suppress(OSError), socket.create_connection((_reachable(host), int(port)), timeout=1):
+        while not self._stop and time.monotonic() < until and self._running["superlink"].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
-            time.sleep(0.1)
+            time.sleep(0.05)
         if not self._stop:
-            raise InvalidInput("SuperLink", address, f"does not answer; see {self.folder / 'logs' / 'superlink.log'}")
+            raise InvalidInput("SuperLink", port, f"does not answer; see {self.folder / 'logs' / 'superlink.log'}")
 
-    def _control(self, *commands: list[str]) -> None:
-        """Flower's own commands, against this site's SuperLink; in one process, since each takes seconds to start."""
-        port = self.site.listen.rsplit(":", 1)[1]
-        config = (
-            f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\n'
-            f'root-certificates = "{self.folder / "ca.pem"}"\n'
-        )
-        (self.folder / "flower" / "config.toml").write_text(config)
-        log = self.folder / "logs" / "flwr.log"
-        with open(log, "ab") as output:
-            ran = subprocess.run(
-                [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-                env=self._environment, cwd=self.folder, stdout=output, stderr=output, timeout=PATIENCE, check=False,
-            )  # fmt: skip
-        self._submitted, self._served = time.monotonic(), False
-        if ran.returncode and not self._stop:
-            raise InvalidInput("flwr", commands[0][0], f"failed; see {log}")
-
-    def _registrations(self) -> list[list[str]]:
-        return [
-            ["supernode", "register", f"down/{slug(child)}.pub", "own", "--name", slug(child)]
-            for child in self.site.children
-        ]
-
-    def _submission(self) -> list[str]:
-        """Start the node's ServerApp on its own SuperLink."""
-        app = self.folder / "app"
-        shutil.rmtree(app, ignore_errors=True)
-        package = app / "stratafl_site"
-        package.mkdir(parents=True)
-        (app / "pyproject.toml").write_text(APP)
-        source = Path(__file__).parent / "app"
-        for name in ("__init__.py", "client.py", "server.py"):
-            shutil.copyfile(source / name, package / name)
-        return ["run", "app", "own", "--run-config", f'folder="{self.folder}"']
-
-    def _is_serving(self) -> bool:
-        """Whether the ServerApp lives: it holds the lock of the node's state, but for the time it takes to start."""
-        if is_held(self.folder / "state"):
-            self._served = True
-            return True
-        return time.monotonic() - self._submitted < (PAUSE if self._served else START)
+    def _end(self, name: str) -> None:
+        if name in self._running:
+            self._running[name].signal(signal.SIGKILL)
+            self._running.pop(name).wait()
 
     def stop(self) -> None:
         """Ask those still running to end, and end what is left of them and of what they started."""
         for process in self._running.values():
-            _signal(process, signal.SIGTERM)
-        until = time.monotonic() + PATIENCE / 4
+            process.signal(signal.SIGTERM)
+        until = time.monotonic() + ENDING
         for process in self._running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, until - time.monotonic()))
-            _signal(process, signal.SIGKILL)
+            process.wait(max(0.1, until - time.monotonic()))
+            process.signal(signal.SIGKILL)
             process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To a process and all that it started, which are in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def _superlink(folder: Path) -> None:
+    from stratafl.deploy import superlink
+
+    superlink.run(folder)
 
 
-def _end_with_parent() -> None:
-    """Asks Linux to end this process when its supervisor ends, however that happens."""
-    PRCTL(1, signal.SIGKILL)
+def _node(folder: Path) -> None:
+    from stratafl.deploy import flower
+
+    flower.live(folder)
 
 
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host == "0.0.0.0" else host
+def _supernode(folder: Path) -> None:
+    from stratafl.deploy import supernode
+
+    supernode.run(Site.load(folder))

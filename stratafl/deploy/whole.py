@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,45 +59,55 @@ def look(out: Path) -> list[Seen]:
     return seen
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    """A site in a session of its own, as on a host of its own."""
-    files.make_folder(folder / "logs")
-    with open(folder / "logs" / "site.log", "ab") as log:
+def start(*folders: Path) -> subprocess.Popen[bytes]:
+    """One site, or several by one process."""
+    log_folder = folders[0] / "logs"
+    files.make_folder(log_folder)
+    with open(log_folder / "site.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "stratafl", "deploy", "site", str(folder)],
+            [sys.executable, "-m", "stratafl", "deploy", "site", *map(str, folders)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
 
 def run(out: Path, say: Callable[[str], None]) -> None:
-    """Start every site and wait until the root is done; then, or when interrupted, stop them all."""
+    """Start every site and wait until the run is over; then, or when interrupted, stop them all."""
     folders = sites(out)
     root = folders["root"]
-    processes = {name: start(folder) for name, folder in folders.items()}
-    told = 0
+    for name, folder in folders.items():
+        if is_held(folder):
+            raise InvalidInput("sites", name, "runs already: `stratafl deploy down` stops it")
+        _check_ports(Site.load(folder))
+    process, told = start(*folders.values()), len(_lines(root))
     try:
-        while processes["root"].poll() is None:
+        while process.poll() is None:
+            time.sleep(0.2)
             lines = _lines(root)
             for line in lines[told:]:
                 say(line)
             told = len(lines)
-            time.sleep(0.5)
-        for line in _lines(root)[told:]:
-            say(line)
-        _wait(processes)
     finally:
         stop(out)
-        for process in processes.values():
-            process.wait(PATIENCE)
-    if processes["root"].returncode:
-        raise InvalidInput("root", processes["root"].returncode, f"it failed; see {root / 'logs'}")
+        process.wait(PATIENCE)
+    if process.returncode:
+        raise InvalidInput("sites", out, f"the run failed: {_last_line(root / 'logs' / 'site.log')}")
 
 
-def _wait(processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Those that were told that the run is over end by themselves."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and any(process.poll() is None for process in processes.values()):
-        time.sleep(0.2)
+def _check_ports(site: Site) -> None:
+    """Somebody else's port is found before anything is started."""
+    for port in site.ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as problem:
+                wanted = f"{problem.strerror}; take another base_port in the topology, and make the folders anew"
+                raise InvalidInput(f"port of site {site.name}", port, wanted) from None
+
+
+def _last_line(path: Path) -> str:
+    lines = files.read_bytes(path).decode(errors="replace").splitlines()
+    return lines[-1] if lines else f"see {path.parent}"
 
 
 def _lines(root: Path) -> list[str]:

@@ -46,6 +46,10 @@ class Lock:
             os.ftruncate(self._handle, 0)
         os.close(self._handle)
 
+    def leave(self) -> None:
+        """In a copy of the process that holds it: the lock stays with the original alone."""
+        os.close(self._handle)
+
 
 def is_held(folder: Path) -> bool:
     """Whether a living process writes this run."""

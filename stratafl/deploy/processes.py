@@ -1,0 +1,80 @@
+"""Processes that begin as a copy of this one: what was imported here, seconds of work, is not imported again there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PRCTL = ctypes.CDLL(None).prctl
+END_WITH_PARENT = 1
+
+
+class Forked:
+    """A process in a session of its own, which ends with the one that started it, however that ends."""
+
+    def __init__(
+        self, work: Callable[[], object], log: Path, folder: Path, environment: Mapping[str, str] | None = None
+    ):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        parent = os.getpid()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _live(work, parent, log, folder, environment or {})
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """How it ended; None if it had not in time."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None and (until is None or time.monotonic() < until):
+            time.sleep(0.02)
+        return self.returncode
+
+    def signal(self, number: int) -> None:
+        """To it and all that it started, which are in its session."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+def _live(work: Callable[[], object], parent: int, log: Path, folder: Path, environment: Mapping[str, str]) -> None:
+    """The new process, from its first moment to its last."""
+    code = 1
+    try:
+        os.setsid()
+        PRCTL(END_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for to, source in ((0, nothing), (1, output), (2, output)):
+            os.dup2(source, to)
+        os.environ.update(environment)
+        os.chdir(folder)
+        work()
+        code = 0
+    except SystemExit as problem:
+        code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)

@@ -1,0 +1,150 @@
+"""A site's SuperLink with two doors: Flower serves all its interfaces on one port, and without accounts.
+
+public    the children's hosts reach it: the Fleet interface, which asks for a registered node key
+runtime   loopback only: the Runtime interface, which asks for the site's own secret
+
+The Control interface, which could register a node or start an app, is behind neither. What it is needed for, the
+children's registration and the run of this site's ServerApp, is done here, in the SuperLink's own process. What this
+calls is not Flower's public interface: the version is pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.supercore.auth.typing import AccountInfo
+from flwr.supercore.error import FlowerError
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.logger import console_handler
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+from flwr.superlink.main import create_app
+from flwr.superlink.servicer.control import control_handlers
+
+from stratafl.deploy.provision import LOOPBACK, flower_key
+from stratafl.deploy.site import Site, slug
+from stratafl.store import files
+
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+WAITING = 128
+"""Connections that may wait to be taken."""
+AGAIN = signal.SIGUSR1
+"""Asks for a new run of the ServerApp, whose process ended."""
+# A run needs an app; the ServerApp it names is run by the site's own process, which stays: see stratafl.deploy.flower
+APP = {
+    "pyproject.toml": b"""\
+[project]
+name = "stratafl-site"
+version = "1.0.0"
+description = "One node of a stratafl tree"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "stratafl"
+
+[tool.flwr.app.components]
+serverapp = "stratafl_site:server"
+clientapp = "stratafl_site:client"
+""",
+    "stratafl_site.py": b"""\
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client, server = ClientApp(), ServerApp()
+""",
+}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Doors:
+    """Lets through each port only what belongs there."""
+
+    def __init__(self, inside: Any, behind: dict[int, str]):
+        self._inside, self._behind = inside, behind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            allowed = self._behind.get(scope["server"][1])
+            if scope["type"] != "http" or allowed is None or not scope["path"].startswith(allowed):
+                if scope["type"] == "http":
+                    await send({"type": "http.response.start", "status": 403, "headers": []})
+                    await send({"type": "http.response.body", "body": b"not through this door\n"})
+                return
+        await self._inside(scope, receive, send)
+
+
+class Desk:
+    """What a person would do with Flower's commands: register the children, start the run."""
+
+    def __init__(self, state: Any):
+        self._state = state
+        self._account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
+        self._app, _ = build_fab_from_files(APP)
+        self._run: int | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def register(self, name: str, public: bytes) -> None:
+        control_handlers.register_node(RegisterNodeRequest(public_key=public, name=name), self._account, self._state)
+
+    def start(self) -> None:
+        """A run, instead of the one before if there was one."""
+        with self._one_at_a_time:
+            if self._run is not None:
+                with contextlib.suppress(FlowerError):  # it may have ended by itself
+                    control_handlers.stop_run(StopRunRequest(run_id=self._run), self._account, self._state)
+            request = StartRunRequest(fab=Fab(content=self._app))
+            self._run = control_handlers.start_run(request, self._account, self._state, None).run_id
+
+
+def run(folder: Path) -> None:
+    """Be the SuperLink of a root or an aggregator."""
+    site = Site.load(folder)
+    public = _listen(site.listen)
+    runtime = _listen(f"{LOOPBACK}:{site.runtime_port}")
+    tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+    inner = ["--isolation", "process", "--superexec-auth-secret-file", "inner.key"]
+    offline = "--disable-runtime-dependency-installation"
+    sys.argv = ["flower-superlink", *tls, *inner, "--enable-supernode-auth", offline]
+    config = _parse_superlink_lifespan_config()
+    app = create_app(config, SuperLinkLifespan)
+    desk = Desk(app.state.linkstate_factory.state())
+    for child in site.children:
+        desk.register(slug(child), flower_key(files.read_bytes(folder / "down" / f"{slug(child)}.pub")))
+    desk.start()
+    # in a thread: the signal may come while the state is being used
+    signal.signal(AGAIN, lambda number, frame: threading.Thread(target=desk.start).start())
+    behind = {sock.getsockname()[1]: path for sock, path in ((public, FLEET), (runtime, RUNTIME))}
+    server = uvicorn.Server(
+        uvicorn.Config(
+            Doors(app, behind),
+            log_config=get_uvicorn_log_config(console_handler.level),
+            access_log=False,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+        )
+    )
+    server.run(sockets=[public, runtime])
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, int(port)))
+    sock.listen(WAITING)
+    return sock
