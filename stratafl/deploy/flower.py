@@ -20,6 +20,7 @@ from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
 from stratafl.deploy.node import Aggregator, Leaf
+from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
 from stratafl.deploy.tasks import SERVER_APP, Tasks
 from stratafl.deploy.wire import encode, receive_reply
@@ -29,8 +30,6 @@ from stratafl.metrics import evaluate
 from stratafl.store import files
 from stratafl.store.tensors import write_tensors
 
-POLL = 0.1
-"""Seconds between two looks for replies."""
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""
 LIFETIME = 24 * 3600.0
@@ -66,7 +65,7 @@ class GridLink:
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
         waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         replies: dict[str, Reply] = {}
-        until = time.monotonic() + (LIFETIME if deadline is None else deadline)
+        until, pace = time.monotonic() + (LIFETIME if deadline is None else deadline), Pace()
         while waiting and time.monotonic() < until:
             self._look_around()
             for name, asked in waiting.items():
@@ -81,7 +80,7 @@ class GridLink:
                     replies[name] = reply
                     del waiting[name]
             if waiting:
-                time.sleep(POLL)
+                pace.pause()
         for name in waiting:
             say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
         return replies

@@ -12,11 +12,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # so that this file alone, started by its path, does not load the package and torch with it
     from stratafl.deploy.site import Site
 
-LONGEST = 0.1
+REPLY = 0.05
+"""Seconds between two looks for the reply of the site's own process, which cost nothing."""
 
 
 def run(site: Site) -> None:
     """Be the SuperNode of a leaf or an aggregator, in its folder."""
+    from flwr.supernode import start_client_internal
+
+    from stratafl.deploy.pace import Pace, look_sooner_for_parts
+
+    look_sooner_for_parts()
+    pace = Pace()
+
+    def sleep(seconds: float) -> None:
+        if seconds < 1:
+            time.sleep(REPLY)
+            pace.begin()
+        else:
+            pace.pause()
+
+    vars(start_client_internal)["time"] = SimpleNamespace(**{**vars(time), "sleep": sleep})
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     main([
         "--superlink", site.parent,
@@ -28,11 +44,8 @@ def run(site: Site) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    patient = {**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST))}
-    vars(start_client_internal)["time"] = SimpleNamespace(**patient)
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

@@ -26,8 +26,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-POLL = 0.1
-"""Seconds between two looks for a task."""
+from stratafl.deploy.pace import Pace, look_sooner_for_parts
+
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP
 Say = Callable[[str], None]
 
@@ -36,6 +36,7 @@ class Tasks:
     """Those of one kind, at the SuperLink or SuperNode that listens on this port of this machine."""
 
     def __init__(self, kind: str, port: int, authority: bytes, secret: bytes, say: Say):
+        look_sooner_for_parts()
         self._kind, self._say = kind, say
         self._where: dict[str, Any] = {
             "server_address": f"127.0.0.1:{port}",
@@ -47,6 +48,9 @@ class Tasks:
         self._signed = self._client(
             version, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
         )
+        # one connection for all tasks: the handshake of a new one would be paid with every message
+        self._token = RuntimeTokenHttpInterceptor("none yet")
+        self._own = self._client(RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), self._token)
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
@@ -55,6 +59,7 @@ class Tasks:
 
     def next(self, go_on: Callable[[], bool]) -> str | None:
         """The token of the next task; None when there is none to wait for."""
+        pace = Pace()
         while go_on():
             try:
                 found = self._signed.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
@@ -64,17 +69,15 @@ class Tasks:
                 # it is starting, or starting again; a task it lost is asked for again from above
                 self._say(f"no answer to a request for tasks: {problem}")
                 time.sleep(1.0)
-            time.sleep(POLL)
+            pace.pause()
         return None
 
     @contextlib.contextmanager
     def client(self, token: str) -> Iterator[RuntimeHttpClient]:
         """A way to what belongs to a task, kept alive meanwhile."""
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        client = self._client(version, RuntimeTokenHttpInterceptor(token))
-        with _alive(client):
-            yield client
-        client.close()
+        self._token._token = token
+        with _alive(self._own):
+            yield self._own
 
     @contextlib.contextmanager
     def grid(self, token: str) -> Iterator[HttpGrid]:
