@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store.signals import Interrupted
@@ -72,7 +72,8 @@ def status_command(out: Out = Path("sites")) -> None:
     """Every site of this machine: whether it runs, its round, its last contact and its bytes."""
     from stratafl.deploy import whole
 
-    table = Table("site", "runs", "doing", "round", "last contact", "bytes in", "of arrays", "bytes out", "of arrays")
+    counts = ("bytes in", "of arrays", "bytes out", "of arrays")
+    table = Table(Column("site", no_wrap=True), "runs", "doing", "round", "last contact", *counts)
     for seen in whole.look(out):
         status, ago = seen.status, seen.contact
         table.add_row(

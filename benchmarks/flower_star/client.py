@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from flower_star.model import build
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
+from .model import build
 
 app = ClientApp()
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flower_star.model import build
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
+from .model import build
 
 app = ServerApp()
 
