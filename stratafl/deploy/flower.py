@@ -65,7 +65,8 @@ class GridLink:
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
         waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         replies: dict[str, Reply] = {}
-        until, pace = time.monotonic() + (LIFETIME if deadline is None else deadline), Pace()
+        pace = Pace()
+        until = time.monotonic() + (LIFETIME if deadline is None else deadline)
         while waiting and time.monotonic() < until:
             self._look_around()
             for name, asked in waiting.items():
@@ -80,7 +81,7 @@ class GridLink:
                     replies[name] = reply
                     del waiting[name]
             if waiting:
-                pace.pause()
+                pace.wait()
         for name in waiting:
             say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
         return replies

@@ -1,7 +1,7 @@
-"""How often to look for what Flower does not announce.
+"""How often to look for what may come.
 
-A look costs both sides some milliseconds of work, whoever waits. So it comes the later the longer nothing came: waiting
-then costs at most a small share of the time that is waited anyway, and an idle tree is nearly idle.
+Flower's interfaces are asked, they do not call. A fixed interval is too long where answers come quickly, and costs the
+machine much where a whole tree waits: so the longer nothing has come, the longer the next wait.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import time
 from typing import Any
 
 SHARE = 0.1
-"""Of the time waited so far: the pause before the next look."""
-SHORTEST, LONGEST = 0.1, 1.0
-"""Seconds."""
+"""Of the time waited so far: so waiting takes at most this much longer than it must."""
+SHORTEST, LONGEST = 0.02, 0.5
+"""Seconds between two looks."""
 MISSING = 0.05
-"""Seconds until a part of a message that had not come yet is looked for again: Flower's waits a second."""
+"""Seconds until a part of a message that was not there is looked for again."""
 
 
 class Pace:
-    """One wait after another."""
-
     def __init__(self) -> None:
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Something came: the next wait begins."""
+        """Something came, or something was asked for."""
         self._since = time.monotonic()
 
-    def pause(self) -> None:
+    def wait(self) -> None:
         """Until the next look."""
         time.sleep(min(max(SHARE * (time.monotonic() - self._since), SHORTEST), LONGEST))
 

@@ -134,6 +134,7 @@ def run(folder: Path) -> None:
             Doors(app, behind),
             log_config=get_uvicorn_log_config(console_handler.level),
             access_log=False,
+            timeout_graceful_shutdown=1,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
         )

@@ -30,7 +30,7 @@ PATIENCE = 60.0
 """Seconds a process gets to answer."""
 ENDING = 15.0
 """Seconds a process gets to end when asked to."""
-LINGER = 5.0
+LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
 PAUSE = 2.0
 """Seconds before a process that ended is started again."""
@@ -80,7 +80,7 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("a deployed site", "flwr", "deploy")
     os.environ.update(QUIET)  # Flower reads them when it is imported
-    needed = ["stratafl.deploy.flower", "flwr.supernode.main", "flwr.supernode.cli"]
+    needed = ["stratafl.deploy.flower", "stratafl.deploy.supernode", "flwr.supernode.main"]
     if not all(site.is_leaf for site in sites):
         needed.append("stratafl.deploy.superlink")
     for name in needed:

@@ -69,7 +69,7 @@ class Tasks:
                 # it is starting, or starting again; a task it lost is asked for again from above
                 self._say(f"no answer to a request for tasks: {problem}")
                 time.sleep(1.0)
-            pace.pause()
+            pace.wait()
         return None
 
     @contextlib.contextmanager

@@ -1,22 +1,27 @@
-"""Who may speak to a SuperLink: only registered keys, over TLS, under this run's authority."""
+"""Who may speak to a SuperLink: only registered keys, over TLS, under this run's authority; and what they may ask."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 
-from stratafl.deploy import supernode, whole
+from stratafl.deploy import whole
 from stratafl.deploy.provision import Authority, Topology, provision
 from stratafl.deploy.provision import _ssh_private as ssh_private
 from stratafl.deploy.site import Site
@@ -24,6 +29,9 @@ from stratafl.deploy.supervise import QUIET
 
 pytestmark = pytest.mark.deploy
 LIMIT = 180
+SECONDS = 20
+"""That a SuperNode gets to be let in, where it does not give up by itself."""
+LET_IN = "Activated node_id"
 PORT = 29000 + os.getpid() % 1000
 
 
@@ -35,8 +43,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {PORT}\n')
     folders = provision(Topology.load(folder / "topology.toml"), folder / "sites")
     process = whole.start(folders["root"])
-    started, give_up = folders["root"] / "logs" / "flwr.log", time.monotonic() + LIMIT
-    while not (started.exists() and "Successfully started run" in started.read_text()):
+    log, give_up = folders["root"] / "logs" / "superlink.log", time.monotonic() + LIMIT
+    while not (log.exists() and "Application startup complete" in log.read_text()):
         assert time.monotonic() < give_up and process.poll() is None
         time.sleep(0.2)
     yield folders["root"]
@@ -51,18 +59,20 @@ def attempt(root: Path, *arguments: str, home: Path) -> tuple[str, str]:
     log = root / "logs" / "superlink.log"
     before = len(log.read_text())
     address = Site.load(root).public
-    command = [sys.executable, "-P", supernode.__file__, "--superlink", address, "--max-retries", "1",
-               "--port", str(PORT + 20), "--isolation", "process", *arguments]  # fmt: skip
+    flower = str(Path(sys.executable).parent / "flower-supernode")
+    command = [flower, "--superlink", address, "--max-retries", "1", "--port", str(PORT + 20), "--isolation", "process",
+               *arguments]  # fmt: skip
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(home)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-    )
-    try:
-        said, _ = process.communicate(timeout=40)
-    except subprocess.TimeoutExpired:
+    said = home / "supernode.log"
+    with open(said, "w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    give_up = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < give_up and LET_IN not in log.read_text()[before:]:
+        time.sleep(0.1)
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-    return said, log.read_text()[before:]
+    process.wait()
+    return said.read_text(), log.read_text()[before:]
 
 
 def private_key(path: Path) -> str:
@@ -71,7 +81,7 @@ def private_key(path: Path) -> str:
 
 
 def refused(said: str, heard: str) -> bool:
-    return "SuperNode ID" not in said and "Activated node_id" not in heard
+    return "SuperNode ID" not in said and LET_IN not in heard
 
 
 def test_a_registered_key_is_let_in(root: Path, tmp_path: Path) -> None:
@@ -108,3 +118,67 @@ def test_another_authority_is_refused(root: Path, tmp_path: Path) -> None:
 
 def test_plaintext_is_refused(root: Path, tmp_path: Path) -> None:
     assert refused(*attempt(root, "--insecure", home=tmp_path))
+
+
+def ports(root: Path) -> dict[str, int]:
+    site = Site.load(root)
+    return {"public": int(site.public.rsplit(":", 1)[1]), "runtime": site.runtime_port}
+
+
+def posted(root: Path, door: str, path: str, body: bytes = b"") -> int:
+    """The status of the answer to a request over this run's TLS."""
+    context = ssl.create_default_context(cafile=str(root / "ca.pem"))
+    connection = http.client.HTTPSConnection("127.0.0.1", ports(root)[door], context=context, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, {"Content-Type": "application/x-protobuf"})
+        with connection.getresponse() as response:
+            return response.status
+
+
+@pytest.mark.parametrize("door", ["public", "runtime"])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("register-node", RegisterNodeRequest(public_key=b"mine")),
+        ("start-run", StartRunRequest()),
+        ("list-runs", ListRunsRequest()),
+    ],
+)
+def test_nobody_reaches_the_control_interface(root: Path, door: str, path: str, asked: Any) -> None:
+    assert posted(root, door, f"/v1/control/{path}", asked.SerializeToString()) == 403
+
+
+@pytest.mark.parametrize(
+    ("door", "path", "status"),
+    [
+        ("public", "/v1/runtime/acquire-task", 403),
+        ("public", "/v1/fleet/../control/start-run", 404),
+        ("public", "/v1/fleet%2f..%2fcontrol/start-run", 404),
+        ("public", "/openapi.json", 403),
+        ("runtime", "/v1/fleet/activate-node", 403),
+    ],
+)
+def test_what_does_not_belong_to_a_port_is_refused(root: Path, door: str, path: str, status: int) -> None:
+    assert posted(root, door, path) == status
+
+
+ACQUIRE = """
+import itertools, sys
+from pathlib import Path
+from stratafl.deploy.tasks import SERVER_APP, Tasks
+
+tasks = Tasks(SERVER_APP, int(sys.argv[1]), Path("ca.pem").read_bytes(), sys.argv[2].encode(), print)
+looks = itertools.count()
+print("asked and got", tasks.next(lambda: next(looks) < 2))
+"""
+
+
+def test_only_who_has_the_site_s_secret_may_ask_for_its_tasks(root: Path) -> None:
+    """Flower's client ends its process when it is not let in."""
+
+    def ask(secret: str) -> str:
+        command = [sys.executable, "-c", ACQUIRE, str(ports(root)["runtime"]), secret]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT).stdout
+
+    assert ask("guessed") == ""
+    assert ask((root / "inner.key").read_text()) == "asked and got None\n", "the root's own process has the only one"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,14 @@ pytest.importorskip("flwr")
 from stratafl.config import Config
 from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of
+from stratafl.deploy.durable import DIGEST, STATE
+from stratafl.deploy.node import Kept
 from stratafl.deploy.provision import Topology, provision
+from stratafl.deploy.site import Site
 from stratafl.deploy.wire import decode
 from stratafl.store import files
+from stratafl.store.layout import LOCK
+from stratafl.store.lock import is_held
 
 pytestmark = pytest.mark.deploy
 LIMIT = 600
@@ -52,34 +56,45 @@ rounds = {rounds}
 class Run:
     """The sites of one tree, and the processes that run them."""
 
-    def __init__(self, folder: Path, port: int, *, deadline: float = 0, **settings: Any):
+    def __init__(self, folder: Path, port: int, *, deadline: Any = 0, **settings: Any):
         values = {"shape": "2x2", "method": "mtgc", "periods": [2, 3], "rounds": 2, **settings}
         (folder / "run.toml").write_text(CONFIG.format(**values))
         (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n')
         self.out, self.config = folder / "sites", Config.load(folder / "run.toml")
         self.folders = provision(Topology.load(folder / "topology.toml"), self.out)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.hosts: list[subprocess.Popen[bytes]] = []
 
     def start(self, *names: str) -> None:
-        for name in names or self.folders:
-            self.processes[name] = whole.start(self.folders[name])
+        """These sites, or all, by one process: a host."""
+        names = names or tuple(self.folders)
+        self.hosts.append(whole.start(*(self.folders[name] for name in names)))
 
-    def kill(self, name: str) -> None:
+    def kill(self, *names: str) -> None:
         """As a power cut would: the supervisor takes its processes with it."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes[name].wait()
+        folders = [self.folders[name] for name in names]
+        for folder in folders:
+            os.killpg(int((folder / LOCK).read_text()), signal.SIGKILL)
+        self.wait(lambda: not any(is_held(folder) or is_held(folder / "state") for folder in folders))
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         path = self.folders["root"] / "rounds.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait(self, until: Any = None) -> None:
-        """Until something holds; until the root is done unless given."""
+    def wait(self, until: Callable[[], bool] | None = None) -> None:
+        """Until something holds; until the run is over unless given."""
         give_up = time.monotonic() + LIMIT
-        while not (until() if until else self.processes["root"].poll() is not None):
+        while not (until or self.is_over)():
             assert time.monotonic() < give_up, self.report()
-            time.sleep(0.1)
+            time.sleep(0.05)
+
+    def is_over(self) -> bool:
+        return self.status("root").get("doing") == "done" and not is_held(self.folders["root"])
+
+    def is_inside(self, number: int, name: str = "root") -> bool:
+        """Whether a site works on a round, which others have begun as well."""
+        seen = self.status(name)
+        return (seen.get("doing"), seen.get("round")) == ("round", number)
 
     def status(self, name: str) -> dict[str, Any]:
         try:
@@ -96,15 +111,19 @@ class Run:
         found = load_file(self.folders["root"] / "model.safetensors")
         return max(float((found[name] - value).abs().max()) for name, value in wanted.items())
 
+    def missed(self, name: str) -> bool:
+        return name in self.rounds[-1]["absent"]
+
+    def assert_corrections_sum_to_zero(self) -> None:
+        for name, folder in self.folders.items():
+            if not Site.load(folder).is_leaf:
+                assert self.correction_sum(name).abs().max() < 1e-4, name
+
     def accuracy(self) -> float:
         return self.rounds[-1]["metrics"]["accuracy"]
 
     def correction_sum(self, parent: str) -> torch.Tensor:
         """The weighted sum of what a node's children add to their gradients, as they keep it on their disks."""
-        from stratafl.deploy.durable import DIGEST, STATE
-        from stratafl.deploy.node import Kept
-        from stratafl.deploy.site import Site
-
         rows, counts = [], []
         for child in Site.load(self.folders[parent]).children:
             data = (self.folders[child] / "state" / STATE).read_bytes()[:-DIGEST].partition(b"\n")[2]
@@ -117,8 +136,8 @@ class Run:
 
     def close(self) -> None:
         whole.stop(self.out)
-        for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
+        for process in self.hosts:
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -132,7 +151,7 @@ def runs(tmp_path: Path) -> Iterator[Any]:
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
         folder = tmp_path / str(len(started))
         folder.mkdir()
-        started.append(Run(folder, 20000 + 2000 * worker + os.getpid() % 20 * 80 + 40 * len(started), **settings))
+        started.append(Run(folder, 20000 + 1000 * worker + os.getpid() % 10 * 100 + 50 * len(started), **settings))
         return started[-1]
 
     yield make
@@ -151,36 +170,41 @@ def test_the_final_model_is_the_simulation_s(runs: Any, shape: str, periods: lis
     assert run.difference() < 1e-6
 
 
-STAR = {"shape": "2", "periods": [3]}
-GROUPS = {"shape": "2x1", "periods": [2, 3]}
+GROUPS = {"shape": "2x2", "periods": [2, 3], "rounds": 6}
 
 
 @pytest.mark.parametrize(
-    ("name", "tree"), [("1", STAR), ("0", GROUPS), ("root", STAR)], ids=["leaf", "aggregator", "root"]
+    "names", [["1/0"], ["0"], ["root"], ["0", "0/0", "0/1"]], ids=["leaf", "aggregator", "root", "host of a group"]
 )
-def test_a_killed_site_comes_back_and_nothing_is_lost(runs: Any, name: str, tree: dict[str, Any]) -> None:
+def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, names: list[str]) -> None:
     """Without a deadline its parent waits for it: the run ends where the undisturbed one does."""
-    run = runs(rounds=6, **tree)
+    run = runs(**GROUPS)
     run.start()
-    run.wait(lambda: len(run.rounds) == 2)
-    run.kill(name)
-    run.start(name)
+    run.wait(lambda: run.is_inside(3, names[0] if names[0] == "0" else "root"))
+    run.kill(*names)
+    run.start(*names)
     run.wait()
     assert [line["round"] for line in run.rounds] == [1, 2, 3, 4, 5, 6]
+    assert all(line["refused"] == line["absent"] == [] for line in run.rounds)
     assert run.difference() < 1e-6
+    run.assert_corrections_sum_to_zero()
 
 
-@pytest.mark.parametrize(("name", "tree"), [("1", STAR), ("0", GROUPS)], ids=["leaf", "aggregator"])
-def test_a_killed_site_is_left_out_after_the_deadline(runs: Any, name: str, tree: dict[str, Any]) -> None:
-    run = runs(rounds=12, deadline=20, **tree)
+def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
+    """A leaf and an aggregator, in one run: each is missed, comes back, and the run goes on all the while."""
+    run = runs(**{**GROUPS, "rounds": 40}, deadline=[8, 3])
     run.start()
-    run.wait(lambda: len(run.rounds) == 2)
-    run.kill(name)
-    run.wait(lambda: name in run.rounds[-1]["absent"])
-    run.start(name)
+    run.wait(lambda: run.is_inside(3))
+    run.kill("0/1")
+    run.wait(lambda: run.missed("0/1"))
+    run.start("0/1")
+    run.wait(lambda: run.rounds[-1]["absent"] == [])
+    run.kill("1")
+    run.wait(lambda: run.missed("1"))
+    run.start("1")
     run.wait()
-    assert [line["round"] for line in run.rounds] == list(range(1, 13))
+    assert [line["round"] for line in run.rounds] == list(range(1, 41))
     assert run.rounds[-1]["absent"] == [], "it came back"
     undisturbed = study_of(run.config).simulation.run().history[-1].metrics["accuracy"]
     assert abs(run.accuracy() - undisturbed) < 0.1
-    assert run.correction_sum("root").abs().max() < 1e-4
+    run.assert_corrections_sum_to_zero()
