@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -58,13 +60,33 @@ def up_command(
         raise InvalidInput(
             "--local", local, "other hosts start their sites themselves, with start.sh: see docs/deploy.md"
         )
-    if not out.exists():
-        provision(Topology.load(topology), out)
+    given = Topology.load(topology)
+    if out.exists():
+        whole.check_made_from(out, given.config_path)
+    else:
+        provision(given, out)
+        _say(f"made {out}, a folder per site; starting them takes a while")
+    rounds = given.config.run.rounds
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        whole.run(out, print)
+        whole.run(out, lambda line: print(_in_words(line, rounds), flush=True))
     except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT, f"stopped; go on with: stratafl deploy up {topology} --local") from None
+        place = "" if out == Path("sites") else f" --out {out}"
+        again = f"stopped; go on with: stratafl deploy up {topology} --local{place}"
+        raise Interrupted(signal.SIGINT, again) from None
     print(f"the model: {out / 'root' / 'model.safetensors'}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _in_words(line: str, rounds: int) -> str:
+    """A line of rounds.jsonl."""
+    seen = json.loads(line)
+    numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
+    apart = "".join(f"  {word}: {', '.join(seen[word])}" for word in ("absent", "refused") if seen[word])
+    return f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}"
 
 
 @deploy.command("status")

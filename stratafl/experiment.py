@@ -8,12 +8,14 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl import models
+from stratafl import checks, models
 from stratafl.checks import first_line
 from stratafl.config import Config, DataConfig, named
 from stratafl.data import sources
@@ -22,8 +24,10 @@ from stratafl.data.partition import Partition, partition
 from stratafl.data.rotation import rotate
 from stratafl.data.synthetic import synthetic
 from stratafl.data.transforms import channels_first, flip_and_crop, normalise
-from stratafl.engine.work import Augment
+from stratafl.engine.loop import LoopEngine
+from stratafl.engine.work import Augment, Engine, Training
 from stratafl.errors import InvalidInput, unknown, whole
+from stratafl.flat import Flat
 from stratafl.ranks.group import Ranks
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
@@ -175,17 +179,49 @@ def study(config: Config, ranks: Ranks | None = None) -> Study:
     return Study(simulation, Holdings.of(held))
 
 
+def engine_of_one(config: Config, leaf: int, data: tuple[Tensor, Tensor], classes: int) -> Engine:
+    """What trains one leaf of the tree, by its number, on data that only it has; it draws as it would in a simulation.
+
+    The model's values are not this one's concern: they come with the work.
+    """
+    if config.data.augment not in AUGMENT:
+        raise unknown("data.augment", config.data.augment, AUGMENT)
+    import_plugins(config.run.plugins)
+    name, params = named("model", config.model)
+    nobody = torch.empty(0, dtype=torch.int64)
+    training = Training(
+        flat=Flat(models.build(name, tuple(data[0].shape[1:]), classes, **params)),
+        loss=F.cross_entropy,
+        inputs=data[0],
+        targets=data[1],
+        partition=[nobody] * leaf + [torch.arange(len(data[1]))],
+        leaf=config.leaf.chain(config.run.rounds),
+        batch=checks.batching(config.leaf.batch or None, config.leaf.sampling),
+        sampling=config.leaf.sampling,  # type: ignore[arg-type]  # just checked
+        seed=whole("run.seed", config.run.seed),
+        augment=AUGMENT[config.data.augment],
+    )
+    return LoopEngine(training)
+
+
 def import_plugins(paths: Sequence[str]) -> None:
     """Run the user's own files, which register rules."""
     for path in paths:
-        spec = importlib.util.spec_from_file_location(Path(str(path)).stem, str(path))
-        if spec is None or spec.loader is None or not Path(str(path)).is_file():
-            raise InvalidInput("run.plugins", path, "no such Python file")
-        try:
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        except Exception as problem:
-            reason = f"{type(problem).__name__}: {first_line(problem)}"
-            raise InvalidInput("run.plugins", path, f"cannot be imported: {reason}") from problem
+        load_module("run.plugins", Path(str(path)))
+
+
+def load_module(field: str, path: Path) -> ModuleType:
+    """A Python file of the user's, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, str(path))
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidInput(field, str(path), "no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        reason = f"{type(problem).__name__}: {first_line(problem)}"
+        raise InvalidInput(field, str(path), f"cannot be imported: {reason}") from problem
+    return module
 
 
 def schedule_of(config: Config, depth: int) -> Schedule:

@@ -9,9 +9,10 @@
     durable.py    a node's state on its own disk
     seal.py       messages that only the two ends of an edge can make
     memory.py     a tree in one process
-    site.py       a site's folder; provision.py makes them, assemble.py makes a node of one
-    flower.py     a node on Flower, with inbox.py towards its parent; app/ is what Flower starts
-    supervise.py  a site's processes; whole.py those of all sites of a machine
+    site.py       a site's folder; provision.py makes them, assemble.py makes a node of one, own.py reads a leaf's data
+    flower.py     a node on Flower, with inbox.py towards its parent; both get their tasks.py, at a pace.py
+    superlink.py  Flower's server for a site's children; supernode.py that towards its parent
+    supervise.py  a site's processes.py; whole.py those of all sites of a machine
 
 Everything down to memory.py knows nothing of Flower. What comes after needs the extra `deploy`.
 """

@@ -17,8 +17,10 @@ from stratafl.deploy import seal
 from stratafl.deploy.durable import Durable
 from stratafl.deploy.job import Job
 from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root
+from stratafl.deploy.own import own_engine
 from stratafl.deploy.site import Site, job_of, slug
 from stratafl.deploy.wire import array_bytes, encode, receive_bundle
+from stratafl.engine.work import Training
 from stratafl.experiment import Study, study
 from stratafl.rule import Edge
 from stratafl.store import files
@@ -47,9 +49,13 @@ class Assembled:
         return files.read_bytes(self.folder / name)
 
     def leaf(self) -> Leaf:
-        made = study_of(self.config)
-        mine = made.simulation.engine.training.partition[self.site.number]  # type: ignore[attr-defined]  # the loop's
-        return Leaf(self.job, self.site.number, made.simulation.engine, len(mine), self.durable.write, self.kept)
+        number = self.site.number
+        if self.site.data:
+            engine, samples = own_engine(self.config, self.site, self.folder)
+        else:
+            made = study_of(self.config)
+            engine, samples = made.simulation.engine, len(training_of(made).partition[number])
+        return Leaf(self.job, number, engine, samples, self.durable.write, self.kept)
 
     def aggregator(self, link: Link) -> Aggregator:
         return Aggregator(self.job, self.site.level, self.site.number, link, self.durable.write, self.kept)
@@ -96,6 +102,10 @@ class Assembled:
 def study_of(config: Config) -> Study:
     """The run as one process would simulate it, with the engine every deployed leaf uses."""
     return study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine="loop", device="cpu")))
+
+
+def training_of(made: Study) -> Training:
+    return made.simulation.engine.training  # type: ignore[attr-defined]  # the loop has it
 
 
 def report_names(job: Job, edge: int) -> frozenset[str]:

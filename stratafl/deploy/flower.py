@@ -137,6 +137,9 @@ def live(folder: Path) -> None:
             follow(here, here.leaf())
         else:
             serve(here)
+    except InvalidInput as problem:
+        say(str(problem))
+        sys.exit(2)
     finally:
         here.durable.close()
 

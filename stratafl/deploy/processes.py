@@ -26,9 +26,15 @@ class Forked:
             stream.flush()
         parent = os.getpid()
         self.returncode: int | None = None
+        self._began = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
             _live(work, parent, log, folder, environment or {})
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self._began
 
     def poll(self) -> int | None:
         if self.returncode is None:

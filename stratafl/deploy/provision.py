@@ -8,10 +8,12 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from stratafl.config import Config, read_toml
 from stratafl.deploy import seal
-from stratafl.deploy.assemble import study_of
+from stratafl.deploy.assemble import study_of, training_of
 from stratafl.deploy.job import Job
 from stratafl.deploy.site import Site, slug, tree_of
 from stratafl.errors import InvalidInput, number, unknown, whole
@@ -45,13 +47,15 @@ class Topology:
     base_port: int = 9400
     hosts: dict[str, str] = field(default_factory=dict)
     """By site: the name or address under which its children reach it; this machine unless given."""
+    data: dict[str, str] = field(default_factory=dict)
+    """By leaf: where its own data is, at its own host; its part of the config's data set unless given."""
     deadline: tuple[float | None, ...] = ()
     min_children: tuple[int, ...] = ()
 
     @staticmethod
     def load(path: Path) -> Topology:
         values = read_toml(path)
-        known = ("config", "base_port", "hosts", "deadline", "min_children")
+        known = ("config", "base_port", "hosts", "data", "deadline", "min_children")
         for key in values:
             if key not in known:
                 raise unknown("topology key", key, known)
@@ -60,19 +64,14 @@ class Topology:
         config_path = path.parent / values["config"]
         config = Config.load(config_path)
         tree = Tree.of(config.tree.shape)
-        hosts = values.get("hosts", {})
-        inner = {name for level in tree.names[:-1] for name in level}
-        for name, host in hosts.items() if isinstance(hosts, dict) else [("hosts", hosts)]:
-            if name not in inner:
-                raise unknown("topology.hosts", name, inner)
-            if not isinstance(host, str) or not host:
-                raise InvalidInput(f"topology.hosts.{name}", host, "must be a host's name or address")
+        inner = [name for level in tree.names[:-1] for name in level]
         return Topology(
             path=path,
             config_path=config_path,
             config=config,
             base_port=whole("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=60000),
-            hosts=dict(hosts),
+            hosts=_by_site(values, "hosts", inner, "must be a host's name or address"),
+            data=_by_site(values, "data", tree.names[-1], "must be a path at the leaf's host"),
             deadline=tuple(
                 None if each == 0 else number("topology.deadline", each, above=0)
                 for each in _per_level("deadline", values.get("deadline", 0), tree.depth)
@@ -92,12 +91,25 @@ def _per_level(name: str, given: Any, depth: int) -> list[Any]:
     return values
 
 
+def _by_site(values: dict[str, Any], name: str, known: Sequence[str], wanted: str) -> dict[str, str]:
+    """A table with one text for some of the sites."""
+    given = values.get(name, {})
+    if not isinstance(given, dict):
+        raise InvalidInput(f"topology.{name}", given, f"must be a table, [{name}]")
+    for site, text in given.items():
+        if site not in known:
+            raise unknown(f"topology.{name}", site, known)
+        if not isinstance(text, str) or not text:
+            raise InvalidInput(f"topology.{name}.{site}", text, wanted)
+    return given
+
+
 def provision(topology: Topology, out: Path) -> dict[str, Path]:
     """Write every site's folder; where each is."""
     if out.exists():
         raise InvalidInput("--out", out, "exists already: keys are made once")
     made = study_of(topology.config)
-    flat, tree = made.simulation.flat, tree_of(topology.config)
+    flat, tree, inputs = made.simulation.flat, tree_of(topology.config), training_of(made).inputs
     job = layout.new_id()
     authority = Authority.new(f"stratafl {job}")
     _check(topology, tree, flat)
@@ -126,9 +138,13 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             parent="" if parent is None else _address(topology, tree, parent, port),
             inner_port=port[where] + 1,
             runtime_port=port[where] + 2,
+            data=topology.data.get(name, "") if not children else "",
+            inputs=list(inputs.shape[1:]),
+            input_type=_type_name(inputs.dtype),
+            classes=len(made.holdings.classes),
             parameters=flat.parameters,
             buffers=flat.buffers,
-            dtype=str(flat.dtype).removeprefix("torch."),
+            dtype=_type_name(flat.dtype),
             deadline=list(topology.deadline),
             min_children=list(topology.min_children),
         )
@@ -153,6 +169,10 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
                 _secret(folder / "down" / f"{its}.pub", _ssh_public(node_keys[child]), 0o644)
         _start_script(folder)
     return folders
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check(topology: Topology, tree: Tree, flat: Flat) -> None:

@@ -49,6 +49,12 @@ class Site:
     """Of its SuperNode's side towards its own processes, on loopback."""
     runtime_port: int
     """Of its SuperLink's side towards its own processes, likewise."""
+    data: str
+    """A leaf's own, at its host; empty where it takes its part of the config's data set."""
+    inputs: list[int]
+    """The shape of a sample as the model takes it."""
+    input_type: str
+    classes: int
     parameters: int
     buffers: int
     dtype: str

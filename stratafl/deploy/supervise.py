@@ -32,8 +32,10 @@ ENDING = 15.0
 """Seconds a process gets to end when asked to."""
 LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
-PAUSE = 2.0
-"""Seconds before a process that ended is started again."""
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
+LONG = 30.0
+"""Seconds: a process that lived as long has started well."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 
@@ -93,6 +95,7 @@ class Supervisor:
         self._running: dict[str, Forked] = {}
         self._stop = False
         self._again: dict[str, float] = {}
+        self._pause: dict[str, float] = {}
         self._lock: Lock | None = None
 
     def run(self) -> int:
@@ -143,8 +146,12 @@ class Supervisor:
         if process.poll() is None:
             return False
         if name not in self._again:
-            self._say(f"{self.site.name}: {name} ended with {process.returncode}, starting it again")
-            self._again[name] = time.monotonic() + PAUSE
+            self._pause[name] = (
+                PAUSE if process.age > LONG else min(2 * self._pause.get(name, PAUSE / 2), LONGEST_PAUSE)
+            )
+            again = f"starting it again in {self._pause[name]:g} s; see logs/{name}.log"
+            self._say(f"{self.site.name}: {name} ended with {process.returncode}, {again}")
+            self._again[name] = time.monotonic() + self._pause[name]
         return time.monotonic() > self._again[name]
 
     def _start(self, name: str, work: Callable[[Path], None]) -> None:

@@ -48,6 +48,13 @@ def sites(out: Path) -> dict[str, Path]:
     return {found[folder].name: folder for folder in order}
 
 
+def check_made_from(out: Path, config: Path) -> None:
+    """Folders that were made from another config are not gone on with, as if nothing had changed."""
+    kept = sites(out)["root"] / "config.toml"
+    if files.read_bytes(kept) != files.read_bytes(config):
+        raise InvalidInput("--out", out, f"was made from another config than {config} is now; name another folder")
+
+
 def look(out: Path) -> list[Seen]:
     seen = []
     for folder in sites(out).values():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 
 from stratafl import InvalidInput
 from stratafl.cli import app
+from stratafl.deploy_cli import _in_words
 from stratafl.errors import MissingExtra
 
 has_flower = importlib.util.find_spec("flwr") is not None
@@ -79,6 +83,9 @@ def test_folders_are_made_once(tmp_path: Path) -> None:
         ("base_port = 80", "topology.base_port"),
         ("[hosts]\nberlin = 'x'", "topology.hosts"),
         ("[hosts]\nrome = 3", "topology.hosts.rome"),
+        ("[data]\n'paris/2' = 'x.npz'", "topology.data"),
+        ("[data]\n'paris/1' = ''", "topology.data.paris/1"),
+        ("data = 'x.npz'", "must be a table"),
     ],
 )
 def test_a_bad_topology_names_the_field(tmp_path: Path, text: str, named: str) -> None:
@@ -93,6 +100,40 @@ def test_what_cannot_be_deployed_is_said_before_anything_is_written(tmp_path: Pa
     problem = call("init", topology(tmp_path, config=config), "--out", tmp_path / "sites")
     assert isinstance(problem, InvalidInput) and "restart from gradients" in str(problem)
     assert not (tmp_path / "sites").exists()
+
+
+@needs_flower
+def test_what_was_made_from_another_config_is_not_gone_on_with(tmp_path: Path) -> None:
+    call("init", topology(tmp_path), "--out", tmp_path / "sites")
+    changed = topology(tmp_path, config=CONFIG + "[run]\nrounds = 3\n")
+    assert "another config" in str(call("up", changed, "--local", "--out", tmp_path / "sites"))
+
+
+def bound_below(taken: socket.socket, limit: int) -> int:
+    for port in range(30000 + os.getpid() % 1000, limit):
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+@needs_flower
+def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        port = bound_below(taken, 60000)
+        problem = call("up", topology(tmp_path, f"base_port = {port}\n"), "--local", "--out", tmp_path / "sites")
+    assert isinstance(problem, InvalidInput) and "port of site root" in str(problem) and str(port) in str(problem)
+
+
+@needs_flower
+def test_other_hosts_are_not_started_from_here(tmp_path: Path) -> None:
+    assert "start.sh" in str(call("up", topology(tmp_path), "--out", tmp_path / "sites"))
+    assert not (tmp_path / "sites").exists()
+
+
+def test_a_round_in_words() -> None:
+    line = {"round": 2, "metrics": {"accuracy": 0.5}, "seconds": 1.25, "absent": ["a", "b"], "refused": []}
+    assert _in_words(json.dumps(line), 3) == "round 2 of 3  accuracy 0.500  1.2 s  absent: a, b"
 
 
 @needs_flower

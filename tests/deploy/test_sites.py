@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,11 +20,11 @@ pytest.importorskip("flwr")
 
 from stratafl.config import Config
 from stratafl.deploy import whole
-from stratafl.deploy.assemble import study_of
+from stratafl.deploy.assemble import study_of, training_of
 from stratafl.deploy.durable import DIGEST, STATE
 from stratafl.deploy.node import Kept
 from stratafl.deploy.provision import Topology, provision
-from stratafl.deploy.site import Site
+from stratafl.deploy.site import Site, tree_of
 from stratafl.deploy.wire import decode
 from stratafl.store import files
 from stratafl.store.layout import LOCK
@@ -56,13 +57,23 @@ rounds = {rounds}
 class Run:
     """The sites of one tree, and the processes that run them."""
 
-    def __init__(self, folder: Path, port: int, *, deadline: Any = 0, **settings: Any):
+    def __init__(self, folder: Path, port: int, *, deadline: Any = 0, own: str = "", **settings: Any):
+        """`own`: a leaf whose part of the data lies at its own host."""
         values = {"shape": "2x2", "method": "mtgc", "periods": [2, 3], "rounds": 2, **settings}
         (folder / "run.toml").write_text(CONFIG.format(**values))
-        (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n')
         self.out, self.config = folder / "sites", Config.load(folder / "run.toml")
+        data = f'[data]\n"{own}" = "{self.keep_data(own, folder)}"\n' if own else ""
+        topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n{data}'
+        (folder / "topology.toml").write_text(topology)
         self.folders = provision(Topology.load(folder / "topology.toml"), self.out)
         self.hosts: list[subprocess.Popen[bytes]] = []
+
+    def keep_data(self, name: str, folder: Path) -> Path:
+        """The leaf's part, as a file beside it."""
+        training = training_of(study_of(self.config))
+        mine = training.partition[tree_of(self.config).find(name)[1]]
+        np.savez(folder / "own.npz", x=training.inputs[mine].numpy(), y=training.targets[mine].numpy())
+        return folder / "own.npz"
 
     def start(self, *names: str) -> None:
         """These sites, or all, by one process: a host."""
@@ -162,7 +173,8 @@ def runs(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("method", ["mtgc", "hfedavg", "scaffold"])
 @pytest.mark.parametrize(("shape", "periods"), [("2x2", [2, 3]), ("2x2x2", [2, 2, 2])], ids=["2x2", "2x2x2"])
 def test_the_final_model_is_the_simulation_s(runs: Any, shape: str, periods: list[int], method: str) -> None:
-    run = runs(shape=shape, periods=periods, method=method)
+    """One of the leaves has its data beside it."""
+    run = runs(shape=shape, periods=periods, method=method, own="1/1" if shape == "2x2" else "1/0/1")
     run.start()
     run.wait()
     assert [line["round"] for line in run.rounds] == [1, 2]

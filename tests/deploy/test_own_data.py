@@ -1,0 +1,134 @@
+"""A leaf that trains on data of its own: what is at its host, and not a part of the config's data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from stratafl import InvalidInput
+from stratafl.config import Config
+from stratafl.deploy.assemble import Assembled, study_of, training_of
+from stratafl.deploy.messages import Begin, Bundle, Parcel
+from stratafl.deploy.provision import Topology, provision
+
+CONFIG = """
+[tree]
+shape = "2"
+weights = "samples"
+[model]
+name = "mlp"
+hidden = [4]
+[schedule]
+periods = [3]
+[leaf]
+batch = 20
+"""
+
+
+def sites(folder: Path, data: str) -> dict[str, Path]:
+    (folder / "run.toml").write_text(CONFIG)
+    (folder / "topology.toml").write_text(f'config = "run.toml"\n[data]\n0 = "{data}"\n')
+    return provision(Topology.load(folder / "topology.toml"), folder / "sites")
+
+
+def part(config: Config, leaf: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the simulation gives to a leaf."""
+    training = training_of(study_of(config))
+    mine = training.partition[leaf]
+    return training.inputs[mine].numpy(), training.targets[mine].numpy()
+
+
+def trained(folder: Path) -> tuple[int, torch.Tensor]:
+    """How many samples a leaf says it has, and its model after one round from zero."""
+    here = Assembled.of(folder)
+    try:
+        leaf = here.leaf()
+        zeros = torch.full((1, here.job.parameters), 0.01)
+        parcel = Parcel(zeros, torch.zeros(1, here.job.buffers), {})
+        reply = leaf.handle(Bundle(here.site.job, here.site.name, begin=Begin(0, None, parcel, None)))
+        assert reply.report is not None
+        return reply.samples, reply.report.message["model"]
+    finally:
+        here.durable.close()
+
+
+def write_npz(path: Path, x: np.ndarray, y: np.ndarray) -> str:
+    np.savez(path / "own.npz", x=x, y=y)
+    return str(path / "own.npz")
+
+
+def write_folder(path: Path, x: np.ndarray, y: np.ndarray) -> str:
+    np.save(path / "x.npy", x)
+    np.save(path / "y.npy", y)
+    return str(path)
+
+
+def write_loader(path: Path, x: np.ndarray, y: np.ndarray) -> str:
+    write_folder(path, x, y)
+    code = f"import numpy\ndef load():\n    return [numpy.load(f'{path}/{{name}}.npy') for name in 'xy']\n"
+    (path / "loader.py").write_text(code)
+    return str(path / "loader.py")
+
+
+@pytest.mark.parametrize("write", [write_npz, write_folder, write_loader])
+def test_its_own_copy_of_its_part_trains_as_its_part_does(tmp_path: Path, write: Any) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    config = Config.load(tmp_path / "run.toml")
+    own = tmp_path / "own"
+    own.mkdir()
+    x, y = part(config, 0)
+    folders = sites(tmp_path, write(own, x, y))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "run.toml").write_text(CONFIG)
+    (plain / "topology.toml").write_text('config = "run.toml"\n')
+    simulated = provision(Topology.load(plain / "topology.toml"), plain / "sites")
+    found, wanted = trained(folders["0"]), trained(simulated["0"])
+    assert found[0] == wanted[0] == len(y)
+    assert torch.equal(found[1], wanted[1])
+
+
+def test_it_says_how_many_samples_it_has(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    x, y = part(Config.load(tmp_path / "run.toml"), 0)
+    samples, _ = trained(sites(tmp_path, write_npz(tmp_path, x[:70], y[:70]))["0"])
+    assert samples == 70
+
+
+GOOD = {"x": np.zeros((5, 1, 8, 8), np.float32), "y": np.arange(5)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named"),
+    [
+        ({"x": GOOD["x"]}, "must be a .npz with x and y"),
+        ({**GOOD, "x": np.zeros((5, 8, 8), np.float32)}, r"\(samples, 1, 8, 8\) of type float32"),
+        ({**GOOD, "x": np.zeros((5, 1, 8, 8), np.uint8)}, "of type float32"),
+        ({**GOOD, "x": np.full((5, 1, 8, 8), np.nan)}, "finite"),
+        ({**GOOD, "y": np.arange(4)}, "for each of at least one sample"),
+        ({**GOOD, "y": np.arange(6, 11)}, "0 to 9"),
+        ({**GOOD, "y": np.zeros(5)}, "0 to 9"),
+        ({**GOOD, "y": np.array([None] * 5, object)}, "must be a .npz with x and y"),
+        ({"x": GOOD["x"][:0], "y": GOOD["y"][:0]}, "at least one sample"),
+    ],
+    ids=["no y", "shape", "type", "not finite", "too few", "no such class", "not whole", "pickled", "empty"],
+)
+def test_data_that_does_not_fit_is_refused_by_name(tmp_path: Path, arrays: dict[str, Any], named: str) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    here = Assembled.of(sites(tmp_path, str(tmp_path / "own.npz"))["0"])
+    with pytest.raises(InvalidInput, match=named):
+        here.leaf()
+    here.durable.close()
+
+
+def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    here = Assembled.of(sites(tmp_path, str(tmp_path / "nowhere.npz"))["0"])
+    with pytest.raises(InvalidInput, match=r"nowhere\.npz"):
+        here.leaf()
+    here.durable.close()
