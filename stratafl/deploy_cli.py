@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store.signals import Interrupted
@@ -94,7 +94,8 @@ def status_command(out: Out = Path("sites")) -> None:
     """Every site of this machine: whether it runs, its round, its last contact and its bytes."""
     from stratafl.deploy import whole
 
-    table = Table("site", "runs", "doing", "round", "last contact", "bytes in", "bytes out")
+    counts = ("bytes in", "of arrays", "bytes out", "of arrays")
+    table = Table(Column("site", no_wrap=True), "runs", "doing", "round", "last contact", *counts)
     for seen in whole.look(out):
         status, ago = seen.status, seen.contact
         table.add_row(
@@ -103,8 +104,7 @@ def status_command(out: Out = Path("sites")) -> None:
             str(status.get("doing", "-")),
             str(status.get("round", "-")),
             "-" if ago is None else f"{ago:.0f} s ago",
-            str(status.get("bytes_in", "-")),
-            str(status.get("bytes_out", "-")),
+            *(str(status.get(name, "-")) for name in ("bytes_in", "arrays_in", "bytes_out", "arrays_out")),
         )
     Console().print(table)
 

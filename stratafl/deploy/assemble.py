@@ -19,7 +19,7 @@ from stratafl.deploy.job import Job
 from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root
 from stratafl.deploy.own import own_engine
 from stratafl.deploy.site import Site, job_of, slug
-from stratafl.deploy.wire import encode, receive_bundle
+from stratafl.deploy.wire import array_bytes, encode, receive_bundle
 from stratafl.engine.work import Training
 from stratafl.experiment import Study, study
 from stratafl.rule import Edge
@@ -68,17 +68,21 @@ class Assembled:
     def sealed(self, node: Leaf | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
         """What the node does with a sealed bundle: a sealed reply, or a refusal."""
         key = self.key("up.key")
-        facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0}
+        facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0, "arrays_in": 0, "arrays_out": 0}
 
         def handle(request: bytes) -> bytes:
-            bundle = receive_bundle(seal.open_request(key, request), self.job)
+            opened = seal.open_request(key, request)
+            bundle = receive_bundle(opened, self.job)
             if bundle.begin is not None:
                 step = bundle.begin.step
                 facts.update(step=step, round=self.job.global_round(step) + 1)
                 self.durable.show(**facts, doing="round")
-            reply = seal.seal_reply(key, request, encode(node.handle(bundle)))
+            answer = encode(node.handle(bundle))
+            reply = seal.seal_reply(key, request, answer)
             facts["bytes_in"] += len(request)
             facts["bytes_out"] += len(reply)
+            facts["arrays_in"] += array_bytes(opened)
+            facts["arrays_out"] += array_bytes(answer)
             facts["contact"] = time.time()
             self.durable.show(**facts, doing="done" if bundle.end else "waiting")
             if bundle.end:

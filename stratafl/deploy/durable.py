@@ -61,10 +61,12 @@ class Durable:
         return decode(state, Kept)
 
     def write(self, kept: Kept) -> None:
-        body = self._job.encode() + b"\n" + encode(kept)
+        digest = hashlib.sha256()
         with files.writing(self.folder / STATE) as file:
-            file.write(body)
-            file.write(hashlib.sha256(body).digest())
+            for part in (self._job.encode() + b"\n", encode(kept, once=True)):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
 
     def show(self, **facts: Any) -> None:
         """What `deploy status` shows; losing it in a power cut costs nothing."""

@@ -127,7 +127,8 @@ class Aggregator:
         while down.now.step < end:
             relayed = down.now.step + self.job.every[self.level + 1] == end
             meet(self.job, self.level, down, self.link, self._up.path, relayed)
-            self._save(self._kept)
+            if not relayed:  # after the last one it is saved with the report
+                self._save(self._kept)
         report = Report(end, 0.0, {}, None)
         if down.now.rate > 0:
             report = self._up.report(down.now.held, down.now.buffers, down.now.rate)

@@ -7,11 +7,14 @@ machine much where a whole tree waits: so the longer nothing has come, the longe
 from __future__ import annotations
 
 import time
+from typing import Any
 
 SHARE = 0.1
 """Of the time waited so far: so waiting takes at most this much longer than it must."""
 SHORTEST, LONGEST = 0.02, 0.5
 """Seconds between two looks."""
+MISSING = 0.05
+"""Seconds until a part of a message that was not there is looked for again."""
 
 
 class Pace:
@@ -25,3 +28,12 @@ class Pace:
     def wait(self) -> None:
         """Until the next look."""
         time.sleep(min(max(SHARE * (time.monotonic() - self._since), SHORTEST), LONGEST))
+
+
+def look_sooner_for_parts() -> None:
+    """A message is announced before its parts are there. Who looks often meets many such; Flower waits a second."""
+    from flwr.supercore.inflatable import inflatable_utils
+
+    for each in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        defaults: dict[str, Any] = each.__kwdefaults__
+        defaults.update(initial_backoff=MISSING, backoff_cap=LONGEST)

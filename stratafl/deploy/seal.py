@@ -43,4 +43,6 @@ def _opened(key: bytes, direction: bytes, request: bytes, sealed: bytes) -> byte
 
 
 def _seal(key: bytes, direction: bytes, request: bytes, data: bytes) -> bytes:
-    return hmac.digest(key, direction + hashlib.sha256(request).digest() + data, "sha256")
+    made = hmac.new(key, direction + hashlib.sha256(request).digest(), "sha256")
+    made.update(data)  # megabytes, which need not be copied for this
+    return made.digest()

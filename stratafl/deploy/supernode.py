@@ -15,7 +15,7 @@ from flwr.supercore import heartbeat
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
 
-from stratafl.deploy.pace import Pace
+from stratafl.deploy.pace import Pace, look_sooner_for_parts
 from stratafl.deploy.site import Site
 
 BESIDE = 0.02
@@ -26,6 +26,7 @@ HEARTBEAT = 10
 
 def run(site: Site) -> None:
     """Be the SuperNode of a leaf or an aggregator, in its folder."""
+    look_sooner_for_parts()
     pace = Pace()
 
     def sleep(seconds: float) -> None:

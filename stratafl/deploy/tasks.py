@@ -26,7 +26,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from stratafl.deploy.pace import Pace
+from stratafl.deploy.pace import Pace, look_sooner_for_parts
 
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP
 Say = Callable[[str], None]
@@ -36,6 +36,7 @@ class Tasks:
     """Those of one kind, at the SuperLink or SuperNode that listens on this port of this machine."""
 
     def __init__(self, kind: str, port: int, authority: bytes, secret: bytes, say: Say):
+        look_sooner_for_parts()
         self._kind, self._say = kind, say
         self._where: dict[str, Any] = {
             "server_address": f"127.0.0.1:{port}",
@@ -47,6 +48,9 @@ class Tasks:
         self._signed = self._client(
             version, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
         )
+        # one connection for all tasks: the handshake of a new one would be paid with every message
+        self._token = RuntimeTokenHttpInterceptor("none yet")
+        self._own = self._client(RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), self._token)
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
@@ -71,11 +75,9 @@ class Tasks:
     @contextlib.contextmanager
     def client(self, token: str) -> Iterator[RuntimeHttpClient]:
         """A way to what belongs to a task, kept alive meanwhile."""
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        client = self._client(version, RuntimeTokenHttpInterceptor(token))
-        with _alive(client):
-            yield client
-        client.close()
+        self._token._token = token
+        with _alive(self._own):
+            yield self._own
 
     @contextlib.contextmanager
     def grid(self, token: str) -> Iterator[HttpGrid]:

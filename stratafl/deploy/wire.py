@@ -27,11 +27,17 @@ LARGEST_HEADER = 1 << 24
 """Bytes: names, numbers and shapes; what is longer is no header of ours."""
 
 
-def encode(value: object) -> bytes:
-    """A dataclass of plain data, tensors and other such dataclasses."""
+def encode(value: object, once: bool = False) -> bytes:
+    """A dataclass of plain data, tensors and other such dataclasses. `once`: a tensor that it holds twice is written
+    once, which is for states; a message's bytes are those of what it says."""
     tensors: dict[str, Tensor] = {}
-    plain = json.dumps(_plain(value, "", tensors))
+    plain = json.dumps(_plain(value, "", tensors, {} if once else None))
     return save(tensors, metadata={MESSAGE: plain})
+
+
+def array_bytes(data: bytes) -> int:
+    """Of what `encode` made: the arrays' own bytes, without the header that names them."""
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -49,16 +55,21 @@ def decode(data: bytes, kind: type[T]) -> T:
     return _typed(plain, kind, kind.__name__.lower(), tensors)
 
 
-def _plain(value: object, name: str, tensors: dict[str, Tensor]) -> Any:
+def _plain(value: object, name: str, tensors: dict[str, Tensor], seen: dict[int, str] | None) -> Any:
     if isinstance(value, Tensor):
+        if seen is not None and id(value) in seen:
+            return seen[id(value)]
         tensors[name] = value.detach().contiguous().clone()  # the format wants no two that share memory
+        if seen is not None:
+            seen[id(value)] = name
         return name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name), f"{name}.{f.name}", tensors) for f in dataclasses.fields(value)}
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {key: _plain(each, f"{name}.{key}", tensors, seen) for key, each in parts.items()}
     if isinstance(value, dict):
-        return {key: _plain(each, f"{name}.{key}", tensors) for key, each in value.items()}
+        return {key: _plain(each, f"{name}.{key}", tensors, seen) for key, each in value.items()}
     if isinstance(value, tuple):
-        return [_plain(each, f"{name}.{i}", tensors) for i, each in enumerate(value)]
+        return [_plain(each, f"{name}.{i}", tensors, seen) for i, each in enumerate(value)]
     assert value is None or isinstance(value, bool | int | float | str), f"{name} holds a {type(value).__name__}"
     return value
 

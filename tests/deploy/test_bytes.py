@@ -1,0 +1,124 @@
+"""The arrays that go over each edge of a deployed tree are, to the byte, those that `simulate` accounts for.
+
+Counted on the encoded messages: all bytes of their arrays (a model with its buffers, a rule's note or message, the
+corrections from above), and nothing else. Names, numbers, shapes and the seal are the framing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stratafl.cli import app
+from stratafl.communication import Communication
+from stratafl.config import Config
+from stratafl.deploy.assemble import study_of
+from stratafl.deploy.memory import Handler
+from stratafl.deploy.messages import Bundle, Reply
+from stratafl.deploy.node import Aggregator, Leaf
+from stratafl.deploy.wire import array_bytes, decode, encode
+from tests.deploy.trees import Deployed
+
+CONFIG = """
+[tree]
+shape = "{shape}"
+weights = "samples"
+[data]
+name = "digits"
+[model]
+name = "mlp"
+hidden = {hidden}
+[method]
+name = "{method}"
+[schedule]
+periods = {periods}
+[leaf]
+lr = 0.1
+batch = 20
+[run]
+rounds = 2
+"""
+TREES = {"2x2": [2, 3], "2x2x2": [2, 2, 2]}
+
+
+def configured(folder: Path, shape: str, method: str, hidden: int = 16) -> Config:
+    path = folder / "run.toml"
+    path.write_text(CONFIG.format(shape=shape, method=method, periods=TREES[shape], hidden=[hidden]))
+    return Config.load(path)
+
+
+@dataclass
+class OnTheWire:
+    """A node that is spoken to in encoded messages, and what went over the edge to its parent."""
+
+    node: Any
+    up: int = 0
+    down: int = 0
+
+    def handle(self, bundle: Bundle) -> Reply:
+        request = encode(bundle)
+        answer = encode(self.node.handle(decode(request, Bundle)))
+        self.down += array_bytes(request)
+        self.up += array_bytes(answer)
+        return decode(answer, Reply)
+
+
+def on_the_wire(node: Handler) -> OnTheWire:
+    assert isinstance(node, Leaf | Aggregator)
+    return OnTheWire(node)
+
+
+def accounted(config: Config) -> Communication:
+    return study_of(config).simulation.run().communication
+
+
+@pytest.mark.parametrize("method", ["mtgc", "hfedavg", "scaffold"])
+@pytest.mark.parametrize("shape", TREES)
+def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, shape: str, method: str) -> None:
+    config = configured(tmp_path, shape, method)
+    tree = Deployed(study_of(config).simulation, by_samples=True, wrap=on_the_wire).run()
+    expected = accounted(config)
+    names = tree.job.tree.names
+    for level in range(1, tree.job.tree.depth + 1):
+        for number, name in enumerate(names[level]):
+            node, total = tree.nodes[name], expected.node(level, number)
+            assert (node.up, node.down) == (total.bytes_up, total.bytes_down), name
+        assert sum(tree.nodes[name].up for name in names[level]) == expected.level(level).bytes_up > 0
+        assert sum(tree.nodes[name].down for name in names[level]) == expected.level(level).bytes_down > 0
+
+
+def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) -> None:
+    """The methods differ by whole models, so that equal accounts are no accident of counting models only."""
+    methods = ("hfedavg", "mtgc", "scaffold")
+    leaves = {method: accounted(configured(tmp_path, "2x2", method)).level(2) for method in methods}
+    assert leaves["mtgc"].bytes_down > leaves["hfedavg"].bytes_down
+    assert leaves["scaffold"].bytes_up == 2 * leaves["hfedavg"].bytes_up
+
+
+@pytest.mark.deploy
+def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from stratafl.deploy import whole
+    from stratafl.deploy.provision import Topology, provision
+
+    config, out = configured(tmp_path, "2x2", "mtgc", hidden=800), tmp_path / "sites"
+    (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {27000 + os.getpid() % 100 * 20}\n')
+    provision(Topology.load(tmp_path / "topology.toml"), out)
+    whole.run(out, print)
+    expected = accounted(config)
+    shown = CliRunner().invoke(app, ["deploy", "status", "--out", str(out)], env={"COLUMNS": "160"}).output
+    for seen in whole.look(out):
+        site, status = seen.site, seen.status
+        if site.is_root:
+            continue
+        total = expected.node(site.level, site.number)
+        assert (status["arrays_out"], status["arrays_in"]) == (total.bytes_up, total.bytes_down), site.name
+        assert str(status["arrays_in"]) in shown and str(status["bytes_in"]) in shown
+        framing = status["bytes_in"] + status["bytes_out"] - total.bytes
+        print(f"{site.name}: framing adds {framing} bytes, {100 * framing / total.bytes:.3f} %")
+        assert 0 < framing < 0.01 * total.bytes, site.name
