@@ -78,14 +78,15 @@ class Doors:
         self._inside, self._behind = inside, behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            allowed = self._behind.get(scope["server"][1])
-            if scope["type"] != "http" or allowed is None or not scope["path"].startswith(allowed):
-                if scope["type"] == "http":
-                    await send({"type": "http.response.start", "status": 403, "headers": []})
-                    await send({"type": "http.response.body", "body": b"not through this door\n"})
-                return
-        await self._inside(scope, receive, send)
+        if scope["type"] == "lifespan" or self._belongs(scope):
+            await self._inside(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"not through this door\n"})
+
+    def _belongs(self, scope: Scope) -> bool:
+        allowed = self._behind.get(scope["server"][1])
+        return scope["type"] == "http" and allowed is not None and scope["path"].startswith(allowed)
 
 
 class Desk:

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from stratafl.config import Config
+from stratafl.data import sources
 from stratafl.deploy.processes import Forked
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
@@ -32,7 +34,7 @@ ENDING = 15.0
 """Seconds a process gets to end when asked to."""
 LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
-PAUSE, LONGEST_PAUSE = 1.0, 60.0
+PAUSE, LONGEST_PAUSE = 1.0, 15.0
 """Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
 LONG = 30.0
 """Seconds: a process that lived as long has started well."""
@@ -46,15 +48,21 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     _import_what_they_need(sites)
     if len(folders) == 1:
         return Supervisor(folders[0], say).run()
+    _load_what_they_share(folders, sites)
     started: dict[str, Forked] = {}
+    asked = False
 
     def pass_on(number: int, frame: FrameType | None = None) -> None:
+        nonlocal asked
+        asked = True
         for each in started.values():
             each.signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     for site, folder in zip(sites, map(Path.absolute, folders), strict=True):
+        if asked:
+            break
         files.make_folder(folder / "logs")
         log = folder / "logs" / "site.log"
         started[site.name] = Forked(partial(_supervised, folder, say), log, folder)
@@ -87,6 +95,15 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
         needed.append("stratafl.deploy.superlink")
     for name in needed:
         importlib.import_module(name)
+
+
+def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> None:
+    """The data set that the root tests on, and that leaves without data of their own take their part of."""
+    for folder, site in zip(folders, sites, strict=True):
+        if site.is_root or (site.is_leaf and not site.data):
+            with contextlib.suppress(InvalidInput, MissingExtra):  # a site that needs it will say so
+                sources.load(Config.load(folder / "config.toml").data.name)
+            return
 
 
 class Supervisor:

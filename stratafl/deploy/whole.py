@@ -94,6 +94,7 @@ def run(out: Path, say: Callable[[str], None]) -> None:
                 say(line)
             told = len(lines)
     finally:
+        process.terminate()  # it may not have started them all
         stop(out)
         process.wait(PATIENCE)
     if process.returncode:

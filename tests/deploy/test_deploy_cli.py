@@ -67,6 +67,12 @@ def test_every_site_gets_what_it_needs_and_no_other_s_secrets(tmp_path: Path) ->
 
 
 @needs_flower
+def test_the_example_makes_its_sites(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "topology.toml"
+    assert "paris/north" in str(call("init", example, "--out", tmp_path / "sites"))
+
+
+@needs_flower
 def test_folders_are_made_once(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
     assert "made once" in str(call("init", topology(tmp_path), "--out", tmp_path / "sites"))
