@@ -58,12 +58,15 @@ def check_made_from(out: Path, config: Path) -> None:
 def look(out: Path) -> list[Seen]:
     seen = []
     for folder in sites(out).values():
-        try:
-            status = files.read_json(folder / "state" / STATUS)
-        except InvalidInput:
-            status = {}
-        seen.append(Seen(Site.load(folder), is_held(folder), status))
+        seen.append(Seen(Site.load(folder), is_held(folder), _status(folder)))
     return seen
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(files.read_json(folder / "state" / STATUS))
+    except InvalidInput:
+        return {}
 
 
 def start(*folders: Path) -> subprocess.Popen[bytes]:
@@ -86,9 +89,12 @@ def run(out: Path, say: Callable[[str], None]) -> None:
             raise InvalidInput("sites", name, "runs already: `stratafl deploy down` stops it")
         _check_ports(Site.load(folder))
     process, told = start(*folders.values()), len(_lines(root))
+    over = None  # since when; a site that nobody could tell so is not waited for
     try:
-        while process.poll() is None:
+        while process.poll() is None and (over is None or time.monotonic() < over + PATIENCE):
             time.sleep(0.2)
+            if over is None and _status(root).get("doing") == "done":
+                over = time.monotonic()
             lines = _lines(root)
             for line in lines[told:]:
                 say(line)

@@ -1,0 +1,61 @@
+"""The whole way of somebody who tries it: up, Ctrl-C, status, up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr")
+
+from stratafl.config import Config
+from stratafl.deploy.assemble import study_of
+from stratafl.deploy.whole import look
+
+pytestmark = pytest.mark.deploy
+LIMIT = 300
+CONFIG = """
+[tree]
+shape = "2"
+[model]
+name = "mlp"
+hidden = [8]
+[schedule]
+periods = [3]
+[run]
+rounds = 12
+"""
+
+
+def stratafl(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stratafl", "deploy", *arguments, "--out", str(folder / "sites")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {31000 + os.getpid() % 1000}\n')
+    up = "up", str(tmp_path / "topology.toml"), "--local"
+    first = stratafl(tmp_path, *up)
+    assert first.stdout is not None
+    assert first.stdout.readline().startswith("round 1 of 12")
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=LIMIT)
+    assert first.returncode == 128 + signal.SIGINT and "go on with: stratafl deploy up" in said, said
+    assert [seen.running for seen in look(tmp_path / "sites")] == [False] * 3
+
+    again = stratafl(tmp_path, *up)
+    shown, said = again.communicate(timeout=LIMIT)
+    assert again.returncode == 0, said
+    assert "round 12 of 12" in shown and "the model:" in shown and "round 1 of 12" not in shown
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "sites/root/rounds.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, 13))
+    wanted = study_of(Config.load(tmp_path / "run.toml")).simulation.run().module.state_dict()
+    found = load_file(tmp_path / "sites" / "root" / "model.safetensors")
+    assert max(float((found[name] - value).abs().max()) for name, value in wanted.items()) < 1e-6
