@@ -94,8 +94,9 @@ def status_command(out: Out = Path("sites")) -> None:
     """Every site of this machine: whether it runs, its round, its last contact and its bytes."""
     from stratafl.deploy import whole
 
-    counts = ("bytes in", "of arrays", "bytes out", "of arrays")
-    table = Table(Column("site", no_wrap=True), "runs", "doing", "round", "last contact", *counts)
+    # a narrow terminal breaks lines, and cuts no number short
+    names = ("runs", "doing", "round", "contact", "bytes in", "arrays", "bytes out", "arrays")
+    table = Table(Column("site", no_wrap=True), *(Column(name, overflow="fold") for name in names))
     for seen in whole.look(out):
         status, ago = seen.status, seen.contact
         table.add_row(
