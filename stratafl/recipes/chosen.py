@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 CHOSEN: dict[str, dict[str, Any]] = {
-    "fedprox": {"mu": 0.01},
-    "feddyn": {"alpha": 0.01},
+    "fedprox": {"mu": 0.1},
+    "feddyn": {"alpha": 0.1},
 }
 CANDIDATES: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedprox": ("mu", (0.001, 0.01, 0.1, 1.0)),
