@@ -22,6 +22,7 @@ What happens around one meeting of edge level m, in order:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -112,6 +113,16 @@ class Rule(NamedTuple):
     """The child's state from its own gradient and the siblings' mean at a model that came from above."""
     reduce: Callable[[Tensor, Tensor], Tensor] | None = None
     """One parent's reducer, (K x P rows, K weights) -> row, instead of the weighted mean."""
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """A `local` that pulls towards the model the parent gave; engines know it and add it up with the corrections."""
+
+    strength: float
+
+    def __call__(self, x: Tensor, g: Tensor, edge: Edge) -> Tensor:
+        return g + self.strength * (x - edge.model)
 
 
 def average() -> Rule:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from stratafl.engine.ops import Table, move
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Work
 from stratafl.local import Leaf, Stage, clip, corrections, decay
-from stratafl.rule import Edge
+from stratafl.rule import Edge, Proximal
 
 ALIGNED = 16
 """Values: rows that begin at multiples of this are read and written in the widest words a GPU has."""
@@ -43,8 +44,12 @@ class Rows(NamedTuple):
     b_CZ: Tensor
     velocity_CP: Tensor | None
     correction_CP: Tensor | None
-    """The sum of all on a client's path to the root."""
+    """The sum of all on a client's path to the root, without what proximal pulls add for the model as it is."""
     pulls: tuple[Pulled, ...]
+    strength: float = 0.0
+    """Of all proximal pulls together: mu (x - model) is -mu model, the same in all steps, and mu x, added in each."""
+    sum_CP: Tensor | None = None
+    """Room for both."""
 
     @staticmethod
     def holding(work: Work, clients: int, momentum: float) -> Rows:
@@ -53,12 +58,15 @@ class Rows(NamedTuple):
         def new(given: Spread) -> Tensor:
             return room(clients, given.rows_MP.shape[1], given.rows_MP)
 
+        proximal = _proximal(work)
         return Rows(
             new(work.x),
             new(work.b),
             new(work.x) if momentum else None,
-            new(work.x) if work.corrections else None,
-            tuple(Pulled(pull.local, pull.edge(new)) for pull in work.pulls),
+            new(work.x) if work.corrections or proximal else None,
+            () if proximal else tuple(Pulled(pull.local, pull.edge(new)) for pull in work.pulls),
+            sum(strength for strength, _ in proximal),
+            new(work.x) if proximal else None,
         )
 
     def load(self, work: Work, leaves: Sequence[int]) -> None:
@@ -68,22 +76,38 @@ class Rows(NamedTuple):
         if self.velocity_CP is not None:
             self.velocity_CP.zero_()
         if self.correction_CP is not None:
-            first, *others = work.corrections
+            terms = [(1.0, correction) for correction in work.corrections]
+            (factor, first), *others = terms + [(-strength, model) for strength, model in _proximal(work)]
             first.into(self.correction_CP, leaves)
-            for other in others:
-                self.correction_CP.add_(other.some(leaves))
-        for mine, pull in zip(self.pulls, work.pulls, strict=True):
+            if factor != 1:
+                self.correction_CP.mul_(factor)
+            for factor, other in others:
+                self.correction_CP.add_(other.some(leaves), alpha=factor)
+        for mine, pull in zip(self.pulls, work.pulls, strict=False):  # none of mine where all are proximal
             given = pull.edge(lambda rows: rows.some(leaves))
             for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
                 part.copy_(theirs)
 
+    def added(self, x_CP: Tensor) -> Tensor | None:
+        """What corrections and proximal pulls add to the gradients at these models."""
+        if self.correction_CP is None or self.sum_CP is None:
+            return self.correction_CP
+        return torch.add(self.correction_CP, x_CP, alpha=self.strength, out=self.sum_CP)
+
     def correct(self, x_CP: Tensor, direction_CP: Tensor) -> Tensor:
         """The directions with everything the rules add."""
-        if self.correction_CP is not None:
-            direction_CP = direction_CP + self.correction_CP
+        added_CP = self.added(x_CP)
+        if added_CP is not None:
+            direction_CP = direction_CP + added_CP
         for local, edge in self.pulls:
             direction_CP = local(x_CP, direction_CP, edge)
         return direction_CP
+
+
+def _proximal(work: Work) -> list[tuple[float, Spread]]:
+    """Strengths and models of the pulls, where all of them are proximal and may be added up in any order."""
+    found = [(pull.local.strength, pull.model) for pull in work.pulls if isinstance(pull.local, Proximal)]
+    return found if len(found) == len(work.pulls) else []
 
 
 class Chain(NamedTuple):
@@ -134,7 +158,7 @@ def step(
     """One step of all rows, in place; to `clipped` is added how many of them a clip shortened."""
     chain = Chain.of(leaf, bool(rows.pulls))
     if chain is not None:
-        g_CP, squares = gradients(Wanted(rows.correction_CP, chain.clip is not None))
+        g_CP, squares = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
         ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares, clipped)
         return
     direction_CP = gradients(ALONE).g_CP

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from stratafl.errors import number
 from stratafl.registry import register
-from stratafl.rule import Edge, Rows, Rule, average
+from stratafl.rule import Edge, Proximal, Rows, Rule, average
 
 
 @register("fedprox")
 def fedprox(mu: float = 0.01) -> Rule:
     """FedProx: a pull of strength mu towards the model the parent gave."""
     number("fedprox.mu", mu, at_least=0)
-    return average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
+    return average()._replace(local=Proximal(mu))
 
 
 @register("feddyn")
@@ -35,5 +35,5 @@ def feddyn(alpha: float = 0.01) -> Rule:
         open=lambda x: {"h": torch.zeros_like(x)},
         merge=merge,
         correction=lambda state, note: -state["h"],
-        local=lambda x, g, edge: g + alpha * (x - edge.model),
+        local=Proximal(alpha),
     )

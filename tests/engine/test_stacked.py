@@ -17,6 +17,7 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.stacked import StackedEngine
 from stratafl.local import Leaf, clip, corrections, decay, leaf
 from stratafl.registry import entries
+from stratafl.rule import average
 from stratafl.simulate import Simulation
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -66,6 +67,14 @@ def compare(how: str = "stacked", chunk: int | None = 2, **settings) -> float:
 @pytest.mark.parametrize("rule", [entry.name for entry in entries()])
 def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -> None:
     assert compare(rules=[rule] * depth, depth=depth) < CLOSE
+
+
+@pytest.mark.parametrize("others", [["fedprox", "feddyn"], ["mtgc", "mtgc"], []])
+def test_directions_of_rules_of_one_s_own(others: list[str]) -> None:
+    """Neither a sum nor in the order of what the engine knows."""
+    shrinks = average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))
+    assert compare(rules=[shrinks, *others], depth=1 + len(others)) < CLOSE
+    assert compare(rules=[*others, shrinks], depth=1 + len(others), chunk=2) < CLOSE
 
 
 @pytest.mark.parametrize("sampling", ["epochs", "replacement"])
