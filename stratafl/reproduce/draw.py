@@ -86,7 +86,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
             elif len({_own_key(results, each) for each in results.panels}) > 1:
                 here.legend(frameon=False, fontsize=7, loc="lower right")
     if len({_own_key(results, each) for each in results.panels}) == 1:
-        _one_legend(figure, axes)
+        _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)
     return figure
 
@@ -96,12 +96,13 @@ def _own_key(results: Results, panel: Panel) -> tuple[str, ...]:
     return tuple(results.lines(panel))
 
 
-def _one_legend(figure: Any, axes: Any) -> None:
+def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
     columns = max(4, 2 * axes.shape[1])
     shown: dict[str, Any] = {}
     for each in axes.flat:
         for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
             shown.setdefault(text, handle)
+    shown = {text: shown[text] for text in order if text in shown}
     place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
     figure.legend(shown.values(), shown.keys(), ncols=min(len(shown), columns), **place)
 
@@ -228,8 +229,9 @@ def _time(results: Results) -> Any:
 
 def _headline(figure: Any, results: Results) -> None:
     options = results.options
-    seeds = max((len(m.curves) for m in results.measured.values()), default=0)
+    seeds = sorted({len(m.curves) for m in results.measured.values() if m.curves})
     what = "" if results.recipe.name in ("label_shift", "shakespeare") else f", {options.partition}"
     scale = ", scaled down to embedded digits" if options.quick else ""
-    counted = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
+    counted += " seed" if seeds[-1] == 1 else " seeds"
     figure.suptitle(f"{results.recipe.title}\n{results.recipe.where}; {counted}{what}{scale}", fontsize=9.5)

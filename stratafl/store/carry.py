@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +16,28 @@ CARRIED = (layout.RUN, layout.STATUS, layout.ROUNDS, layout.TREE, layout.SUMMARY
 
 
 def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
-    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes.
+    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes. Same runs, same bytes.
 
     A run that is not done begins again when it goes on elsewhere, as its checkpoints are not carried.
     """
     if not path.name.endswith((".tar.gz", ".tgz")) or path.is_dir():
         raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
     files.make_folder(path.absolute().parent)
-    with files.writing(path) as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for run in runs:
+    with (
+        files.writing(path) as out,
+        gzip.GzipFile("", "wb", fileobj=out, mtime=0) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w") as archive,
+    ):
+        for run in sorted(runs, key=lambda run: run.path):
             for name in CARRIED:
                 if (run.path / name).is_file() and not (run.path / name).is_symlink():
-                    archive.add(run.path / name, str((run.path / name).relative_to(folder)))
+                    archive.add(run.path / name, str((run.path / name).relative_to(folder)), filter=_plain)
     return path.stat().st_size
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without whose it was and when it was written, which a run's own records say better."""
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o644
+    return entry

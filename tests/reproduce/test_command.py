@@ -141,6 +141,8 @@ def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, ca
         archive.extractall(home, filter="data")
     assert names == {"run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"}
     assert [run.status for run in list_runs(home)] == ["done"]
+    assert command(monkeypatch, "runs", home, "--pack", tmp_path / "again.tgz") == 0
+    assert (tmp_path / "again.tgz").read_bytes() == packed.read_bytes()
     capsys.readouterr()
     assert command(monkeypatch, "reproduce", "fig4", *asked, "--runs", home, "--report-only", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["results"]
