@@ -30,6 +30,10 @@ LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
 """For lines of one method: the more, the darker."""
 
 
+CLIMB = 5
+"""How many times the spread of the later rounds an axis shows at most."""
+
+
 def draw(results: Results, stem: Path) -> list[Path]:
     """A PNG and an SVG; none where nothing was measured."""
     if not any(measured.curves for measured in results.measured.values()):
@@ -83,12 +87,23 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
             if not any(results.get(panel, line) for line in lines):
                 here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
                 here.set(xticks=[], yticks=[])
-            elif len({_own_key(results, each) for each in results.panels}) > 1:
+                continue
+            _focus(here, [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves])
+            if len({_own_key(results, each) for each in results.panels}) > 1:
                 here.legend(frameon=False, fontsize=7, loc="lower right")
     if len({_own_key(results, each) for each in results.panels}) == 1:
         _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)
     return figure
+
+
+def _focus(axes: Any, curves: Sequence[Curve]) -> None:
+    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin below the axis."""
+    later = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
+    top, low = max(later), min(later)
+    bottom = top - CLIMB * (top - low)
+    if min(min(curve.accuracy) for curve in curves) < bottom:
+        axes.set_ylim(bottom, top + 0.1 * (top - bottom))
 
 
 def _own_key(results: Results, panel: Panel) -> tuple[str, ...]:
