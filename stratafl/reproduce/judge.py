@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
 from stratafl.reproduce.measure import Results, Value
 
-HELD, NOT_HELD, PARTLY, OPEN = "held", "not held", "held in part", "not measured yet"
+HELD, SO_FAR, NOT_HELD, PARTLY, OPEN = "held", "held as far as measured", "not held", "held in part", "not measured yet"
 Panel = tuple[str, ...]
 SHOWN = 4
 """Findings told in a sentence, those against the claim first; the table has all."""
@@ -46,7 +46,9 @@ class Claim:
         if not told:
             return Verdict(OPEN, "")
         true, false = ([f for f in told if f.holds is which] for which in (True, False))
-        status = HELD if not false else NOT_HELD if not true else PARTLY
+        partial = _partial(results)
+        whole = len(told) == len(found) and not partial
+        status = (HELD if whole else SO_FAR) if not false else NOT_HELD if not true else PARTLY
         shown = [*false, *true][:SHOWN]
         parts = [f"{finding.label}: {finding.said}" for finding in shown]
         if len(told) > 1:
@@ -56,7 +58,6 @@ class Claim:
             parts.append(f"and {len(told) - len(shown)} more")
         if len(told) < len(found):
             parts.append("cannot be told: " + ", ".join(f.label for f in found if f.holds is None))
-        partial = _partial(results)
         return Verdict(status, "; ".join(parts) + (f" ({partial})" if partial else ""))
 
 
