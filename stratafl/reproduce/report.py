@@ -16,6 +16,7 @@ from stratafl.recipes.settings import METHODS
 from stratafl.reproduce.claims import claims_of
 from stratafl.reproduce.judge import Panel, heading
 from stratafl.reproduce.measure import Measured, Results, Value, extra_models, times
+from stratafl.reproduce.stock import Curve
 from stratafl.store.files import make_folder, write_json, writing
 
 FORMAT = 1
@@ -137,9 +138,15 @@ def made_with(results: Results) -> dict[str, Any]:
     if any(curve.made_with.get("changed_since_commit") for _, curve in curves):
         kept["changed_since_commit"] = True
     steps = sum(case.steps_per_round * curve.rounds[-1] for case, curve in curves)
-    seconds = covered(curve.span for _, curve in curves)
+    seconds = time_taken([curve for _, curve in curves])
     rate = round(steps / seconds) if seconds else 0
     return {**kept, "client_steps": steps, "seconds": round(seconds, 1), "client_steps_a_second": rate}
+
+
+def time_taken(curves: Sequence[Curve]) -> float:
+    """Seconds the runs took together; of those that were interrupted their rounds', as when these were is not known."""
+    whole = covered(curve.span for curve in curves if not curve.paused)
+    return whole + sum(curve.seconds[-1] for curve in curves if curve.paused)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

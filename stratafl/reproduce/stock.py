@@ -15,6 +15,9 @@ from stratafl.errors import InvalidInput
 from stratafl.recipes.base import PLACE, essence
 from stratafl.store.read import StoredRun, list_runs
 
+SETTING_UP = 120.0
+"""Seconds a run may take beside its rounds: reading data, compiling kernels."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -36,6 +39,11 @@ class Curve:
     """When it was computed: begin and end, in seconds since 1970."""
     made_with: dict[str, Any] = field(default_factory=dict, repr=False)
     """The environment and the precision."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it was interrupted on the way."""
+        return self.span[1] - self.span[0] > self.seconds[-1] + SETTING_UP
 
     @property
     def last_sent(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from stratafl.recipes.paper import table1
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.judge import HELD, NOT_HELD, OPEN, PARTLY, SO_FAR, Verdict
 from stratafl.reproduce.measure import Results, Value, less, times
-from stratafl.reproduce.report import covered, made_with
+from stratafl.reproduce.report import covered, made_with, time_taken
 from tests.reproduce.histories import reaching, results
 
 
@@ -184,6 +185,10 @@ def test_runs_that_shared_a_machine_count_its_time_once() -> None:
     found = results("label_shift", levels({}))  # eight runs of 100 rounds, all begun at once
     assert made_with(found)["seconds"] == 200.0
     assert made_with(found)["client_steps"] == 4 * 100 * 100 * (600 + 200)
+    # one waited two hours for a machine: then its rounds count, and the hours do not
+    waited = replace(found.measured[found.panels[0], "mtgc"].curves[0], span=(0.0, 7200.0))
+    assert waited.paused
+    assert time_taken([waited, replace(waited, span=(7300.0, 7510.0))]) == pytest.approx(waited.seconds[-1] + 210.0)
 
 
 def test_what_another_recipe_s_run_tells_alone_is_no_result() -> None:
