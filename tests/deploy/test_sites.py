@@ -200,6 +200,8 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
     assert all(line["refused"] == line["absent"] == [] for line in run.rounds)
     assert run.difference() < 1e-6
     run.assert_corrections_sum_to_zero()
+    for name in names:  # its parent did not take it for the one before, still alive
+        assert "supernode ended" not in (run.folders[name] / "logs" / "site.log").read_text()
 
 
 def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
