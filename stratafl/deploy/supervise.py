@@ -145,8 +145,9 @@ class Supervisor:
             while not self._stop and not self._is_over():
                 self._keep_up()
                 time.sleep(0.1)
-            if not self._stop and not self.site.is_root:
-                time.sleep(LINGER)
+            until = time.monotonic() + LINGER
+            while not self._stop and not self.site.is_root and time.monotonic() < until:
+                time.sleep(0.1)
         finally:
             self.stop()
             self._lock.release()
