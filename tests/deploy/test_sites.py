@@ -182,7 +182,7 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
 
 def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
     """A leaf and an aggregator, in one run: each is missed, comes back, and the run goes on all the while."""
-    run = runs(rounds=16, deadline=[14, 4])
+    run = runs(rounds=16, deadline=[20, 4])
     run.start()
     for name, inside in (("0/1", 2), ("1", 6)):
         run.wait(lambda: run.is_inside(inside))
