@@ -14,7 +14,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 # trees of real processes on loopback; Flower is installed only for this
 test-deploy: $(READY)

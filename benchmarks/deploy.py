@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.flower_star.model import HIDDEN
+from benchmarks.small_tree import small_tree
 from stratafl.config import Config
 from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of
@@ -44,25 +45,6 @@ from stratafl.deploy.supervise import QUIET
 from stratafl.store.environment import environment
 
 LEAVES, LIMIT = 4, 900.0
-CONFIG = """
-[tree]
-shape = "{shape}"
-weights = "samples"
-[data]
-name = "digits"
-[model]
-name = "mlp"
-hidden = {hidden}
-[method]
-name = "{method}"
-[schedule]
-periods = {periods}
-[leaf]
-lr = 0.1
-batch = 20
-[run]
-rounds = {rounds}
-"""
 OURS: dict[str, dict[str, Any]] = {
     "tree, E = 1": {"shape": "2x2", "periods": [1, 1], "method": "mtgc"},
     "tree, E = 5": {"shape": "2x2", "periods": [5, 1], "method": "mtgc"},
@@ -103,10 +85,9 @@ MARK = "STRATAFL_BENCHMARK"
 
 
 def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dict[str, Path]]:
-    (folder / "run.toml").write_text(CONFIG.format(hidden=HIDDEN, rounds=rounds, **settings))
+    config = small_tree(folder, hidden=HIDDEN, rounds=rounds, **settings)
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {_free_ports(40)}\n')
-    topology = Topology.load(folder / "topology.toml")
-    return topology.config, provision(topology, folder / "sites")
+    return config, provision(Topology.load(folder / "topology.toml"), folder / "sites")
 
 
 @dataclass

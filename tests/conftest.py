@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-# the suite runs in several processes, and small operations gain nothing from more threads
+# the suite runs in several processes, and small operations gain nothing from more threads; those of a process that it
+# starts would wait for each other most of the time, with the cores taken
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -142,7 +142,7 @@ def test_mtgc_finds_the_minimiser_that_hfedavg_misses(restart: str) -> None:
     target = problem.minimiser()
 
     def miss(rules) -> float:
-        sim = problem.simulation(rules, periods=[2, 2, 2], rounds=400, lr=0.02)
+        sim = problem.simulation(rules, periods=[2, 2, 2], rounds=100, lr=0.08)
         return float(np.linalg.norm(root(sim.run()) - target))
 
     assert miss({"name": "mtgc", "restart": restart}) < 1e-9

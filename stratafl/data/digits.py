@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,21 +14,19 @@ from stratafl.errors import MissingExtra
 
 TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
 FORM = "embedded in scikit-learn"
+FILE = Path("datasets", "data", "digits.csv.gz")
+"""In scikit-learn's folder."""
 
 
 @cache
 def digits() -> Dataset:
     """Every fifth image of each class, in the order of the file, is for testing."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra("the data set digits", "scikit-learn", "data") from None
-    bunch = load_digits()
-    x, y = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
+    table = _table()
+    x, y = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
     test = np.zeros(len(y), bool)
     for label in range(10):
         test[np.flatnonzero(y == label)[4::5]] = True
-    arrays = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+    arrays: dict[str, Any] = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
     for array in arrays.values():
         array.flags.writeable = False  # one copy serves every caller
     samples = Samples(
@@ -35,3 +36,17 @@ def digits() -> Dataset:
         **arrays,
     )
     return complete("digits", FORM, samples)
+
+
+def _table() -> np.ndarray:
+    """An image a row, its class last; read from the file, as importing scikit-learn adds seconds to every start."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None:
+        raise MissingExtra("the data set digits", "scikit-learn", "data")
+    for folder in found.submodule_search_locations or ():
+        if (Path(folder) / FILE).is_file():
+            return np.loadtxt(Path(folder) / FILE, np.uint8, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target]).astype(np.uint8)

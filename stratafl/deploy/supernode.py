@@ -1,27 +1,41 @@
 """`flower-supernode` in more of a hurry.
 
 Flower's waits three seconds between two looks for messages, and half a second between two looks for a reply, which a
-tree pays at every level; and a SuperLink waits a minute for a sign of life before it takes a dead one for dead, and its
-successor for the same. What this changes is not Flower's public interface: the version is pinned.
+tree pays at every level; and a SuperLink waits a minute for a sign of life before it takes a dead one for dead, and
+refuses its successor for as long. What this changes is not Flower's public interface: the version is pinned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore import heartbeat
+from flwr.supercore.retry import http_retry
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from stratafl.deploy.pace import Pace, look_sooner_for_parts
 from stratafl.deploy.site import Site
+from stratafl.errors import InvalidInput
+from stratafl.store import files
 
 BESIDE = 0.02
 """Seconds between two looks into this process's own memory."""
 HEARTBEAT = 10
 """Seconds, the least that a SuperLink takes; it has patience for two of them."""
+AGAIN = 2
+"""Seconds, the most between two tries to reach a parent that does not answer; Flower's are up to 20."""
+BEFORE = Path("flower", "before.json")
+"""In the site's folder: as which node, from which host, its SuperNode was last let in."""
 
 
 def run(site: Site) -> None:
@@ -39,6 +53,8 @@ def run(site: Site) -> None:
     vars(start_client_internal)["time"] = SimpleNamespace(**{**vars(time), "sleep": sleep})
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+    vars(http_retry)["MAX_RETRY_DELAY"] = AGAIN
+    FleetHttpClient.ActivateNode = _succeeding(FleetHttpClient.ActivateNode)
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     sys.argv = [
         "flower-supernode",
@@ -49,3 +65,24 @@ def run(site: Site) -> None:
         "--isolation", "process", "--superexec-auth-secret-file", "inner.key",
     ]  # fmt: skip
     flower_supernode()
+
+
+def _succeeding(activate: Any) -> Any:
+    """Sign the SuperNode before off, if it was killed and could not do so itself: else its parent takes it for alive.
+
+    It is surely dead, as this folder has one supervisor. On another host the folder may be a copy, and the one before
+    alive: there Flower's rule stays, that the first keeps its place for as long as it lives.
+    """
+
+    def activated(client: Any, request: Any) -> Any:
+        here = socket.gethostname()
+        with contextlib.suppress(InvalidInput):  # there was none
+            before = files.read_json(BEFORE)
+            if before["host"] == here:
+                with contextlib.suppress(httpx.HTTPStatusError):  # the parent knows, or is itself a new one
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=before["node"]))
+        answer = activate(client, request)
+        files.write_json(BEFORE, {"host": here, "node": answer.node_id})
+        return answer
+
+    return activated

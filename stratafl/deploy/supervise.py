@@ -8,6 +8,7 @@ leaf          the leaf's own process, and a SuperNode towards its parent
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
@@ -38,6 +39,17 @@ PAUSE, LONGEST_PAUSE = 1.0, 15.0
 """Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
 LONG = 30.0
 """Seconds: a process that lived as long has started well."""
+LATE = (
+    "anyio._backends._asyncio",
+    "cryptography.hazmat.backends.openssl",
+    "httpcore",
+    "numpy.random",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+)
+"""What Flower, and what is below it, import at first use: every process for itself, unless it is there already."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 
@@ -46,9 +58,13 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     """One site in this process, or several, each in a session of its own, as on a host of its own."""
     sites = [Site.load(folder) for folder in folders]
     _import_what_they_need(sites)
+    if len(folders) > 1:
+        _load_what_they_share(folders, sites)
+    # a search for garbage among all that was imported would take each process its time, and a copy of the memory
+    gc.collect()
+    gc.freeze()
     if len(folders) == 1:
         return Supervisor(folders[0], say).run()
-    _load_what_they_share(folders, sites)
     started: dict[str, Forked] = {}
     asked = False
 
@@ -95,6 +111,9 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
         needed.append("stratafl.deploy.superlink")
     for name in needed:
         importlib.import_module(name)
+    for name in LATE:
+        with contextlib.suppress(ImportError):  # then it is another version's, which does without
+            importlib.import_module(name)
 
 
 def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> None:
@@ -126,8 +145,9 @@ class Supervisor:
             while not self._stop and not self._is_over():
                 self._keep_up()
                 time.sleep(0.1)
-            if not self._stop and not self.site.is_root:
-                time.sleep(LINGER)
+            until = time.monotonic() + LINGER
+            while not self._stop and not self.site.is_root and time.monotonic() < until:
+                time.sleep(0.1)
         finally:
             self.stop()
             self._lock.release()

@@ -69,6 +69,10 @@ def _status(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def _is_done(root: Path) -> bool:
+    return bool(_status(root).get("doing") == "done")
+
+
 def start(*folders: Path) -> subprocess.Popen[bytes]:
     """One site, or several by one process."""
     log_folder = folders[0] / "logs"
@@ -81,20 +85,22 @@ def start(*folders: Path) -> subprocess.Popen[bytes]:
 
 
 def run(out: Path, say: Callable[[str], None]) -> None:
-    """Start every site and wait until the run is over; then, or when interrupted, stop them all."""
+    """Start every site, unless the run is over, and wait until it is; then, or when interrupted, stop them all."""
     folders = sites(out)
     root = folders["root"]
+    if _is_done(root):
+        return
     for name, folder in folders.items():
         if is_held(folder):
             raise InvalidInput("sites", name, "runs already: `stratafl deploy down` stops it")
         _check_ports(Site.load(folder))
     process, told = start(*folders.values()), len(_lines(root))
-    over = None  # since when; a site that nobody could tell so is not waited for
+    over = False
     try:
-        while process.poll() is None and (over is None or time.monotonic() < over + PATIENCE):
-            time.sleep(0.2)
-            if over is None and _status(root).get("doing") == "done":
-                over = time.monotonic()
+        # when the root is done, every site that it could reach has said goodbye: none is waited for
+        while process.poll() is None and not over:
+            time.sleep(0.1)
+            over = _is_done(root)
             lines = _lines(root)
             for line in lines[told:]:
                 say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_digits_hold_every_image_once(root: Path) -> None:
     found = sorted(map(tuple, np.column_stack([both, labels]).tolist()))
     wanted = np.column_stack([bunch.data.astype(int), bunch.target]).tolist()
     assert found == sorted(map(tuple, wanted))
+
+
+def test_digits_are_the_same_wherever_scikit_learn_keeps_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_file = sources.digits.__wrapped__()
+    monkeypatch.setattr("stratafl.data.digits.FILE", Path("moved"))
+    by_import = sources.digits.__wrapped__()
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        found, wanted = getattr(from_file, name), getattr(by_import, name)
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+
+
+def test_digits_do_not_wait_for_scikit_learn() -> None:
+    code = "import sys; from stratafl.data import sources; sources.load('digits'); print('sklearn' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout == "False\n"
 
 
 def test_an_unknown_name_gets_the_nearest_one(root: Path) -> None:
@@ -131,7 +147,7 @@ def test_the_root_is_an_argument_a_variable_or_the_cache(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("package", "call"),
     [
-        ("sklearn.datasets", lambda path: sources.digits.__wrapped__()),
+        ("sklearn", lambda path: sources.digits.__wrapped__()),
         ("datasets", lambda path: prepare("cifar10", "hub")),
         ("PIL", lambda path: prepare("cinic10", path, allow_partial=True)),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.small_tree import small_tree
 from stratafl.cli import app
 from stratafl.communication import Communication
 from stratafl.config import Config
@@ -24,32 +25,7 @@ from stratafl.deploy.node import Aggregator, Leaf
 from stratafl.deploy.wire import array_bytes, decode, encode
 from tests.deploy.trees import Deployed
 
-CONFIG = """
-[tree]
-shape = "{shape}"
-weights = "samples"
-[data]
-name = "digits"
-[model]
-name = "mlp"
-hidden = {hidden}
-[method]
-name = "{method}"
-[schedule]
-periods = {periods}
-[leaf]
-lr = 0.1
-batch = 20
-[run]
-rounds = 2
-"""
 TREES = {"2x2": [2, 3], "2x2x2": [2, 2, 2]}
-
-
-def configured(folder: Path, shape: str, method: str, hidden: int = 16) -> Config:
-    path = folder / "run.toml"
-    path.write_text(CONFIG.format(shape=shape, method=method, periods=TREES[shape], hidden=[hidden]))
-    return Config.load(path)
 
 
 @dataclass
@@ -80,7 +56,7 @@ def accounted(config: Config) -> Communication:
 @pytest.mark.parametrize("method", ["mtgc", "hfedavg", "scaffold"])
 @pytest.mark.parametrize("shape", TREES)
 def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, shape: str, method: str) -> None:
-    config = configured(tmp_path, shape, method)
+    config = small_tree(tmp_path, shape=shape, periods=TREES[shape], method=method)
     tree = Deployed(study_of(config).simulation, by_samples=True, wrap=on_the_wire).run()
     expected = accounted(config)
     names = tree.job.tree.names
@@ -95,7 +71,7 @@ def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, sh
 def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) -> None:
     """The methods differ by whole models, so that equal accounts are no accident of counting models only."""
     methods = ("hfedavg", "mtgc", "scaffold")
-    leaves = {method: accounted(configured(tmp_path, "2x2", method)).level(2) for method in methods}
+    leaves = {method: accounted(small_tree(tmp_path, method=method)).level(2) for method in methods}
     assert leaves["mtgc"].bytes_down > leaves["hfedavg"].bytes_down
     assert leaves["scaffold"].bytes_up == 2 * leaves["hfedavg"].bytes_up
 
@@ -106,7 +82,7 @@ def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Pa
     from stratafl.deploy import whole
     from stratafl.deploy.provision import Topology, provision
 
-    config, out = configured(tmp_path, "2x2", "mtgc", hidden=800), tmp_path / "sites"
+    config, out = small_tree(tmp_path, hidden=[800]), tmp_path / "sites"
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {27000 + os.getpid() % 100 * 20}\n')
     provision(Topology.load(tmp_path / "topology.toml"), out)
     whole.run(out, print)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+from benchmarks.small_tree import small_tree
 from stratafl.cli import app
 from stratafl.config import Config
 from stratafl.deploy import whole
@@ -26,25 +27,6 @@ from tests.deploy.link import Hosts, Refused
 
 pytestmark = pytest.mark.deploy
 DELAY, LOSS, LIMIT = 0.05, 0.01, 170
-CONFIG = """
-[tree]
-shape = "2x2"
-weights = "samples"
-[data]
-name = "digits"
-[model]
-name = "mlp"
-hidden = [100]
-[method]
-name = "mtgc"
-[schedule]
-periods = [2, 3]
-[leaf]
-lr = 0.1
-batch = 20
-[run]
-rounds = 3
-"""
 ON = {"root": ["root"], "0": ["0", "0/0", "0/1"], "1": ["1", "1/0", "1/1"]}
 """Which sites are on which host: each group has its own."""
 
@@ -61,7 +43,7 @@ def hosts() -> Iterator[Hosts]:
 
 def provisioned(folder: Path, hosts: Hosts) -> Path:
     lines = "".join(f'{name} = "{address}"\n' for name, address in hosts.addresses.items())
-    (folder / "run.toml").write_text(CONFIG)
+    small_tree(folder, hidden=[100], rounds=3)
     (folder / "topology.toml").write_text(f'config = "run.toml"\n[hosts]\n{lines}')
     out = folder / "sites"
     result = CliRunner().invoke(app, ["deploy", "init", str(folder / "topology.toml"), "--out", str(out)])

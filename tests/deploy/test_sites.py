@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
-from stratafl.config import Config
+from benchmarks.small_tree import small_tree
 from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of, training_of
 from stratafl.deploy.durable import DIGEST, STATE
@@ -33,25 +33,6 @@ from stratafl.store.lock import is_held
 pytestmark = pytest.mark.deploy
 LIMIT = 600
 """Seconds for one run, on a machine that is busy with other things."""
-CONFIG = """
-[tree]
-shape = "{shape}"
-weights = "samples"
-[data]
-name = "digits"
-[model]
-name = "mlp"
-hidden = [16]
-[method]
-name = "{method}"
-[schedule]
-periods = {periods}
-[leaf]
-lr = 0.1
-batch = 20
-[run]
-rounds = {rounds}
-"""
 
 
 class Run:
@@ -59,9 +40,7 @@ class Run:
 
     def __init__(self, folder: Path, port: int, *, deadline: Any = 0, own: str = "", **settings: Any):
         """`own`: a leaf whose part of the data lies at its own host."""
-        values = {"shape": "2x2", "method": "mtgc", "periods": [2, 3], "rounds": 2, **settings}
-        (folder / "run.toml").write_text(CONFIG.format(**values))
-        self.out, self.config = folder / "sites", Config.load(folder / "run.toml")
+        self.out, self.config = folder / "sites", small_tree(folder, **settings)
         data = f'[data]\n"{own}" = "{self.keep_data(own, folder)}"\n' if own else ""
         topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n{data}'
         (folder / "topology.toml").write_text(topology)
@@ -182,15 +161,12 @@ def test_the_final_model_is_the_simulation_s(runs: Any, shape: str, periods: lis
     assert run.difference() < 1e-6
 
 
-GROUPS = {"shape": "2x2", "periods": [2, 3], "rounds": 4}
-
-
 @pytest.mark.parametrize(
     "names", [["1/0"], ["0"], ["root"], ["0", "0/0", "0/1"]], ids=["leaf", "aggregator", "root", "host of a group"]
 )
 def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, names: list[str]) -> None:
     """Without a deadline its parent waits for it: the run ends where the undisturbed one does."""
-    run = runs(**GROUPS)
+    run = runs(rounds=4)
     run.start()
     run.wait(lambda: run.is_inside(2, names[0] if names[0] == "0" else "root"))
     run.kill(*names)
@@ -200,11 +176,13 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
     assert all(line["refused"] == line["absent"] == [] for line in run.rounds)
     assert run.difference() < 1e-6
     run.assert_corrections_sum_to_zero()
+    for name in names:  # its parent did not take it for the one before, still alive
+        assert "supernode ended" not in (run.folders[name] / "logs" / "site.log").read_text()
 
 
 def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
     """A leaf and an aggregator, in one run: each is missed, comes back, and the run goes on all the while."""
-    run = runs(**{**GROUPS, "rounds": 16}, deadline=[20, 4])
+    run = runs(rounds=16, deadline=[20, 4])
     run.start()
     for name, inside in (("0/1", 2), ("1", 6)):
         run.wait(lambda: run.is_inside(inside))

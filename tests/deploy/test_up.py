@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr")
 
 from stratafl.config import Config
+from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of
-from stratafl.deploy.whole import look
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
@@ -48,7 +48,7 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=LIMIT)
     assert first.returncode == 128 + signal.SIGINT and "go on with: stratafl deploy up" in said, said
-    assert [seen.running for seen in look(tmp_path / "sites")] == [False] * 3
+    assert [seen.running for seen in whole.look(tmp_path / "sites")] == [False] * 3
 
     again = stratafl(tmp_path, *up)
     shown, said = again.communicate(timeout=LIMIT)
@@ -59,3 +59,7 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     wanted = study_of(Config.load(tmp_path / "run.toml")).simulation.run().module.state_dict()
     found = load_file(tmp_path / "sites" / "root" / "model.safetensors")
     assert max(float((found[name] - value).abs().max()) for name, value in wanted.items()) < 1e-6
+
+    over: list[str] = []
+    whole.run(tmp_path / "sites", over.append)
+    assert over == [] and (tmp_path / "sites/root/rounds.jsonl").read_text().count("\n") == 12
