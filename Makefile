@@ -16,9 +16,10 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n auto -m slow
 
-# trees of real processes on loopback; Flower is installed only for this
+# trees of real processes on loopback, and first the quick tests that need Flower, which is installed only for this
 test-deploy: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	$(BIN)/python -m pytest -n auto -m "not deploy" tests/deploy
 	$(BIN)/python -m pytest -m deploy
 
 lint: $(READY)
