@@ -44,12 +44,12 @@ class Rows(NamedTuple):
     b_CZ: Tensor
     velocity_CP: Tensor | None
     correction_CP: Tensor | None
-    """The sum of all on a client's path to the root, without what proximal pulls add for the model as it is."""
+    """The sum of all on a client's path to the root, and of what proximal pulls add in every step alike."""
     pulls: tuple[Pulled, ...]
     strength: float = 0.0
-    """Of all proximal pulls together: mu (x - model) is -mu model, the same in all steps, and mu x, added in each."""
+    """The sum of all proximal pulls' mu: mu (x - model) is -mu model, alike in every step, and mu x, which is not."""
     sum_CP: Tensor | None = None
-    """Room for both."""
+    """Room for the correction and strength * x together."""
 
     @staticmethod
     def holding(work: Work, clients: int, momentum: float) -> Rows:

@@ -63,6 +63,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
     figure, axes = pyplot().subplots(
         rows, columns, figsize=(max(3.1 * columns + 1.2, 6.0), 2.7 * rows + 1.2), layout="constrained", squeeze=False
     )
+    one_legend = len({tuple(results.lines(panel)) for panel in results.panels}) == 1
     for r, row in enumerate(grid):
         for c, panel in enumerate(row):
             here = axes[r][c]
@@ -89,9 +90,9 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 here.set(xticks=[], yticks=[])
                 continue
             _focus(here, [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves])
-            if len({_own_key(results, each) for each in results.panels}) > 1:
+            if not one_legend:
                 here.legend(frameon=False, fontsize=7, loc="lower right")
-    if len({_own_key(results, each) for each in results.panels}) == 1:
+    if one_legend:
         _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)
     return figure
@@ -104,11 +105,6 @@ def _focus(axes: Any, curves: Sequence[Curve]) -> None:
     bottom = top - CLIMB * (top - low)
     if min(min(curve.accuracy) for curve in curves) < bottom:
         axes.set_ylim(bottom, top + 0.1 * (top - bottom))
-
-
-def _own_key(results: Results, panel: Panel) -> tuple[str, ...]:
-    """Panels with the same lines share one legend."""
-    return tuple(results.lines(panel))
 
 
 def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ METHODS: list[Any] = [*(entry.name for entry in entries()), {"name": "mtgc", "re
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 
-def agree(deployed: Deployed, sim) -> None:
+def assert_agrees(deployed: Deployed, sim) -> None:
     result = sim.result()
     torch.testing.assert_close(deployed.model(), result.models[0][0], **TOLERANCE)
     tree = deployed.job.tree
@@ -33,7 +33,7 @@ def test_the_final_model_and_the_bytes_are_those_of_the_simulation(method: Any, 
     sim = simulation(method, depth)
     deployed = Deployed(sim, by_samples=True).run()
     sim.run()
-    agree(deployed, sim)
+    assert_agrees(deployed, sim)
 
 
 @every_depth
@@ -42,7 +42,7 @@ def test_partial_participation(method: Any, depth: int) -> None:
     sim = simulation(method, depth, participation=[0.5] * depth)
     deployed = Deployed(sim, by_samples=True).run()
     sim.run()
-    agree(deployed, sim)
+    assert_agrees(deployed, sim)
 
 
 @every_depth
@@ -51,7 +51,7 @@ def test_a_rule_on_every_edge(rule: str, depth: int) -> None:
     sim = simulation([rule] * depth, depth)
     deployed = Deployed(sim).run()
     sim.run()
-    agree(deployed, sim)
+    assert_agrees(deployed, sim)
 
 
 def test_corrections_are_those_of_the_simulation() -> None:
@@ -76,7 +76,7 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     )
     deployed = Deployed(sim).run()
     sim.run()
-    agree(deployed, sim)
+    assert_agrees(deployed, sim)
     torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.held_buffers[0][0], **TOLERANCE)
 
 

@@ -16,8 +16,6 @@ import httpx
 from stratafl.deploy.supernode import BEFORE, _succeeding
 from stratafl.store import files
 
-pytestmark = pytest.mark.deploy  # Flower is there only where these are run
-
 
 class Parent:
     """What a SuperLink was asked, in order."""

@@ -4,63 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import models, simulate
+from stratafl import models
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import graph, ops
-from stratafl.engine.loop import LoopEngine
-from stratafl.engine.stacked import StackedEngine
 from stratafl.local import Leaf, clip, corrections, decay, leaf
 from stratafl.registry import entries
 from stratafl.rule import average
-from stratafl.simulate import Simulation
-
-SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
-PERIODS = {1: [3], 2: [2, 3], 3: [2, 1, 3]}
-CLOSE = 1e-10
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-
-
-def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int, ...] = (4,), **more) -> Simulation:
-    leaves = {1: 4, 2: 5, 3: 6}[depth]
-    random = torch.Generator().manual_seed(1)
-    inputs = more.pop("inputs", None)
-    if inputs is None:
-        inputs = torch.randn(leaves * 12, *shape, generator=random, dtype=torch.float64)
-    targets = torch.randint(3, (len(inputs),), generator=random)
-    parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
-    targets = given.pop("targets", targets)
-    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
-
-
-def stacked(sim: Simulation, **options) -> Simulation:
-    """The same run on the stacked engine."""
-    loop = sim.engine
-    assert isinstance(loop, LoopEngine)
-    sim.engine = StackedEngine(loop.training, **options)
-    return sim
-
-
-def compare(how: str = "stacked", chunk: int | None = 2, **settings) -> float:
-    """The largest difference of any node's model or correction between the two engines."""
-    expected = federation(**settings).run()
-    sim = stacked(federation(**settings), chunk=chunk)
-    assert sim.engine.how.startswith(how), sim.engine.how
-    got = sim.run()
-    pairs = list(zip(expected.models, got.models, strict=True))
-    pairs += [(a, b) for a, b in zip(expected.corrections, got.corrections, strict=True) if a is not None]
-    pairs += list(zip(expected.buffers, got.buffers, strict=True))
-    assert not torch.equal(expected.models[0][0], expected.models[-1][0])
-    return max(float((a - b).abs().max()) for a, b in pairs if a.numel())
+from tests.engine.pairs import CLOSE, compare, federation, perceptron, stacked
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
