@@ -51,6 +51,8 @@ KINDS = {
     "_drift": "corrections",
     "_cell": "recurrence",
     "_cell_gradient": "recurrence",
+    "_all_steps": "recurrence",
+    "_all_steps_back": "recurrence",
     **dict.fromkeys(("_prepare", "_pack", "_unpack", "_convert", "_transpose", "_unpool", "_gather"), "layout"),
 }
 """What our kernels are for, by name."""

@@ -328,7 +328,10 @@ def cases(device: str, small: bool) -> Iterator[Case]:
     ):
         yield case(f"cross_entropy {logits}{' masked' if masked else ''}", "fp32", _cross_entropy, *logits, masked)
     matrices = [(3, 37), (1, 5), *([] if small else [(4, 100_003), (3, 797_962)])]
-    sequences = [(2, 3, 4, 5, 6), *([] if small else [(3, 50, 80, 8, 256)])]
+    sequences = [
+        (2, 3, 4, 5, 6),
+        *([(1, 70, 3, 4, 20)] if small else [(3, 50, 80, 8, 100), (2, 130, 9, 8, 128), (3, 50, 80, 8, 256)]),
+    ]
     for compute, sequence in itertools.product(modes, sequences):
         yield case(f"recurrent {sequence}", compute, _recurrent, *sequence, compute)
     for family in [(5, 2, 37), *([] if small else [(100, 10, 797_962)])]:

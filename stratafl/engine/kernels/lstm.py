@@ -1,7 +1,9 @@
-"""LSTM of C clients, each with its own weights: what lies between a step's product and the next is one kernel.
+"""LSTM of C clients, each with its own weights.
 
-A step's product of state and weights is the library's; gates, cell and state are computed in one pass over them, kept
-for the way back in the places they came in, and the state weights' gradient is one product over all steps.
+Where a client's state weights fit next to a multiprocessor's tensor cores, one program takes some of its samples
+through all steps of a layer, and nothing but what the way back needs goes through memory. Elsewhere a step's product of
+state and weights is the library's, and what lies between it and the next is one kernel. Either way gates, cells and
+states are kept in the places they came in, and the state weights' gradient is one product over all steps.
 
 C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: enter, forget, new, leave.
 """
@@ -22,6 +24,12 @@ from stratafl.engine.ops import Compute, linear_of_any
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""
+
+
+WIDEST = 128
+"""Outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
+SAMPLES, WARPS = 64, 8
+"""Of one program through all steps."""
 
 
 @triton.jit
@@ -92,6 +100,114 @@ def _cell_gradient(
     tl.store(dcell_ptr + r * N + o, dcell * forget, mask=inside)
 
 
+@triton.jit
+def _all_steps(
+    gates_ptr, w_ptr, cell_ptr, state_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """All steps of BB samples of a client; cells and states have a zero in front of the first step."""
+    c = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1) * BB + tl.arange(0, BB)
+    o = tl.arange(0, BN)
+    k = tl.arange(0, BN)
+    kind = gates_ptr.dtype.element_ty
+    w_ptr += c * 4 * N * N
+    w_at = o[None, :] * N + k[:, None]
+    w_inside = (o < N)[None, :] & (k < N)[:, None]
+    w_enter = tl.load(w_ptr + w_at, mask=w_inside, other=0.0)
+    w_forget = tl.load(w_ptr + N * N + w_at, mask=w_inside, other=0.0)
+    w_new = tl.load(w_ptr + 2 * N * N + w_at, mask=w_inside, other=0.0)
+    w_leave = tl.load(w_ptr + 3 * N * N + w_at, mask=w_inside, other=0.0)
+    # steps move the pointers, one number each; the offsets of a step's values stay in 32 bits
+    inside = (b < B)[:, None] & (o < N)[None, :]
+    gates_ptr += c * B * T * 4 * N
+    cell_ptr += c * B * (T + 1) * N + N
+    state_ptr += c * B * (T + 1) * N + N
+    gate = (b * T * 4 * N)[:, None] + o[None, :]
+    out = (b * (T + 1) * N)[:, None] + o[None, :]
+    cell = tl.zeros((BB, BN), tl.float32)
+    state = tl.zeros((BB, BN), kind)
+    for _ in range(T):
+        forget = tl.load(gates_ptr + N + gate, mask=inside, other=0.0).to(tl.float32)
+        forget = tl.sigmoid(tl.dot(state, w_forget, forget))
+        tl.store(gates_ptr + N + gate, forget.to(kind), mask=inside)
+        cell *= forget
+        enter = tl.load(gates_ptr + gate, mask=inside, other=0.0).to(tl.float32)
+        enter = tl.sigmoid(tl.dot(state, w_enter, enter))
+        tl.store(gates_ptr + gate, enter.to(kind), mask=inside)
+        new = tl.load(gates_ptr + 2 * N + gate, mask=inside, other=0.0).to(tl.float32)
+        new = _tanh(tl.dot(state, w_new, new))
+        tl.store(gates_ptr + 2 * N + gate, new.to(kind), mask=inside)
+        cell += enter * new
+        tl.store(cell_ptr + out, cell, mask=inside)
+        leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
+        leave = tl.sigmoid(tl.dot(state, w_leave, leave))
+        tl.store(gates_ptr + 3 * N + gate, leave.to(kind), mask=inside)
+        state = (leave * _tanh(cell)).to(kind)
+        tl.store(state_ptr + out, state, mask=inside)
+        gates_ptr += 4 * N
+        cell_ptr += N
+        state_ptr += N
+
+
+@triton.jit
+def _all_steps_back(
+    gates_ptr, w_ptr, cell_ptr, dstate_ptr, dgates_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1) * BB + tl.arange(0, BB)
+    o = tl.arange(0, BN)
+    k = tl.arange(0, BN)
+    kind = gates_ptr.dtype.element_ty
+    w_ptr += c * 4 * N * N
+    w_at = k[:, None] * N + o[None, :]
+    w_inside = (o < N)[None, :] & (k < N)[:, None]
+    w_enter = tl.load(w_ptr + w_at, mask=w_inside, other=0.0)
+    w_forget = tl.load(w_ptr + N * N + w_at, mask=w_inside, other=0.0)
+    w_new = tl.load(w_ptr + 2 * N * N + w_at, mask=w_inside, other=0.0)
+    w_leave = tl.load(w_ptr + 3 * N * N + w_at, mask=w_inside, other=0.0)
+    inside = (b < B)[:, None] & (o < N)[None, :]
+    gates_ptr += (c * B * T + T - 1) * 4 * N
+    dgates_ptr += (c * B * T + T - 1) * 4 * N
+    dstate_ptr += (c * B * T + T - 1) * N
+    cell_ptr += (c * B * (T + 1) + T - 1) * N
+    gate = (b * T * 4 * N)[:, None] + o[None, :]
+    given = (b * T * N)[:, None] + o[None, :]
+    before = (b * (T + 1) * N)[:, None] + o[None, :]
+    dcell = tl.zeros((BB, BN), tl.float32)
+    dstate = tl.zeros((BB, BN), tl.float32)
+    for _ in range(T):
+        dstate += tl.load(dstate_ptr + given, mask=inside, other=0.0).to(tl.float32)
+        wide = _tanh(tl.load(cell_ptr + N + before, mask=inside, other=0.0))
+        leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
+        dcell += dstate * leave * (1.0 - wide * wide)
+        dleave = (dstate * wide * leave * (1.0 - leave)).to(kind)
+        tl.store(dgates_ptr + 3 * N + gate, dleave, mask=inside)
+        dstate = tl.dot(dleave, w_leave)
+        enter = tl.load(gates_ptr + gate, mask=inside, other=0.0).to(tl.float32)
+        new = tl.load(gates_ptr + 2 * N + gate, mask=inside, other=0.0).to(tl.float32)
+        denter = (dcell * new * enter * (1.0 - enter)).to(kind)
+        tl.store(dgates_ptr + gate, denter, mask=inside)
+        dstate = tl.dot(denter, w_enter, dstate)
+        dnew = (dcell * enter * (1.0 - new * new)).to(kind)
+        tl.store(dgates_ptr + 2 * N + gate, dnew, mask=inside)
+        dstate = tl.dot(dnew, w_new, dstate)
+        cell = tl.load(cell_ptr + before, mask=inside, other=0.0)
+        forget = tl.load(gates_ptr + N + gate, mask=inside, other=0.0).to(tl.float32)
+        dforget = (dcell * cell * forget * (1.0 - forget)).to(kind)
+        tl.store(dgates_ptr + N + gate, dforget, mask=inside)
+        dstate = tl.dot(dforget, w_forget, dstate)
+        dcell *= forget
+        gates_ptr -= 4 * N
+        dgates_ptr -= 4 * N
+        dstate_ptr -= N
+        cell_ptr -= N
+
+
+def _fits(outputs: int, kind: torch.dtype) -> bool:
+    """Whether a client's state weights have room beside the tensor cores that use them."""
+    return kind.itemsize == 2 and power(outputs) <= WIDEST
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """In fp32, whatever the operands are."""
     if a.dtype == torch.float32:
@@ -107,35 +223,69 @@ class _Layer(torch.autograd.Function):
         outputs = gates // 4
         state = torch.zeros((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
         cell = torch.zeros(state.shape, dtype=torch.float32, device=state.device)
-        w_COG = w_CGO.to(state.dtype).mT
-        block = min(512, power(outputs))
-        product = gates_CBTG  # not looked at before there is one
-        for t in range(steps):
-            if t:
-                product = torch.bmm(state[:, :, t], w_COG)
-            _cell[(clients * batch, cdiv(outputs, block))](
-                product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
+        w = w_CGO.to(state.dtype)
+        if _fits(outputs, state.dtype):
+            w = w.contiguous()
+            samples = min(SAMPLES, power(batch))
+            _all_steps[(clients, cdiv(batch, samples))](
+                gates_CBTG,
+                w,
+                cell,
+                state,
+                batch,
+                steps,
+                outputs,
+                samples,
+                power(outputs),
+                num_warps=WARPS,
+                num_stages=1,
             )
-        ctx.save_for_backward(gates_CBTG, cell, state, w_CGO)
+        else:
+            block = min(512, power(outputs))
+            product = gates_CBTG  # not looked at before there is one
+            for t in range(steps):
+                if t:
+                    product = torch.bmm(state[:, :, t], w.mT)
+                _cell[(clients * batch, cdiv(outputs, block))](
+                    product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
+                )
+        ctx.save_for_backward(gates_CBTG, cell, state, w)
         return state[:, :, 1:]
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> Any:
-        gates, cell, state, w_CGO = ctx.saved_tensors
+        gates, cell, state, w = ctx.saved_tensors
         clients, batch, steps, _ = gates.shape
         outputs = state.shape[-1]
         dstate = given[0].contiguous()
-        w = w_CGO.to(gates.dtype)
-        dgates, dcell = torch.empty_like(gates), torch.empty_like(cell[:, :, 0])
-        block = min(512, power(outputs))
-        after = dcell  # not looked at before there is one
-        for t in range(steps - 1, -1, -1):
-            last = t == steps - 1
-            if not last:
-                after = torch.bmm(dgates[:, :, t + 1], w)
-            _cell_gradient[(clients * batch, cdiv(outputs, block))](
-                gates, cell, dstate, after, dcell, dgates, t, steps, outputs, last, block
+        dgates = torch.empty_like(gates)
+        if _fits(outputs, state.dtype):
+            samples = min(SAMPLES, power(batch))
+            _all_steps_back[(clients, cdiv(batch, samples))](
+                gates,
+                w,
+                cell,
+                dstate,
+                dgates,
+                batch,
+                steps,
+                outputs,
+                samples,
+                power(outputs),
+                num_warps=WARPS,
+                num_stages=1,
             )
+        else:
+            dcell = torch.empty_like(cell[:, :, 0])
+            block = min(512, power(outputs))
+            after = dcell  # not looked at before there is one
+            for t in range(steps - 1, -1, -1):
+                last = t == steps - 1
+                if not last:
+                    after = torch.bmm(dgates[:, :, t + 1], w)
+                _cell_gradient[(clients * batch, cdiv(outputs, block))](
+                    gates, cell, dstate, after, dcell, dgates, t, steps, outputs, last, block
+                )
         dw_CGO = _product(dgates.flatten(1, 2).mT, state[:, :, :-1].flatten(1, 2))
         return dgates, dw_CGO
 
