@@ -176,27 +176,32 @@ def _all_steps_back(
     dcell = tl.zeros((BB, BN), tl.float32)
     dstate = tl.zeros((BB, BN), tl.float32)
     for _ in range(T):
+        # products first: a loaded value then meets the products' layout once, and not each of its terms
         dstate += tl.load(dstate_ptr + given, mask=inside, other=0.0).to(tl.float32)
-        wide = _tanh(tl.load(cell_ptr + N + before, mask=inside, other=0.0))
         leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        dcell += dstate * leave * (1.0 - wide * wide)
-        dleave = (dstate * wide * leave * (1.0 - leave)).to(kind)
+        wide = _tanh(tl.load(cell_ptr + N + before, mask=inside, other=0.0))
+        through = dstate * leave
+        dcell += through - through * wide * wide
+        product = through * wide
+        dleave = (product - product * leave).to(kind)
         tl.store(dgates_ptr + 3 * N + gate, dleave, mask=inside)
-        dstate = tl.dot(dleave, w_leave)
         enter = tl.load(gates_ptr + gate, mask=inside, other=0.0).to(tl.float32)
         new = tl.load(gates_ptr + 2 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        denter = (dcell * new * enter * (1.0 - enter)).to(kind)
+        dstate = tl.dot(dleave, w_leave)
+        through = dcell * enter
+        product = through * new
+        denter = (product - product * enter).to(kind)
         tl.store(dgates_ptr + gate, denter, mask=inside)
         dstate = tl.dot(denter, w_enter, dstate)
-        dnew = (dcell * enter * (1.0 - new * new)).to(kind)
+        dnew = (through - product * new).to(kind)
         tl.store(dgates_ptr + 2 * N + gate, dnew, mask=inside)
         dstate = tl.dot(dnew, w_new, dstate)
-        cell = tl.load(cell_ptr + before, mask=inside, other=0.0)
         forget = tl.load(gates_ptr + N + gate, mask=inside, other=0.0).to(tl.float32)
-        dforget = (dcell * cell * forget * (1.0 - forget)).to(kind)
+        dcell *= forget
+        product = dcell * tl.load(cell_ptr + before, mask=inside, other=0.0)
+        dforget = (product - product * forget).to(kind)
         tl.store(dgates_ptr + N + gate, dforget, mask=inside)
         dstate = tl.dot(dforget, w_forget, dstate)
-        dcell *= forget
         gates_ptr -= 4 * N
         dgates_ptr -= 4 * N
         dstate_ptr -= N
