@@ -101,6 +101,19 @@ def _cell_gradient(
 
 
 @triton.jit
+def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexpr, N: tl.constexpr, BN: tl.constexpr):
+    """Of each gate, as the second operand of a product: what is summed over comes first."""
+    i = tl.arange(0, BN)
+    at = i[:, None] * stride_summed + i[None, :] * stride_other
+    inside = (i < N)[:, None] & (i < N)[None, :]
+    enter = tl.load(w_ptr + at, mask=inside, other=0.0)
+    forget = tl.load(w_ptr + N * N + at, mask=inside, other=0.0)
+    new = tl.load(w_ptr + 2 * N * N + at, mask=inside, other=0.0)
+    leave = tl.load(w_ptr + 3 * N * N + at, mask=inside, other=0.0)
+    return enter, forget, new, leave
+
+
+@triton.jit
 def _all_steps(
     gates_ptr, w_ptr, cell_ptr, state_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -108,15 +121,8 @@ def _all_steps(
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
-    k = tl.arange(0, BN)
     kind = gates_ptr.dtype.element_ty
-    w_ptr += c * 4 * N * N
-    w_at = o[None, :] * N + k[:, None]
-    w_inside = (o < N)[None, :] & (k < N)[:, None]
-    w_enter = tl.load(w_ptr + w_at, mask=w_inside, other=0.0)
-    w_forget = tl.load(w_ptr + N * N + w_at, mask=w_inside, other=0.0)
-    w_new = tl.load(w_ptr + 2 * N * N + w_at, mask=w_inside, other=0.0)
-    w_leave = tl.load(w_ptr + 3 * N * N + w_at, mask=w_inside, other=0.0)
+    w_enter, w_forget, w_new, w_leave = _state_weights(w_ptr + c * 4 * N * N, 1, N, N, BN)
     # steps move the pointers, one number each; the offsets of a step's values stay in 32 bits
     inside = (b < B)[:, None] & (o < N)[None, :]
     gates_ptr += c * B * T * 4 * N
@@ -156,15 +162,8 @@ def _all_steps_back(
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
-    k = tl.arange(0, BN)
     kind = gates_ptr.dtype.element_ty
-    w_ptr += c * 4 * N * N
-    w_at = k[:, None] * N + o[None, :]
-    w_inside = (o < N)[None, :] & (k < N)[:, None]
-    w_enter = tl.load(w_ptr + w_at, mask=w_inside, other=0.0)
-    w_forget = tl.load(w_ptr + N * N + w_at, mask=w_inside, other=0.0)
-    w_new = tl.load(w_ptr + 2 * N * N + w_at, mask=w_inside, other=0.0)
-    w_leave = tl.load(w_ptr + 3 * N * N + w_at, mask=w_inside, other=0.0)
+    w_enter, w_forget, w_new, w_leave = _state_weights(w_ptr + c * 4 * N * N, N, 1, N, BN)
     inside = (b < B)[:, None] & (o < N)[None, :]
     gates_ptr += (c * B * T + T - 1) * 4 * N
     dgates_ptr += (c * B * T + T - 1) * 4 * N
