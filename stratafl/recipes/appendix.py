@@ -120,7 +120,7 @@ THREE_LEVEL = Recipe(
 SEARCH = Recipe(
     "search",
     "FedProx's mu and FedDyn's alpha, on CIFAR-10",
-    "left open (Figure 3)",
+    "Figure 3 (settings left open)",
     "curves",
     _search,
 )

@@ -15,5 +15,5 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 CANDIDATES: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedprox": ("mu", (0.001, 0.01, 0.1, 1.0)),
-    "feddyn": ("alpha", (0.001, 0.01, 0.1)),
+    "feddyn": ("alpha", (0.001, 0.01, 0.1, 1.0)),
 }

@@ -241,7 +241,7 @@ def _time(results: Results) -> Any:
 def _headline(figure: Any, results: Results) -> None:
     options = results.options
     seeds = sorted({len(m.curves) for m in results.measured.values() if m.curves})
-    what = "" if results.recipe.name in ("label_shift", "shakespeare") else f", {options.partition}"
+    what = f", {', '.join(results.divided_by)}"
     scale = ", scaled down to embedded digits" if options.quick else ""
     counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
     counted += " seed" if seeds[-1] == 1 else " seeds"

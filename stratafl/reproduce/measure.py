@@ -145,6 +145,12 @@ class Results:
     def target(self) -> float | None:
         return self.recipe.goal(self.options.scale)
 
+    @property
+    def divided_by(self) -> list[str]:
+        """The partitions that make nodes differ: not every recipe has the one asked for."""
+        levels = [level for m in self.measured.values() for level in m.case.config.data.partition]
+        return [name for name in dict.fromkeys(level["name"] for level in levels) if name != "iid"]
+
     def lines(self, panel: tuple[str, ...]) -> list[str]:
         return [line for each, line in self.measured if each == panel]
 

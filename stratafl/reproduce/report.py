@@ -43,6 +43,7 @@ def describe(results: Results, seeds: int) -> dict[str, Any]:
         "note": recipe.note,
         "scale": options.scale,
         "partition": options.partition,
+        "divided_by": results.divided_by,
         "target": results.target,
         "seeds": seeds,
         "rows": [_row(results, panel, line, seeds) for panel, line in results.measured],
@@ -263,7 +264,8 @@ def said(claim: dict[str, Any]) -> str:
 def _conditions(found: dict[str, Any]) -> str:
     target = "" if found["target"] is None else f" Target: {found['target']:.0%} test accuracy."
     scale = " Scaled down: embedded digits on a small tree." if found["scale"] == "quick" else ""
-    return f"Partition `{found['partition']}`, up to {found['seeds']} seed(s).{target}{scale}"
+    partition = ", ".join(f"`{name}`" for name in found["divided_by"])
+    return f"Partition {partition}, up to {found['seeds']} seed(s).{target}{scale}"
 
 
 def provenance(made: dict[str, Any]) -> str:

@@ -36,6 +36,19 @@ def test_every_claim_belongs_to_a_recipe_and_every_recipe_has_one() -> None:
     assert {claim.recipe for claim in CLAIMS} == set(RECIPES) - {"search"}
 
 
+@pytest.mark.parametrize(
+    ("name", "divided_by"),
+    [
+        ("fig4", ["dirichlet"]),
+        ("three_level", ["dirichlet"]),
+        ("label_shift", ["classes"]),
+        ("shakespeare", ["natural"]),
+    ],
+)
+def test_the_partition_named_is_the_one_that_was_used(name: str, divided_by: list[str]) -> None:
+    assert results(name, levels({}), partition="dirichlet").divided_by == divided_by
+
+
 def test_nothing_measured_is_not_judged() -> None:
     for claim in CLAIMS:
         assert claim.judge(results(claim.recipe, lambda case: None)).status == OPEN
