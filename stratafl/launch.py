@@ -218,13 +218,13 @@ def _is_done(path: Path) -> bool:
     return isinstance(found, dict) and found.get("status") == layout.DONE
 
 
-def check_parent(parent: Path) -> None:
-    """Refuse a place for runs before the work, not after."""
+def check_parent(parent: Path, option: str = "--runs") -> None:
+    """Refuse a place for runs, or for what is made of them, before the work and not after."""
     there = parent.absolute()
     while not there.exists():
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise InvalidInput("--runs", parent, f"cannot write in {there}")
+        raise InvalidInput(option, parent, f"cannot write in {there}")
 
 
 def _reason(problem: BaseException) -> str:

@@ -23,7 +23,7 @@ from stratafl.reproduce.draw import draw
 from stratafl.reproduce.judge import label
 from stratafl.reproduce.measure import measure
 from stratafl.reproduce.overview import write_overview
-from stratafl.reproduce.report import describe, said, stem, table, write
+from stratafl.reproduce.report import CLAIMS_ABOVE, describe, said, stem, table, write
 from stratafl.reproduce.stock import Stock
 from stratafl.reproduce.train import failures, missing, to_do, train, wanted
 from stratafl.store.files import make_folder
@@ -59,7 +59,7 @@ def reproduce_command(
     options = Options(
         scale=scale,  # type: ignore[arg-type]  # it checks it
         partition=partition,
-        methods=None if methods is None else tuple(each.strip() for each in methods.split(",")),
+        methods=None if methods is None else tuple(dict.fromkeys(each.strip() for each in methods.split(","))),
         rounds=rounds,
         device=device,
         precision=precision or ("fp32" if device == "cpu" else "tf32"),
@@ -67,9 +67,12 @@ def reproduce_command(
     count = whole("--seeds", seeds, at_least=1) if seeds is not None else 1 if options.quick else 3
     if max_seconds is not None:
         number("--max-seconds", max_seconds, above=0)
-    cases = {each: each.cases(options, only or ()) for each in chosen}
+    if workers is not None:
+        whole("--workers", workers, at_least=1)
+    asked = {each: each.fitting(options) for each in chosen}
+    cases = {each: each.cases(its, only or ()) for each, its in asked.items()}
     if not any(cases.values()):
-        known = ", ".join(case.name for each in chosen for case in each.cases(options)[:4])
+        known = ", ".join(case.name for each, its in asked.items() for case in each.cases(its)[:4])
         raise InvalidInput("--only", only, f"no case has this in its name; there are {known}, ...")
     if not report_only:
         place(device)
@@ -77,15 +80,17 @@ def reproduce_command(
         _list(cases, options, count, as_json)
         return
     plots.pyplot()
-    check_parent(runs)
-    check_parent(out)
+    check_parent(out, "--out")
     notes: list[str] = []
     unfinished, failed = 0, False
+    if report_only and not runs.is_dir():
+        raise InvalidInput("--runs", runs, "is not a folder, and --report-only trains nothing")
+    able = [] if report_only else _able(cases, notes)
+    make_folder(out)
     if not report_only:
-        able = _able(cases, notes, strict="all" not in (what or ()))
+        make_folder(runs)
         unfinished, failed = _train(able, count, runs, workers, max_seconds, quiet, notes)
-    every = {each: each.cases(options) for each in chosen}
-    found = _report(every, options, count, runs, out)
+    found = _report(asked, count, runs, out)
     if as_json:
         print(json.dumps({"results": found, "unfinished": unfinished, "notes": notes}))
     else:
@@ -108,14 +113,14 @@ def _chosen(what: Sequence[str] | None, listing: bool) -> list[Recipe]:
     return [recipe(name) for name in dict.fromkeys(flat)]
 
 
-def _able(cases: dict[Recipe, list[Case]], notes: list[str], strict: bool) -> list[Case]:
+def _able(cases: dict[Recipe, list[Case]], notes: list[str]) -> list[Case]:
     """The cases whose data is there; the others are named."""
     every = [case for each in cases.values() for case in each]
     lacking = {name: state for name, state in needs(every).items() if state not in READY}
     able = [case for case in every if case.config.data.name not in lacking]
-    if strict and not able:
-        name, state = next(iter(lacking.items()))
-        raise InvalidInput("data set", name, f"{state}; run: stratafl data prepare {name}")
+    if not able:
+        named, states = list(lacking), ", ".join(dict.fromkeys(lacking.values()))
+        raise InvalidInput("data set", ", ".join(named), f"{states}; run: stratafl data prepare {named[0]}")
     notes += [f"left out: {name} is {state}; run: stratafl data prepare {name}" for name, state in lacking.items()]
     return able
 
@@ -140,33 +145,37 @@ def _train(
     return left, bool(failed)
 
 
-def _report(
-    cases: dict[Recipe, list[Case]], options: Options, seeds: int, runs: Path, out: Path
-) -> list[dict[str, Any]]:
+def _report(asked: dict[Recipe, Options], seeds: int, runs: Path, out: Path) -> list[dict[str, Any]]:
     stock = Stock.of(runs)
     found = []
-    for each, its in cases.items():
-        results = measure(each, its, options, seeds, stock)
+    for each, options in asked.items():
+        results = measure(each, each.cases(options), options, seeds, stock)
         values = describe(results, seeds)
         found.append(values)
         if results.comparable:
             name = stem(each, options)
             write(values, each.form, out, name, draw(results, out / name))
-    make_folder(out)
-    write_overview(out, options.scale)
+    for scale in {options.scale for options in asked.values()}:
+        write_overview(out, scale)
     return found
 
 
 def _print(each: Recipe, values: dict[str, Any]) -> None:
     headings, rows = table(values, each.form, label)
-    shown = Table(title=f"{escape(each.title)}\n{escape(each.where)}")
+    shown = Table(title=f"{escape(values['title'])}\n{escape(each.where)}")
     for number_of, heading in enumerate(headings):
         shown.add_column(heading, overflow="fold", justify="left" if number_of < 2 else "right")
-    for row in rows:
-        shown.add_row(*map(escape, row))
+    measured = [bool(row["seeds"]) for row in values["rows"]]
+    for row, there in zip(rows, measured, strict=True):
+        if there:
+            shown.add_row(*map(escape, row))
     Console().print(shown)
+    if not all(measured):
+        print(f"not measured: {measured.count(False)} of {len(measured)} lines")
+    if values["claims"]:
+        print(f"{CLAIMS_ABOVE[values['scale']]}:")
     for claim in values["claims"]:
-        print(f"{claim['status']}: {said(claim)}")
+        print(f"  {claim['status']}: {said(claim)}")
 
 
 def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json: bool) -> None:
@@ -184,19 +193,21 @@ def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json
         print(json.dumps({"scale": options.scale, "seeds": seeds, "recipes": rows}))
         return
     shown = Table(title=f"{options.scale} scale, {seeds} seed{'s' if seeds > 1 else ''}, {options.device}")
-    for heading in ("name", "in the paper"):
+    for heading in ("name", "paper"):
         shown.add_column(heading, no_wrap=True)
-    shown.add_column("needs")
-    for heading in ("runs", "client-steps", "time"):
+    shown.add_column("needs", min_width=16)
+    for heading in ("runs", "M steps", "time"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        needed = ", ".join(
-            name if state in READY else f"{name} [bold]({state})[/bold]" for name, state in row["data"].items()
-        )
-        cells = [str(row["runs"]), f"{row['client_steps_expected'] / 1e6:,.1f} M", duration(row["seconds"])]
+        needed = "\n".join(name if state in READY else f"{name} [bold]*[/bold]" for name, state in row["data"].items())
+        cells = [str(row["runs"]), f"{row['client_steps_expected'] / 1e6:,.1f}", duration(row["seconds"])]
         shown.add_row(row["name"], row["where"].split(" (")[0], needed, *cells)
     Console().print(shown)
-    print("client-steps: where a run stops at a target, as many as the paper's own needed; time: at these rates")
+    lacking = {name: state for row in rows for name, state in row["data"].items() if state not in READY}
+    if lacking:
+        print(f"*: {', '.join(dict.fromkeys(lacking.values()))}; run: stratafl data prepare NAME")
+    print("M steps: million client-steps; where a run stops at a target, as many as the paper's own needed")
+    print("time: at these rates")
     named = {name: rate for row in rows for name, rate in row["rates"].items()}
     for name, rate in named.items():
         print(f"  {name}: {rate['steps']:,.0f} client-steps a second, {rate['source']}")

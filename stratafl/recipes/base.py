@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, Literal
 
 from stratafl.config import Config
+from stratafl.engine.ops import COMPUTES
 from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.schedule import Schedule
 from stratafl.store import layout
@@ -43,12 +44,19 @@ class Options:
             raise unknown("--scale", self.scale, SCALES)
         if self.partition not in PARTITIONS:
             raise unknown("--partition", self.partition, PARTITIONS)
+        if self.precision not in COMPUTES:
+            raise unknown("--precision", self.precision, COMPUTES)
         if self.rounds is not None:
             whole("--rounds", self.rounds, at_least=1)
 
     @property
     def quick(self) -> bool:
         return self.scale == "quick"
+
+    @property
+    def whole(self) -> bool:
+        """Whether a recipe is made with its own methods, as far as it goes."""
+        return self.methods is None and self.rounds is None
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,16 @@ class Recipe:
         if options.methods is not None and not made:
             raise InvalidInput("--methods", list(options.methods), f"{self.name} has none of them")
         return [case for case in made if not only or any(text in case.name for text in only)]
+
+    def fitting(self, options: Options) -> Options:
+        """These, but for a partition that is not asked for here: some recipes have their own."""
+        levels = [level for case in self.make(options) for level in case.config.data.partition]
+        used = options.partition in {level["name"] for level in levels}
+        return options if used else replace(options, partition=PARTITIONS[0])
+
+    def titled(self, scale: Scale) -> str:
+        """Its title; that of a small one promises neither the paper's data nor its targets."""
+        return self.title if scale == "paper" else f"{self.where.split(' (')[0]}, scaled down to embedded digits"
 
     def goal(self, scale: Scale) -> float | None:
         return None if self.target is None else self.target[scale]

@@ -25,7 +25,7 @@ def _data(results: Results) -> list[str]:
 def _gap(results: Results, panel: Panel, line: str, *others: str) -> float | None:
     """How far a line ends above the best of the others."""
     ours, theirs = results.accuracy(panel, line), [results.accuracy(panel, each) for each in others]
-    if ours is None or None in theirs:
+    if ours is None or not theirs or None in theirs:
         return None
     return ours.mean - max(each.mean for each in theirs if each is not None)
 
@@ -75,7 +75,7 @@ def _restless(high: str, low: str | None = None) -> Callable[[Results], list[Fin
             jumps = {each: m.unrest(until) for each in results.lines(panel) if (m := results.get(panel, each))}
             known = {each: jump for each, jump in jumps.items() if jump is not None}
             others = [each for each in results.lines(panel) if each != high] if low is None else [low]
-            if high not in known or any(each not in known for each in others):
+            if high not in known or not others or any(each not in known for each in others):
                 found.append(Finding(label(panel), None, ""))
                 continue
             rival = max(others, key=lambda each: known[each])
@@ -139,7 +139,7 @@ def _groups_matter_more(results: Results) -> list[Finding]:
 
 def _faster_with(what: str) -> Callable[[Results], list[Finding]]:
     def findings(results: Results) -> list[Finding]:
-        lines = results.lines((what,))
+        lines = [line for line in results.lines((what,)) if results.method((what,), line) == "mtgc"]
         rounds = [(line, results.reach((what,), line)) for line in lines]
         known = [(line, value) for line, value in rounds if value is not None]
         if len(known) < max(len(lines), 2):
@@ -170,7 +170,7 @@ def _better_for_the_same_bytes(results: Results) -> list[Finding]:
     found = []
     for panel in results.panels:
         lines = {line: results.get(panel, line) for line in results.lines(panel)}
-        if any(m is None for m in lines.values()) or "mtgc" not in lines:
+        if any(m is None for m in lines.values()) or "mtgc" not in lines or len(lines) < 2:
             found.append(Finding(label(panel), None, ""))
             continue
         known = {line: m for line, m in lines.items() if m is not None}

@@ -103,7 +103,7 @@ def _focus(axes: Any, curves: Sequence[Curve]) -> None:
     later = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
     top, low = max(later), min(later)
     bottom = top - CLIMB * (top - low)
-    if min(min(curve.accuracy) for curve in curves) < bottom:
+    if bottom < top and min(min(curve.accuracy) for curve in curves) < bottom:
         axes.set_ylim(bottom, top + 0.1 * (top - bottom))
 
 
@@ -183,6 +183,7 @@ def _rounds(results: Results) -> Any:
         ticks = (10, 20, 50, 100, 200, 500) if not results.options.quick else (1, 2, 5, 10)
         here.set_xticks(ticks, [str(tick) for tick in ticks])
         here.minorticks_off()
+        here.set_xlim(right=1.6 * ticks[-1])  # room for an arrow
         here.set_xlabel(f"global rounds to {results.target:.0%}")
         here.set_yticks(range(len(settings)), [word(each) for each in settings])
         here.grid(alpha=0.25)
@@ -242,7 +243,7 @@ def _headline(figure: Any, results: Results) -> None:
     options = results.options
     seeds = sorted({len(m.curves) for m in results.measured.values() if m.curves})
     what = f", {', '.join(results.divided_by)}"
-    scale = ", scaled down to embedded digits" if options.quick else ""
     counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
     counted += " seed" if seeds[-1] == 1 else " seeds"
-    figure.suptitle(f"{results.recipe.title}\n{results.recipe.where}; {counted}{what}{scale}", fontsize=9.5)
+    title = results.recipe.titled(options.scale)
+    figure.suptitle(f"{title}\n{results.recipe.where}; {counted}{what}", fontsize=9.5)

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stratafl.metrics import rounds_to
 from stratafl.recipes.base import Case, Options, Recipe
 from stratafl.reproduce.stock import Curve, Stock
@@ -120,11 +122,11 @@ class Measured:
         return Value.of(values, beyond) if values else None
 
     def at_cost(self, sent: float) -> float | None:
-        """The accuracy after a client has sent and received so many bytes; None before the first round is over."""
-        found = [
-            [a for a, bytes in zip(curve.accuracy, curve.sent, strict=True) if bytes <= sent] for curve in self.curves
-        ]
-        return statistics.fmean(each[-1] for each in found) if found and all(found) else None
+        """The accuracy when a client has sent and received so many bytes, between two rounds on the line that joins
+        them: rounds of one method are larger than another's. None before the first is over."""
+        if not self.curves or any(sent < curve.sent[0] for curve in self.curves):
+            return None
+        return statistics.fmean(float(np.interp(sent, curve.sent, curve.accuracy)) for curve in self.curves)
 
 
 def extra_models(ours: Measured, plain: Measured, e: int) -> float:
@@ -153,6 +155,10 @@ class Results:
 
     def lines(self, panel: tuple[str, ...]) -> list[str]:
         return [line for each, line in self.measured if each == panel]
+
+    def method(self, panel: tuple[str, ...], line: str) -> str:
+        """What a line was trained with; its name may say something else, such as E and H."""
+        return str(self.measured[panel, line].case.config.method["name"])
 
     def get(self, panel: tuple[str, ...], line: str) -> Measured | None:
         found = self.measured.get((panel, line))

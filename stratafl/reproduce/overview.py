@@ -17,7 +17,7 @@ from stratafl.reproduce.report import FORMAT, as_table, provenance, said, table
 from stratafl.store.files import read_json, writing
 
 NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
-CANNOT = {"cinic10": "the data set could not be had"}
+CANNOT = {"cinic10": "the data set is not at hand"}
 ALONE = "cifar10_mtgc.json"
 THEORY = "theory.json"
 
@@ -39,29 +39,31 @@ def results_in(folder: Path, scale: Scale) -> list[dict[str, Any]]:
 
 def overview(folder: Path, scale: Scale) -> str:
     results = results_in(folder, scale)
-    main = {each["what"]: each for each in results if each["partition"] == "release_dirichlet"}
+    main = {each["what"]: each for each in results if each["partition"] == "release_dirichlet" and each["whole"]}
     lines = ["# The paper's claims, and what was measured", ""]
     if scale == "quick":
         lines += [
             "Scaled down: every data set is the embedded digits, on a small tree. No evidence, a first look.",
             "",
         ]
+    how = " ([how](../reproduce.md))" if (folder.parent / "reproduce.md").exists() else ""
     lines += [
-        "Written by `stratafl reproduce` from the results beside it ([how](../reproduce.md)); every claim of Section 5",
-        "and Appendices B to E is a row. The partition is `release_dirichlet`, the one behind the paper's numbers.",
+        f"Written by `stratafl reproduce` from the results beside it{how}; every claim of Section 5",
+        "and Appendices B to E is a row. The partition is `release_dirichlet`, the procedure in the code released with",
+        "the paper, but for Figures 8a and 9a, which have their own. Seeds: how many the lines compared have.",
         "",
-        "| claim | in the paper | measured | held? |",
-        "|---|---|---|---|",
-    ]  # fmt: skip
+        "| claim | in the paper | measured | seeds | held? |",
+        "|---|---|---|---|---|",
+    ]
     lines += [_claim_row(claim, main.get(claim.recipe)) for claim in CLAIMS] + [""]
     for each in results:
-        if each["partition"] != "release_dirichlet":
-            lines += [f"## {each['title']}, with a true Dirichlet", "", *_measured(each), ""]
+        if each["partition"] != "release_dirichlet" and each["whole"]:
+            lines += [f"## {each['title']}", "", *_measured(each), ""]
     lines += ["## Results", ""]
     lines += [f"- [{each['title']}]({each['stem']}.md). {provenance(each['made_with'])}" for each in results]
     if not results:
         lines += ["None yet."]
-    lines += ["", "## What the paper leaves open", "", *_chosen(main.get("search")), ""]
+    lines += ["", "## What the paper leaves open", "", *_chosen(main.get("search"), scale), ""]
     lines += _elsewhere(folder) if scale == "paper" else []
     return "\n".join(lines).rstrip() + "\n"
 
@@ -79,22 +81,26 @@ def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:
     if judged is None or judged["status"] == OPEN:
         why = CANNOT.get(claim.recipe)
         status = f"{OPEN}: {why}" if why else OPEN
-        return f"| {claim.text} | {claim.where} | | {status} |"
-    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {judged['status']} |"
+        return f"| {claim.text} | {claim.where} | | | {status} |"
+    seeds = sorted({row["seeds"] for row in found["rows"] if row["seeds"]}) if found else []
+    counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
+    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {counted} | {judged['status']} |"
 
 
-def _chosen(search: dict[str, Any] | None) -> list[str]:
+def _chosen(search: dict[str, Any] | None, scale: Scale) -> list[str]:
     lines = []
+    link = f"[search]({search['stem']}.md)" if search else ""
     for method, params in CHOSEN.items():
         tried = (search or {}).get("best", {}).get(method)
         for name, value in params.items():
             how = (
-                "the best of a [search](search.md)" if tried == params
-                else f"not the best of the [search](search.md), {tried[name]:g}" if tried
-                else "a common default, not searched yet (`stratafl reproduce search`)"
+                f"the best of a {link}" if tried == params
+                else f"the {link} here found {tried[name]:g} better" if tried
+                else "found by `stratafl reproduce search`, which was not done here"
             )  # fmt: skip
             lines.append(f"- {method}'s {name} = {value:g}: {how}.")
-    lines += [f"- {recipe.where.split(' (')[0]}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
+    if scale == "paper":
+        lines += [f"- {recipe.where.split(' (')[0]}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
     return lines
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.recipes.base import Options, Recipe
+from stratafl.recipes.base import Options, Recipe, Scale
 from stratafl.recipes.chosen import CANDIDATES
 from stratafl.recipes.paper import TEXT_DISAGREES, WHY_FAR, Rounds, table1
 from stratafl.recipes.settings import METHODS
@@ -19,9 +19,13 @@ from stratafl.reproduce.measure import Measured, Results, Value, extra_models, t
 from stratafl.reproduce.stock import Curve
 from stratafl.store.files import make_folder, write_json, writing
 
-FORMAT = 1
+FORMAT = 2
 NEARER = 0.75
 """A second target of Table 1, for lines that do not reach its own."""
+CLAIMS_ABOVE: dict[Scale, str] = {
+    "paper": "The paper's claims",
+    "quick": "The paper's claims, looked for in small, which is no evidence for or against them",
+}
 FAR = 0.3
 """Ours over the paper's, less one: beyond this it is said."""
 
@@ -29,6 +33,7 @@ FAR = 0.3
 def stem(recipe: Recipe, options: Options) -> str:
     """Of its files; what is not the paper's own setting has a name of its own."""
     parts = [recipe.name, *([options.partition] if options.partition != "release_dirichlet" else [])]
+    parts += [*(options.methods or ()), *([f"{options.rounds}_rounds"] if options.rounds else [])]
     return "_".join([*parts, *(["quick"] if options.quick else [])])
 
 
@@ -38,11 +43,12 @@ def describe(results: Results, seeds: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "format": FORMAT,
         "what": recipe.name,
-        "title": recipe.title,
+        "title": recipe.titled(options.scale) + _variant(options),
         "where": recipe.where,
-        "note": recipe.note,
+        "note": "" if options.quick or not options.whole else recipe.note,
         "scale": options.scale,
         "partition": options.partition,
+        "whole": options.whole,
         "divided_by": results.divided_by,
         "target": results.target,
         "seeds": seeds,
@@ -56,6 +62,14 @@ def describe(results: Results, seeds: int) -> dict[str, Any]:
     if recipe.name == "search":
         found["best"] = best_candidates(results)
     return found
+
+
+def _variant(options: Options) -> str:
+    """What is not the recipe's own."""
+    parts = [] if options.partition == "release_dirichlet" else ["with a true Dirichlet"]
+    parts += [] if options.methods is None else [f"only {', '.join(METHODS[name] for name in options.methods)}"]
+    parts += [] if options.rounds is None else [f"at most {options.rounds} rounds"]
+    return "".join(f", {part}" for part in parts)
 
 
 def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any]:
@@ -233,7 +247,7 @@ def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
     lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
     lines += as_table(headings, rows)
     if found["claims"]:
-        lines += ["The paper's claims:", ""]
+        lines += [f"{CLAIMS_ABOVE[found['scale']]}:", ""]
         lines += [f"- **{claim['status']}**: {said(claim)}" for claim in found["claims"]] + [""]
     far = [row for row in found["rows"] if abs(row.get("ratio", 1.0) - 1) > FAR]
     if far:
@@ -263,9 +277,10 @@ def said(claim: dict[str, Any]) -> str:
 
 def _conditions(found: dict[str, Any]) -> str:
     target = "" if found["target"] is None else f" Target: {found['target']:.0%} test accuracy."
-    scale = " Scaled down: embedded digits on a small tree." if found["scale"] == "quick" else ""
+    scale = " The data are the embedded digits, on a small tree." if found["scale"] == "quick" else ""
     partition = ", ".join(f"`{name}`" for name in found["divided_by"])
-    return f"Partition {partition}, up to {found['seeds']} seed(s).{target}{scale}"
+    seeds = "1 seed" if found["seeds"] == 1 else f"up to {found['seeds']} seeds"
+    return f"Partition {partition}, {seeds}.{target}{scale}"
 
 
 def provenance(made: dict[str, Any]) -> str:

@@ -49,6 +49,8 @@ def train(
         if not left:
             continue
         rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
+        if rest == 0 and outcomes:
+            break
         outcomes += run_all(left, folder, workers, watch, say, rest)
     last = {outcome.name: outcome for outcome in outcomes}
     return list(last.values())

@@ -127,7 +127,8 @@ def run_all(
     A run of the same name and config that is there already is skipped if it is done and goes on if it is not. One that
     fails does not stop the others. A signal stops all of them after their rounds in progress, a second one at once;
     either way `Interrupted` is raised, and the same call continues. When so many `seconds` have passed, what goes on is
-    stopped after its round in progress and no more is begun: the outcomes say so, and the same call continues.
+    stopped after its round in progress and no more is begun: the outcomes say so, and the same call continues. One
+    round is always done, so that calls with however little time come to an end.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
@@ -205,6 +206,8 @@ class _Pool:
         self.selector = selectors.DefaultSelector()
         self.workers: list[Worker] = []
         self.count = count
+        self.advanced = False
+        """Whether any run did a round or ended."""
 
     def run(self, say: Callable[[str], None], deadline: float | None) -> None:
         asked, late = 0, False
@@ -215,7 +218,7 @@ class _Pool:
                 while any(worker.name for worker in self.workers):
                     for key, _ in self.selector.select(timeout=0.2):
                         self._hear(key.data, stopping=bool(stop.asked) or late)
-                    is_late = deadline is not None and time.monotonic() > deadline
+                    is_late = deadline is not None and self.advanced and time.monotonic() > deadline
                     if (stop.asked or is_late) and not (asked or late):
                         self.waiting.clear()
                         for worker in self.workers:
@@ -256,6 +259,7 @@ class _Pool:
             kind = answer.pop("event")
             if "path" in answer:
                 worker.path = Path(answer["path"]) if answer["path"] else None
+            self.advanced |= kind in ("round", "ended")
             if kind != "ready":
                 self.watch(Event(worker.name, kind, answer))
             if kind == "ended":
@@ -272,5 +276,6 @@ class _Pool:
             self.outcomes[worker.name] = Outcome(worker.name, status, reason, worker.path)
             self.watch(Event(worker.name, "ended", {"status": status, "reason": reason}))
         worker.close()
+        self.advanced = True
         if self.waiting:
             self._start(len(self.workers))

@@ -49,6 +49,23 @@ def test_the_partition_named_is_the_one_that_was_used(name: str, divided_by: lis
     assert results(name, levels({}), partition="dirichlet").divided_by == divided_by
 
 
+@pytest.mark.parametrize(
+    ("method", "judged"),
+    [("mtgc", {"table1_falls", "fig6_h", "fig6_e"}), ("hfedavg", {"fig4_heterogeneity", "table1_hfedavg"})],
+)
+def test_one_method_alone_is_compared_with_itself_only(method: str, judged: set[str]) -> None:
+    for claim in CLAIMS:
+        status = claim.judge(results(claim.recipe, lambda case: [0.9] * 100, methods=(method,))).status
+        assert (status != OPEN) == (claim.id in judged), claim.id
+
+
+def test_accuracy_for_the_same_bytes_does_not_wait_for_a_round_to_end() -> None:
+    found = results("fig7a", lambda case: [0.1, 0.2, 0.4])
+    (measured, *_) = found.measured.values()
+    assert measured.at_cost(200.0) == pytest.approx(0.2) and measured.at_cost(250.0) == pytest.approx(0.3)
+    assert measured.at_cost(99.0) is None
+
+
 def test_nothing_measured_is_not_judged() -> None:
     for claim in CLAIMS:
         assert claim.judge(results(claim.recipe, lambda case: None)).status == OPEN

@@ -20,6 +20,7 @@ from stratafl.reproduce import train as training
 from stratafl.reproduce.judge import OPEN
 from stratafl.reproduce.overview import overview
 from stratafl.reproduce.stock import Stock
+from stratafl.reproduce_cli import UNFINISHED
 from stratafl.store import layout, list_runs
 from stratafl.sweep import pool
 from tests.data.test_formats import _cinic
@@ -116,13 +117,18 @@ def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> No
     assert command(monkeypatch, *asked) == 0
     shown = capsys.readouterr().out
     assert "held: MTGC sends one model more in a global round" in shown
+    assert "Figure 7a, scaled down to embedded digits" in shown and "no evidence" in shown and "CIFAR" not in shown
+    # what has fewer rounds than the figure does not pass for it
+    name = "fig7a_2_rounds_quick"
     assert {path.name for path in out.iterdir()} == {
-        *(f"fig7a_quick{suffix}" for suffix in (".png", ".svg", ".csv", ".md", ".json")), "README_quick.md"
+        *(f"{name}{suffix}" for suffix in (".png", ".svg", ".csv", ".md", ".json")), "README_quick.md"
     }  # fmt: skip
-    found = json.loads((out / "fig7a_quick.json").read_text())
+    page = (out / "README_quick.md").read_text()
+    assert page.count(OPEN) == page.count("\n| ") - 1 and f"({name}.md)" in page
+    found = json.loads((out / f"{name}.json").read_text())
     assert [row["line"] for row in found["rows"]] == ["hfedavg", "local_correction", "group_correction", "mtgc"]
     assert found["rows"][-1]["paper"] == "1" and found["rows"][-1]["ratio"] == 1.0
-    with (out / "fig7a_quick.csv").open() as file:
+    with (out / f"{name}.csv").open() as file:
         assert len(list(csv.reader(file))) == 5
     # again, from the other figure: nothing is left to train, and nothing is asked of the data
     before = {path: path.stat().st_mtime_ns for path in runs.iterdir()}
@@ -150,14 +156,21 @@ def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, ca
     assert command(monkeypatch, "runs", there, "--pack", tmp_path / "runs.zip") == 2
 
 
+def test_however_little_time_there_is_the_same_command_comes_to_an_end(tmp_path: Path, monkeypatch) -> None:
+    asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--methods", "mtgc", "--max-seconds", 1e-6]
+    asked += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--quiet"]
+    assert [command(monkeypatch, *asked), command(monkeypatch, *asked)] == [UNFINISHED, 0]
+
+
 def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
-    out = tmp_path / "out"
-    assert command(monkeypatch, "reproduce", "all", "--report-only", "--runs", tmp_path / "none", "--out", out) == 0
+    out, none = tmp_path / "out", tmp_path / "none"
+    none.mkdir()
+    assert command(monkeypatch, "reproduce", "all", "--report-only", "--runs", none, "--out", out) == 0
     page = (out / "README.md").read_text()
     assert page.count(OPEN) == page.count("\n| ") - 1
     assert [path.name for path in out.iterdir()] == ["README.md"]
     shown = capsys.readouterr().out
-    assert "52.7 ± 1.2" in shown
+    assert "not measured: 60 of 60 lines" in shown
     assert "not measured yet: MTGC needs the fewest global rounds" in " ".join(shown.split())
 
 
@@ -174,10 +187,10 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
     assert table["rates"]["mlp"]["source"].startswith("measured here")
     monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
     monkeypatch.setattr(Rates, "of", lambda *given: Rate(1.0, "here"))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     assert command(monkeypatch, "reproduce", "--list") == 0
     shown = capsys.readouterr().out
-    assert "cifar10 (not prepared)" in shown and "three_level" in shown and "5.0 min" in shown
+    assert "cifar10 *" in shown and "*: not prepared" in shown and "three_level" in shown and "5.0 min" in shown
 
 
 @pytest.mark.parametrize(
@@ -193,8 +206,12 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
         (["fig3", "--max-seconds", "0"], "--max-seconds = 0"),
         (["fig3", "--only", "nothing"], "no case has this in its name"),
         (["fig3", "--device", "nowhere"], "nowhere"),
+        (["fig3", "--precision", "int8"], "--precision = 'int8'"),
+        (["fig3", "--workers", "0"], "--workers = 0"),
         (["cinic10"], "run: stratafl data prepare cinic10"),
-        (["fig3", "--report-only", "--out", "file/out"], "cannot write in"),
+        (["all"], "run: stratafl data prepare cifar10"),
+        (["fig3", "--report-only", "--runs", "nowhere"], "--runs = 'nowhere': is not a folder"),
+        (["fig3", "--report-only", "--out", "file/out"], "--out = 'file/out': cannot write in"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -229,7 +246,7 @@ def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, caps
     given = ["--seeds", 1, "--rounds", 1, "--methods", "hfedavg,mtgc", "--runs", tmp_path / "runs", "--out", out]
     assert command(monkeypatch, "reproduce", "cinic10", *given, "--quiet") == 0
     assert "CINIC-10" in capsys.readouterr().out
-    assert (out / "cinic10.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "cinic10_hfedavg_mtgc_1_rounds.png").read_bytes().startswith(b"\x89PNG")
     (run,) = [run for run in list_runs(tmp_path / "runs") if run.config["method"]["name"] == "mtgc"]
     assert run.config["model"] == {"name": "cnn"} and run.status == "done"
 
