@@ -33,7 +33,8 @@ def main() -> None:
     bars = axes.barh(names, [shown[name] for name in names], color=colours)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=4, fontsize=9)
     axes.set_xlim(0, 1.15 * max(shown.values()))
-    axes.set_title("Client-steps per second, whole training loop, one H200", loc="left", fontsize=11)
+    told = "Client-steps per second, whole training loop, one H200\nCNN, CIFAR-10 shapes, 100 clients, batch 50"
+    axes.set_title(told, loc="left", fontsize=10)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.tick_params(left=False)
     axes.set_xticks([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from stratafl.report.payload import QUANTITIES
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a87400", "#3d9bd1", "#5b6470")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 DASHES = ("-", "--", ":", "-.")
+TOLD_APART = len(COLOURS) * len(DASHES)
+LETTERS, LINE = 13, 0.21
+"""Of a legend: an inch holds so many letters, and a line takes so many inches."""
 
 
 def figures(folder: Path, found: Sequence[Setting], targets: Sequence[float] = ()) -> list[Path]:
@@ -45,7 +49,11 @@ def _write(
     plt = pyplot()
     # texts stay texts in an SVG, and dollar signs in users' names are no formulas
     with plt.rc_context({"svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": "stratafl"}):
-        size = (3.6 * len(panels) + 0.6, 3.1)
+        width = 3.6 * len(panels) + 0.6
+        # a legend has room of its own below
+        room = int(LETTERS * width)
+        columns = min(4, max(1, room // (max(len(setting.label) for setting in found) + 5)))
+        size = (width, 2.9 + LINE * (math.ceil(len(found) / columns) if len(found) <= TOLD_APART else 1))
         figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
         for axes, (title, name) in zip(row[0], panels, strict=True):
             _panel(axes, found, name)
@@ -53,9 +61,12 @@ def _write(
             axes.set_title(title, fontsize=10)
             for target in targets:
                 axes.axhline(target, color="#5b6470", linewidth=0.8, linestyle=":")
-        if len(found) > 1:
+        if len(found) > TOLD_APART:
+            figure.supxlabel(f"{len(found)} settings: the report names them", fontsize=9)
+        elif len(found) > 1:
             handles, labels = row[0][0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+            labels = [label if len(label) <= room - 5 else f"{label[: room - 6]}…" for label in labels]
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         written = [stem.with_suffix(ending) for ending in (".png", ".svg")]
         for path in written[1:]:
             figure.savefig(path, metadata={"Date": None})

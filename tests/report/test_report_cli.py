@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stratafl.errors import MissingExtra
 from stratafl.report import page
+from stratafl.report.compare import settings
+from stratafl.report.figures import TOLD_APART, figures
+from stratafl.report.gather import gather
 from tests.report.conftest import METHODS, needs_plotly
 from tests.test_cli import CONFIG, command
 
@@ -19,20 +24,33 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_page_and_figures(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    out, figures = tmp_path / "all.html", tmp_path / "for" / "paper"
-    assert command(monkeypatch, "report", runs, "-o", out, "--figures", figures, "--target", "0.5") == 0
+    out, drawn = tmp_path / "all.html", tmp_path / "for" / "paper"
+    assert command(monkeypatch, "report", runs, "-o", out, "--figures", drawn, "--target", "0.5") == 0
     shown = capsys.readouterr()
     assert "rounds to 50 %" in shown.out and f"report: {out}" in shown.out
     assert all(name in shown.out for name in METHODS)
     assert shown.err == ""
     assert out.read_text().startswith("<!doctype html>")
     names = {"accuracy", "loss", "drift_drift", "drift_correction", "drift_progress", "drift_clipped"}
-    assert {path.stem for path in figures.iterdir()} == names
+    assert {path.stem for path in drawn.iterdir()} == names
     for name in names:
-        assert (figures / f"{name}.png").read_bytes().startswith(PNG)
-        texts = "".join(ElementTree.parse(figures / f"{name}.svg").getroot().itertext())
+        assert (drawn / f"{name}.png").read_bytes().startswith(PNG)
+        texts = "".join(ElementTree.parse(drawn / f"{name}.svg").getroot().itertext())
         assert all(method in texts for method in METHODS)
-    assert not list(tmp_path.glob(".*")) and not list(figures.glob(".*"))
+    assert not list(tmp_path.glob(".*")) and not list(drawn.glob(".*"))
+
+
+@pytest.mark.parametrize("count", [12, TOLD_APART, TOLD_APART + 1])
+def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
+    runs: Path, tmp_path: Path, count: int
+) -> None:
+    one, *_ = settings(gather([runs])[0])
+    found = [replace(one, label=f"{number} " + 20 * "long name ") for number in range(count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # axes that have no room left are one
+        drawn = figures(tmp_path, found)
+    text = "".join(ElementTree.parse(next(path for path in drawn if path.suffix == ".svg")).getroot().itertext())
+    assert ("the report names them" in text) == (count > TOLD_APART) == ("11 long" not in text)
 
 
 def test_figures_are_the_same_each_time(runs: Path, tmp_path: Path, monkeypatch) -> None:
