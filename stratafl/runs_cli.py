@@ -61,7 +61,9 @@ def runs_command(
     if pack is not None:
         return
     if not chosen and not broken:
-        print(f"no runs in {folder}" if not (status or where) else f"no such runs in {folder}")
+        nowhere = [".".join(keys) for keys, _ in conditions if all(_lookup(run.config, keys) is None for run in runs)]
+        told = f": none has {', '.join(nowhere)}" if runs and nowhere else ""
+        print(f"no such runs in {folder}{told}" if status or where else f"no runs in {folder}")
         return
     console = Console()
     details = ("accuracy", "seconds") if console.width >= NARROW else ()

@@ -86,6 +86,8 @@ def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> No
     assert listed("--where", "run.seed=3") == ["first"]
     assert listed("--where", "model.name=logistic", "--status", "done") == ["first", "second"]
     assert listed("--where", "model.nothing.there=1") == []
+    assert command(monkeypatch, "runs", runs, "--where", "model.nme=mlp", "--where", "run.seed=4") == 0
+    assert capsys.readouterr().out.endswith(": none has model.nme\n")
     monkeypatch.setenv("COLUMNS", "40")
     assert command(monkeypatch, "runs", runs) == 0
     shown = capsys.readouterr().out
