@@ -89,20 +89,24 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
                 here.set(xticks=[], yticks=[])
                 continue
-            _focus(here, [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves])
+            curves = [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves]
+            _focus(here, curves, results.target)
             if not one_legend:
-                here.legend(frameon=False, fontsize=7, loc="lower right")
+                here.legend(framealpha=0.85, edgecolor="none", fontsize=7, loc="lower right")
     if one_legend:
         _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)
     return figure
 
 
-def _focus(axes: Any, curves: Sequence[Curve]) -> None:
-    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin below the axis."""
+def _focus(axes: Any, curves: Sequence[Curve], target: float | None) -> None:
+    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin below the axis, but
+    not the target."""
     later = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
     top, low = max(later), min(later)
     bottom = top - CLIMB * (top - low)
+    if target is not None:
+        bottom = min(bottom, target - 0.1 * (top - low))
     if bottom < top and min(min(curve.accuracy) for curve in curves) < bottom:
         axes.set_ylim(bottom, top + 0.1 * (top - bottom))
 
