@@ -91,6 +91,7 @@ def reproduce_command(
         make_folder(runs)
         unfinished, failed = _train(able, count, runs, workers, max_seconds, quiet, notes)
     found = _report(asked, count, runs, out)
+    write_overview(out, options.scale)
     if as_json:
         print(json.dumps({"results": found, "unfinished": unfinished, "notes": notes}))
     else:
@@ -155,8 +156,6 @@ def _report(asked: dict[Recipe, Options], seeds: int, runs: Path, out: Path) -> 
         if results.comparable:
             name = stem(each, options)
             write(values, each.form, out, name, draw(results, out / name))
-    for scale in {options.scale for options in asked.values()}:
-        write_overview(out, scale)
     return found
 
 
@@ -184,7 +183,7 @@ def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json
     for each, its in cases.items():
         seconds = seeds * rates.seconds(each, its)
         rows.append({
-            "name": each.name, "where": each.where, "title": each.title, "data": needs(its),
+            "name": each.name, "figure": each.figure, "where": each.where, "title": each.title, "data": needs(its),
             "runs": seeds * len(its), "client_steps_at_most": seeds * sum(case.steps for case in its),
             "client_steps_expected": round(seeds * expected_steps(each, its)), "seconds": round(seconds),
             "rates": {str(case.config.model["name"]): vars(rates.of(case)) for case in its},
@@ -201,7 +200,7 @@ def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json
     for row in rows:
         needed = "\n".join(name if state in READY else f"{name} [bold]*[/bold]" for name, state in row["data"].items())
         cells = [str(row["runs"]), f"{row['client_steps_expected'] / 1e6:,.1f}", duration(row["seconds"])]
-        shown.add_row(row["name"], row["where"].split(" (")[0], needed, *cells)
+        shown.add_row(row["name"], row["figure"], needed, *cells)
     Console().print(shown)
     lacking = {name: state for row in rows for name, state in row["data"].items() if state not in READY}
     if lacking:

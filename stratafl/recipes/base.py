@@ -114,15 +114,20 @@ class Recipe:
             raise InvalidInput("--methods", list(options.methods), f"{self.name} has none of them")
         return [case for case in made if not only or any(text in case.name for text in only)]
 
+    @property
+    def figure(self) -> str:
+        """Its number in the paper, without the section."""
+        return self.where.split(" (")[0]
+
     def fitting(self, options: Options) -> Options:
-        """These, but for a partition that is not asked for here: some recipes have their own."""
+        """These options, with the usual partition where the recipe has its own and no use for the one asked for."""
         levels = [level for case in self.make(options) for level in case.config.data.partition]
         used = options.partition in {level["name"] for level in levels}
         return options if used else replace(options, partition=PARTITIONS[0])
 
     def titled(self, scale: Scale) -> str:
         """Its title; that of a small one promises neither the paper's data nor its targets."""
-        return self.title if scale == "paper" else f"{self.where.split(' (')[0]}, scaled down to embedded digits"
+        return self.title if scale == "paper" else f"{self.figure}, scaled down to embedded digits"
 
     def goal(self, scale: Scale) -> float | None:
         return None if self.target is None else self.target[scale]

@@ -17,8 +17,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a87400", "#3d9bd1", "#5
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 DASHES = ("-", "--", ":", "-.")
 TOLD_APART = len(COLOURS) * len(DASHES)
-LETTERS, LINE = 13, 0.21
-"""Of a legend: an inch holds so many letters, and a line takes so many inches."""
+LETTERS, LINE, SAMPLE = 13, 0.21, 5
+"""Of a legend: an inch holds so many letters, a line takes so many inches, and a name's sample as much as so many
+letters."""
 
 
 def figures(folder: Path, found: Sequence[Setting], targets: Sequence[float] = ()) -> list[Path]:
@@ -52,7 +53,7 @@ def _write(
         width = 3.6 * len(panels) + 0.6
         # a legend has room of its own below
         room = int(LETTERS * width)
-        columns = min(4, max(1, room // (max(len(setting.label) for setting in found) + 5)))
+        columns = min(4, max(1, room // (max(len(setting.label) for setting in found) + SAMPLE)))
         size = (width, 2.9 + LINE * (math.ceil(len(found) / columns) if len(found) <= TOLD_APART else 1))
         figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
         for axes, (title, name) in zip(row[0], panels, strict=True):
@@ -65,7 +66,8 @@ def _write(
             figure.supxlabel(f"{len(found)} settings: the report names them", fontsize=9)
         elif len(found) > 1:
             handles, labels = row[0][0].get_legend_handles_labels()
-            labels = [label if len(label) <= room - 5 else f"{label[: room - 6]}…" for label in labels]
+            longest = room - SAMPLE
+            labels = [label if len(label) <= longest else f"{label[: longest - 1]}…" for label in labels]
             figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         written = [stem.with_suffix(ending) for ending in (".png", ".svg")]
         for path in written[1:]:

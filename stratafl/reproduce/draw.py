@@ -11,7 +11,7 @@ from stratafl.plots import COLOURS, pyplot, save
 from stratafl.recipes.paper import Rounds, table1
 from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
 from stratafl.reproduce.judge import Panel, heading, word
-from stratafl.reproduce.measure import Measured, Results, Value
+from stratafl.reproduce.measure import Measured, Results, Value, span
 from stratafl.reproduce.stock import Curve
 
 GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
@@ -245,9 +245,8 @@ def _time(results: Results) -> Any:
 
 def _headline(figure: Any, results: Results) -> None:
     options = results.options
-    seeds = sorted({len(m.curves) for m in results.measured.values() if m.curves})
+    seeds = [len(m.curves) for m in results.measured.values() if m.curves]
     what = f", {', '.join(results.divided_by)}"
-    counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
-    counted += " seed" if seeds[-1] == 1 else " seeds"
+    counted = f"{span(seeds)} seed{'s' if max(seeds) > 1 else ''}"
     title = results.recipe.titled(options.scale)
     figure.suptitle(f"{title}\n{results.recipe.where}; {counted}{what}", fontsize=9.5)

@@ -129,6 +129,12 @@ class Measured:
         return statistics.fmean(float(np.interp(sent, curve.sent, curve.accuracy)) for curve in self.curves)
 
 
+def span(counts: Iterable[int]) -> str:
+    """From the least of them to the most."""
+    found = sorted(counts)
+    return " to ".join(str(each) for each in dict.fromkeys((found[0], found[-1])))
+
+
 def extra_models(ours: Measured, plain: Measured, e: int) -> float:
     """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
     last, base = ours.curves[0].last_sent, plain.curves[0].last_sent

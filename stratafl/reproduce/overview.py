@@ -13,6 +13,7 @@ from stratafl.recipes.chosen import CHOSEN
 from stratafl.recipes.paper import TABLE1
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.judge import OPEN
+from stratafl.reproduce.measure import span
 from stratafl.reproduce.report import FORMAT, as_table, provenance, said, table
 from stratafl.store.files import read_json, writing
 
@@ -78,13 +79,12 @@ def _measured(each: dict[str, Any]) -> list[str]:
 
 def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:
     judged = next((each for each in found["claims"] if each["id"] == claim.id), None) if found else None
-    if judged is None or judged["status"] == OPEN:
+    if found is None or judged is None or judged["status"] == OPEN:
         why = CANNOT.get(claim.recipe)
         status = f"{OPEN}: {why}" if why else OPEN
         return f"| {claim.text} | {claim.where} | | | {status} |"
-    seeds = sorted({row["seeds"] for row in found["rows"] if row["seeds"]}) if found else []
-    counted = " to ".join(str(each) for each in dict.fromkeys((seeds[0], seeds[-1])))
-    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {counted} | {judged['status']} |"
+    seeds = span(row["seeds"] for row in found["rows"] if row["seeds"])
+    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {seeds} | {judged['status']} |"
 
 
 def _chosen(search: dict[str, Any] | None, scale: Scale) -> list[str]:
@@ -100,7 +100,7 @@ def _chosen(search: dict[str, Any] | None, scale: Scale) -> list[str]:
             )  # fmt: skip
             lines.append(f"- {method}'s {name} = {value:g}: {how}.")
     if scale == "paper":
-        lines += [f"- {recipe.where.split(' (')[0]}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
+        lines += [f"- {recipe.figure}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
     return lines
 
 

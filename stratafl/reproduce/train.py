@@ -50,7 +50,7 @@ def train(
             continue
         rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
         if rest == 0 and outcomes:
-            break
+            break  # with no time left at all it would still do a round
         outcomes += run_all(left, folder, workers, watch, say, rest)
     last = {outcome.name: outcome for outcome in outcomes}
     return list(last.values())

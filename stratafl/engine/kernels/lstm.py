@@ -212,6 +212,15 @@ def _fits(outputs: int, kind: torch.dtype) -> bool:
     return kind.itemsize == 2 and power(outputs) <= WIDEST
 
 
+def _launch(kernel: Any, gates_CBTG: Tensor, *others: Tensor) -> None:
+    """One of the kernels that go through all steps."""
+    clients, batch, steps, gates = gates_CBTG.shape
+    outputs, samples = gates // 4, min(SAMPLES, power(batch))
+    kernel[(clients, cdiv(batch, samples))](
+        gates_CBTG, *others, batch, steps, outputs, samples, power(outputs), num_warps=WARPS, num_stages=1
+    )
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """In fp32, whatever the operands are."""
     if a.dtype == torch.float32:
@@ -230,20 +239,7 @@ class _Layer(torch.autograd.Function):
         w = w_CGO.to(state.dtype)
         if _fits(outputs, state.dtype):
             w = w.contiguous()
-            samples = min(SAMPLES, power(batch))
-            _all_steps[(clients, cdiv(batch, samples))](
-                gates_CBTG,
-                w,
-                cell,
-                state,
-                batch,
-                steps,
-                outputs,
-                samples,
-                power(outputs),
-                num_warps=WARPS,
-                num_stages=1,
-            )
+            _launch(_all_steps, gates_CBTG, w, cell, state)
         else:
             block = min(512, power(outputs))
             product = gates_CBTG  # not looked at before there is one
@@ -264,21 +260,7 @@ class _Layer(torch.autograd.Function):
         dstate = given[0].contiguous()
         dgates = torch.empty_like(gates)
         if _fits(outputs, state.dtype):
-            samples = min(SAMPLES, power(batch))
-            _all_steps_back[(clients, cdiv(batch, samples))](
-                gates,
-                w,
-                cell,
-                dstate,
-                dgates,
-                batch,
-                steps,
-                outputs,
-                samples,
-                power(outputs),
-                num_warps=WARPS,
-                num_stages=1,
-            )
+            _launch(_all_steps_back, gates, w, cell, dstate, dgates)
         else:
             dcell = torch.empty_like(cell[:, :, 0])
             block = min(512, power(outputs))
