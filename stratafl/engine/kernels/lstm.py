@@ -234,8 +234,10 @@ class _Layer(torch.autograd.Function):
         """From each step's gates without their state's part; these are used up."""
         clients, batch, steps, gates = gates_CBTG.shape
         outputs = gates // 4
-        state = torch.zeros((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
-        cell = torch.zeros(state.shape, dtype=torch.float32, device=state.device)
+        state = torch.empty((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
+        cell = torch.empty(state.shape, dtype=torch.float32, device=state.device)
+        state[:, :, 0].zero_()
+        cell[:, :, 0].zero_()
         w = w_CGO.to(state.dtype)
         if _fits(outputs, state.dtype):
             w = w.contiguous()
