@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from stratafl.engine import kernels
+from stratafl.engine.kernels.pipelines import overtaken
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
@@ -44,6 +46,46 @@ def test_available_follows_the_machine() -> None:
 def test_an_unknown_operation_is_named() -> None:
     with pytest.raises(AttributeError, match="pooling"):
         _ = kernels.pooling
+
+
+LOOP = """
+%x = ttg.local_alloc : () -> !ttg.memdesc<3x64x32xbf16, #shared, #smem, mutable>
+%dy = ttg.local_alloc : () -> !ttg.memdesc<{places}x32x64xbf16, #shared, #smem, mutable>
+%x_0 = ttg.memdesc_index %x[%c0] : !ttg.memdesc<3x64x32xbf16> -> !ttg.memdesc<64x32xbf16>
+%dy_0 = ttg.memdesc_index %dy[%c0] : !ttg.memdesc<{places}x32x64xbf16> -> !ttg.memdesc<32x64xbf16>
+%0 = ttg.async_copy_global_to_local %at, %x_0 mask %m : tensor<64x32x!tt.ptr<bf16>> -> <64x32xbf16>
+%1 = ttg.async_copy_global_to_local %at, %dy_0 mask %m : tensor<32x64x!tt.ptr<bf16>> -> <32x64xbf16>
+%2 = ttg.async_copy_global_to_local %at, %x_0 mask %m : tensor<64x32x!tt.ptr<bf16>> -> <64x32xbf16>
+%3 = ttg.async_copy_global_to_local %at, %dy_0 mask %m : tensor<32x64x!tt.ptr<bf16>> -> <32x64xbf16>
+%acc = scf.for %i = %c0 to %M step %c32 iter_args(%sum = %zero) {{
+  %dy_1 = ttg.memdesc_index %dy[%i] : !ttg.memdesc<{places}x32x64xbf16> -> !ttg.memdesc<32x64xbf16>
+  %dy_2 = ttg.memdesc_trans %dy_1 {{order = array<i32: 1, 0>}} : !ttg.memdesc<32x64xbf16> -> !ttg.memdesc<64x32xbf16>
+  %4 = ttng.warp_group_dot %x_0, %dy_2, %sum {{isAsync = true}} : !ttg.memdesc<64x32xbf16> -> tensor<64x64xf32, #mma>
+  %5 = ttng.warp_group_dot_wait %4, %x_0, %dy_2 {{pendings = {running} : i32}} : tensor<64x64xf32, #mma>
+  %6 = ttg.async_copy_global_to_local %at, %x_0 mask %m : tensor<64x32x!tt.ptr<bf16>> -> <64x32xbf16>
+  %7 = ttg.async_copy_global_to_local %at, %dy_0 mask %m : tensor<32x64x!tt.ptr<bf16>> -> <32x64xbf16>
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "running", "found"), [(2, 1, ["%dy"]), (3, 1, []), (2, 0, [])], ids=["too few", "enough", "waited for"]
+)
+def test_a_buffer_the_next_copy_overtakes_is_found(places: int, running: int, found: list[str]) -> None:
+    assert overtaken(LOOP.format(places=places, running=running)) == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("families", [["conv2d"], ["conv2d_relu_pool", "linear", "recurrent"]], ids=lambda f: f[0])
+def test_no_product_is_overtaken(families: list[str]) -> None:
+    """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from then on."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "stratafl.engine.kernels.pipelines", "bf16", *families]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no buffer is overtaken" in done.stdout
+    late = re.search(r"(\d+) go on while products run", done.stdout)
+    assert late and int(late[1]) > 0, done.stdout
 
 
 FETCH = """

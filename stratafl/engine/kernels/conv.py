@@ -119,10 +119,9 @@ def _input_gradient(
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, part_ptr, db_ptr, extra_ptr, squares_ptr, stride_b, scale,
+    x_ptr, dy_ptr, part_ptr,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
@@ -131,8 +130,7 @@ def _weight_gradient(
     """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
-    block_n = tl.program_id(0) % blocks_n
-    n = block_n * BN + tl.arange(0, BN)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
     rest = tl.program_id(0) // blocks_n
     blocks_r: tl.constexpr = (R + BR * PARTS - 1) // (BR * PARTS)
     ki, block_r = rest // blocks_r, rest % blocks_r
@@ -145,15 +143,11 @@ def _weight_gradient(
     acc2 = acc0
     acc3 = acc0
     acc4 = acc0
-    summed = tl.zeros((BK, BN), tl.float32)
     for first in range(0, M, BK):
         m = first + k
         sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
         top, left = y * STRIDE - PAD + ki, x * STRIDE - PAD
         dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
-        if BIAS:  # noqa: SIM102
-            if ki + block_r == 0:
-                summed += dy_KN
         start = ((sample * H + top) * W + left) * CI
         there = m < M
         if LEAVE:
@@ -186,11 +180,24 @@ def _weight_gradient(
         tl.store(out + 3 * BR * CO, acc3, mask=(r + 3 * BR < R)[:, None] & (n < CO)[None, :])
     if PARTS > 4:
         tl.store(out + 4 * BR * CO, acc4, mask=(r + 4 * BR < R)[:, None] & (n < CO)[None, :])
-    if BIAS:  # noqa: SIM102
-        if ki + block_r == 0:
-            at = c * stride_b + n
-            squares = settle(db_ptr, extra_ptr, at, tl.sum(summed, 0) * scale, n < CO, EXTRA)
-            tl.store(squares_ptr + c * blocks_n + block_n, squares)
+
+
+@triton.jit
+def _bias_gradient(
+    dy_ptr, db_ptr, extra_ptr, squares_ptr, stride_b, scale, M, CO, EXTRA: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Not in the weight gradient's loop: what a product and a sum both read, Triton 3.6 gives one buffer too few, and
+    copies the next block over it while products still run."""
+    c = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    dy_ptr += c * M * CO
+    summed = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, M, BM):
+        m = first + tl.arange(0, BM)
+        summed += tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
+    squares = settle(db_ptr, extra_ptr, c * stride_b + n, tl.sum(summed, 0) * scale, n < CO, EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 def packed_for_both(dtype: torch.dtype) -> bool:
@@ -239,14 +246,18 @@ def weight_gradient(
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
     grid = (taps.height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
     part = torch.empty((clients, taps.height, row, outputs), dtype=torch.float32, device=x.device)
-    bias = dw if db is None else db
+    pixels = batch * out_height * out_width
     _weight_gradient[grid](
-        x, dy, part, bias.grad, bias.extra, part if db is None else db.parts(cdiv(outputs, bn)), bias.grad.stride(0),
-        scale / by.scale, batch * out_height * out_width, height, width, out_height, out_width, outputs, row, inputs,
-        taps.height, stride, padding - taps.first, taps.leave, db is not None, bias.corrected, by.precision,
-        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+        x, dy, part, pixels, height, width, out_height, out_width, outputs, row, inputs, taps.height, stride,
+        padding - taps.first, taps.leave, by.precision, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     unpack(part, dw, taps, scale / by.scale)
+    if db is not None:
+        bm, programs = min(256, power(pixels)), cdiv(outputs, bn)
+        _bias_gradient[(programs, clients)](
+            dy, db.grad, db.extra, db.parts(programs), db.grad.stride(0), scale / by.scale, pixels, outputs,
+            db.corrected, bm, bn, num_warps=8,
+        )  # fmt: skip
 
 
 class _Conv2d(torch.autograd.Function):
