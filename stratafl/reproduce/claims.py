@@ -66,7 +66,7 @@ def _lowest(line: str) -> Callable[[Results], list[Finding]]:
 
 
 def _restless(high: str, low: str | None = None) -> Callable[[Results], list[Finding]]:
-    """One line jumps more than another, or than all others."""
+    """One line jumps more than another, or than all others; while they still climb, that says how fast they do."""
 
     def findings(results: Results) -> list[Finding]:
         found = []
@@ -75,7 +75,8 @@ def _restless(high: str, low: str | None = None) -> Callable[[Results], list[Fin
             jumps = {each: m.unrest(until) for each in results.lines(panel) if (m := results.get(panel, each))}
             known = {each: jump for each, jump in jumps.items() if jump is not None}
             others = [each for each in results.lines(panel) if each != high] if low is None else [low]
-            if high not in known or not others or any(each not in known for each in others):
+            whole = until == results.limit(panel)
+            if not whole or high not in known or not others or any(each not in known for each in others):
                 found.append(Finding(label(panel), None, ""))
                 continue
             rival = max(others, key=lambda each: known[each])

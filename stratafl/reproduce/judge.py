@@ -9,7 +9,8 @@ from typing import NamedTuple
 from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
 from stratafl.reproduce.measure import Results, Value
 
-HELD, SO_FAR, NOT_HELD, PARTLY, OPEN = "held", "held as far as measured", "not held", "held in part", "not measured yet"
+HELD, SO_FAR, PARTLY, OPEN = "held", "held as far as measured", "held in part", "not measured yet"
+NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
 Panel = tuple[str, ...]
 SHOWN = 4
 """Findings told in a sentence, those against the claim first; the table has all."""
@@ -48,7 +49,8 @@ class Claim:
         true, false = ([f for f in told if f.holds is which] for which in (True, False))
         partial = _partial(results)
         whole = len(told) == len(found) and not partial
-        status = (HELD if whole else SO_FAR) if not false else NOT_HELD if not true else PARTLY
+        against = NOT_SO_FAR if partial else NOT_HELD
+        status = (HELD if whole else SO_FAR) if not false else against if not true else PARTLY
         shown = [*false, *true][:SHOWN]
         parts = [f"{finding.label}: {finding.said}" for finding in shown]
         if len(told) > 1:
@@ -66,15 +68,11 @@ def _partial(results: Results) -> str:
     if results.target is not None:
         return ""
     short = [
-        f"{label(panel)} at round {results.until(panel)} of {limit}"
+        f"{label(panel)} at round {results.until(panel)} of {results.limit(panel)}"
         for panel in results.panels
-        if 0 < results.until(panel) < (limit := _limit(results, panel))
+        if 0 < results.until(panel) < results.limit(panel)
     ]
     return "unfinished: " + ", ".join(short) if short else ""
-
-
-def _limit(results: Results, panel: Panel) -> int:
-    return max(results.measured[panel, line].case.config.run.rounds for line in results.lines(panel))
 
 
 def label(panel: Panel) -> str:

@@ -181,6 +181,10 @@ class Results:
         found = [self.get(panel, line) for line in self.lines(panel)]
         return min((m.last for m in found if m is not None), default=0)
 
+    def limit(self, panel: tuple[str, ...]) -> int:
+        """The last round that the recipe asks for."""
+        return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
+
     def accuracy(self, panel: tuple[str, ...], line: str) -> Value | None:
         """At the last round all lines of the panel have, so that it is the same round for all."""
         found = self.get(panel, line)

@@ -10,7 +10,7 @@ import pytest
 from stratafl.recipes import RECIPES, Case
 from stratafl.recipes.paper import table1
 from stratafl.reproduce.claims import CLAIMS
-from stratafl.reproduce.judge import HELD, NOT_HELD, OPEN, PARTLY, SO_FAR, Verdict
+from stratafl.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
 from stratafl.reproduce.measure import Results, Value, less, times
 from stratafl.reproduce.report import covered, made_with, time_taken
 from tests.reproduce.histories import reaching, results
@@ -144,6 +144,10 @@ def test_unfinished_runs_are_compared_at_the_same_round_and_said_to_be() -> None
     verdict = judge("cinic10_best", found)
     assert verdict.status == SO_FAR
     assert "unfinished: CINIC-10 at round 20 of 100" in verdict.sentence
+    behind = results("cinic10", lambda case: [r / 2 for r in rising[:20]] if case.line == "mtgc" else rising)
+    assert judge("cinic10_best", behind).status == NOT_SO_FAR
+    climbing = results("label_shift", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
+    assert judge("label_calm", climbing).status == OPEN
 
 
 def test_the_lowest_and_the_most_restless() -> None:
