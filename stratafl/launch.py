@@ -205,7 +205,7 @@ def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say,
     with ranks.together():
         if checkpoints is not None and lock is not None:
             checkpoints.believe(done)
-            folder = RunFolder.reopen(path, lock, checkpoints, simulation.history, config.run.rounds)
+            folder = RunFolder.reopen(path, lock, checkpoints, simulation.history, config.run.rounds, described)
     return Launch(described["name"], config, simulation, folder)
 
 

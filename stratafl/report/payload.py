@@ -124,7 +124,8 @@ def _scaled(value: Number | None, factor: float, digits: int) -> str:
 
 def _environments(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """Each one once."""
-    texts = {json.dumps(run.environment, sort_keys=True, default=str): run.environment for run in runs}
+    found = [each for run in runs for each in run.environments() or [run.environment]]
+    texts = {json.dumps(each, sort_keys=True, default=str): each for each in found}
     return [{str(key): str(value) for key, value in each.items()} for each in texts.values()]
 
 

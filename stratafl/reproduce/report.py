@@ -149,8 +149,8 @@ def made_with(results: Results) -> dict[str, Any]:
     curves = [(m.case, curve) for m in results.measured.values() for curve in m.curves]
     kept: dict[str, Any] = {}
     for key in ("commit", "gpu", "processor", "torch", "precision", "device"):
-        kept[key] = sorted({str(curve.made_with.get(key, "unknown")) for _, curve in curves})
-    if any(curve.made_with.get("changed_since_commit") for _, curve in curves):
+        kept[key] = sorted({str(each.get(key, "unknown")) for _, curve in curves for each in curve.made_with})
+    if any(each.get("changed_since_commit") for _, curve in curves for each in curve.made_with):
         kept["changed_since_commit"] = True
     steps = sum(case.steps_per_round * curve.rounds[-1] for case, curve in curves)
     seconds = time_taken([curve for _, curve in curves])

@@ -37,8 +37,8 @@ class Curve:
     """Local steps of a client."""
     span: tuple[float, float] = (0.0, 0.0)
     """When it was computed: begin and end, in seconds since 1970."""
-    made_with: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The environment and the precision."""
+    made_with: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    """The environments it was computed in, each with the precision."""
 
     @property
     def paused(self) -> bool:
@@ -98,7 +98,8 @@ def _cut(run: StoredRun, wanted: Config) -> Curve:
             break
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
     steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
-    made_with = {**run.environment, "device": run.config["run"]["device"], "precision": run.config["run"]["precision"]}
+    chosen = {key: run.config["run"][key] for key in ("device", "precision")}
+    made_with = tuple({**each, **chosen} for each in run.environments(rounds[-1] if rounds else 0))
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (run.created, run.updated))
     if len(kept) < len(run.rounds):  # the rest of it went into something else
         end = min(end, begin + (seconds[-1] if seconds else 0.0))

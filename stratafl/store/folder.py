@@ -71,11 +71,21 @@ class RunFolder:
 
     @staticmethod
     def reopen(
-        path: Path, lock: Lock, checkpoints: Checkpoints, history: Sequence[RoundResult], rounds: int
+        path: Path,
+        lock: Lock,
+        checkpoints: Checkpoints,
+        history: Sequence[RoundResult],
+        rounds: int,
+        described: dict[str, Any],
     ) -> RunFolder:
         """One that is there, set back to the end of these rounds; whoever calls holds its lock."""
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
+        done = len(history)
+        # of rounds that are dropped, where they were computed is of no interest either
+        before = [each for each in layout.continuations(described) if each["after"] < done]
+        here = {"after": done, "time": layout.now(), "environment": environment()}
+        files.write_json(path / layout.RUN, {**described, "continued": [*before, here]})
         with files.writing(path / layout.ROUNDS) as file:
             file.writelines(_line(record) for record in history)
         for name in (layout.SUMMARY, layout.MODEL):

@@ -69,7 +69,16 @@ def read_description(folder: Path) -> dict[str, Any]:
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if found["format"] != FORMAT:
         raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
+    if "continued" in found:
+        check_fields(path, found, {"continued": list})
+        for each in found["continued"]:
+            check_fields(path, each, {"after": int, "time": str, "environment": dict})
     return found
+
+
+def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where a run went on, of those there is a record of: after which round, when, and with what."""
+    return list(described.get("continued", ()))
 
 
 def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[type, ...]]) -> None:

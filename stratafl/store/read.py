@@ -38,6 +38,16 @@ class StoredRun:
     tree: dict[str, Any] = field(repr=False)
     summary: dict[str, Any] | None = field(repr=False)
     """The run in numbers, once it is done."""
+    continued: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Where it went on: `after` which round, `time` and `environment`."""
+
+    def environments(self, until: int | None = None) -> list[dict[str, Any]]:
+        """Those its records were computed in, or the records up to a round: the first it began in, unless all of them
+        were made anew."""
+        last = self.round if until is None else until
+        begun = [(0, self.environment)] + [(each["after"], each["environment"]) for each in self.continued]
+        ends = [after for after, _ in begun[1:]] + [last]
+        return [each for (after, each), end in zip(begun, ends, strict=True) if after < min(end, last)]
 
     def frame(self) -> Any:
         """The records as a pandas table, with a column per value ("metrics.accuracy")."""
@@ -83,6 +93,7 @@ def read_run(path: Path | str) -> StoredRun:
         rounds=rounds,
         tree=tree,
         summary=summary,
+        continued=layout.continuations(described),
     )
 
 

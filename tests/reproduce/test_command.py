@@ -69,7 +69,7 @@ def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own
     elsewhere = replace(case.config, run=replace(case.config.run, device="cuda", precision="bf16"))
     stock = Stock([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
     curve = stock.curve(case.config)
-    assert curve is not None and curve.complete and curve.made_with["precision"] == "bf16"
+    assert curve is not None and curve.complete and curve.made_with[0]["precision"] == "bf16"
     assert stock.has(elsewhere) and not stock.has(case.config)
 
 

@@ -272,6 +272,43 @@ def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: P
     assert said == ["goes on after round 2"]
 
 
+def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypatch) -> None:
+    def at(commit: str) -> None:
+        monkeypatch.setattr("stratafl.store.folder.environment", lambda: {"commit": commit, "threads": 1})
+
+    def commits(until: int | None = None) -> list[str]:
+        return [each["commit"] for each in read_run(path).environments(until)]
+
+    at("first")
+    path = stopped_after(2, tmp_path)
+    assert commits() == ["first"]
+    for commit in ("second", "third"):
+        at(commit)
+        Launch.resume(path).folder.close()
+    assert commits() == ["first"]
+    Launch.resume(path).run()
+    assert [each["after"] for each in read_run(path).continued] == [2]
+    assert commits() == ["first", "third"] and commits(until=2) == ["first"]
+
+    # with no checkpoint left all rounds are made anew, and nothing of the first place is in the records
+    other = stopped_after(2, tmp_path / "other")
+    path = other
+    shutil.rmtree(other / "checkpoints" / "000002")
+    shutil.rmtree(other / "checkpoints" / "000001")
+    at("fourth")
+    Launch.resume(other).run()
+    assert commits() == ["fourth"] and read_run(other).environment["commit"] == "third"
+
+
+@pytest.mark.parametrize("wrong", [3, [3], [{"after": 1}], [{"after": "1", "time": "", "environment": {}}]])
+def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -> None:
+    path = launch(tmp_path).path
+    described = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**described, "continued": wrong}))
+    with pytest.raises(InvalidInput, match=r"run\.json"):
+        read_run(path)
+
+
 def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
     """Whatever fails while a folder is made, nothing of it is left."""
     (tmp_path / "runs").mkdir()
