@@ -283,7 +283,7 @@ def cases(device: str, small: bool) -> Iterator[Case]:
         (2, 1, (9, 9), (3, 4), (7, 7), 2, 3),
         (2, 2, (6, 6), (5, 3), (1, 1), 2, 0),
         (1, 2, (5, 8), (2, 4), (2, 4), 3, 1),
-        # kernels with taps that never meet the image
+        # some taps never meet the image
         (2, 3, (1, 1), (4, 3), (3, 3), 1, 1),
         (1, 2, (2, 2), (3, 4), (3, 3), 2, 1),
         (2, 2, (1, 5), (3, 2), (5, 3), 1, 2),

@@ -27,7 +27,7 @@ from stratafl.engine.kernels.common import (
     storage,
     target,
 )
-from stratafl.engine.kernels.pack import Taps, convert, meeting, pack, unpack
+from stratafl.engine.kernels.pack import convert, pack, unpack
 from stratafl.engine.kernels.tuning import tuning
 
 
@@ -35,7 +35,7 @@ from stratafl.engine.kernels.tuning import tuning
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stride_bias,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -53,7 +53,7 @@ def _forward(
     for step in range(KH * blocks_k):
         row, r = step // blocks_k, (step % blocks_k) * BK + k
         inside = (m < M)[:, None] & (r < R)[None, :]
-        if LEAVE:
+        if PAD > 0:
             column = left[:, None] + (r // CI)[None, :]
             inside &= (top + row >= 0)[:, None] & (top + row < H)[:, None] & (column >= 0) & (column < W)
         x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
@@ -121,7 +121,7 @@ def _input_gradient(
 def _weight_gradient(
     x_ptr, dy_ptr, part_ptr,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
@@ -150,12 +150,12 @@ def _weight_gradient(
         dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
         start = ((sample * H + top) * W + left) * CI
         there = m < M
-        if LEAVE:
+        if PAD > 0:
             there &= (top >= 0) & (top < H)
         for part in tl.static_range(PARTS):
             r_part = r + part * BR
             inside = there[:, None] & (r_part < R)[None, :]
-            if LEAVE:
+            if PAD > 0:
                 column = left[:, None] + (r_part // CI)[None, :]
                 inside &= (column >= 0) & (column < W)
             x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
@@ -210,12 +210,13 @@ def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def input_gradient(
-    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: Taps, stride: int, padding: int, compute: str,
+    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int,
+    compute: str,
 ) -> Tensor:  # fmt: skip
     """The gradient of the convolution's input, of height and width `size`."""
     clients, batch, out_height, out_width, outputs = dy_CBHWO.shape
     forward_pack = packed_for_both(packed.dtype)
-    inputs = packed.shape[3] // taps.width if forward_pack else packed.shape[2]
+    inputs = packed.shape[3] // kernel[1] if forward_pack else packed.shape[2]
     height, width = size
     dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
     pixels = batch * cdiv(width, stride)
@@ -223,35 +224,36 @@ def input_gradient(
     bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(inputs)), min(t.k, power(outputs))
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
-        dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs,
-        taps.height, taps.width, stride, padding - taps.first, operands(compute).precision, forward_pack, bm, bn, bk,
+        dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, *kernel,
+        stride, padding, operands(compute).precision, forward_pack, bm, bn, bk,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
 
 
 def weight_gradient(
-    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, taps: Taps, stride: int, padding: int,
-    compute: str, scale: float,
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, stride: int, padding: int, compute: str,
+    scale: float,
 ) -> None:  # fmt: skip
     """Write the gradients of weights and bias, times `scale`, to these targets."""
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
+    kernel_height, kernel_width = dw.grad.shape[3:]
     by = pixel_operands(compute)
     x, dy = convert(x_CBHWI, by.dtype), convert(dy_CBHWO, by.dtype, by.scale)
-    row = taps.width * inputs
+    row = kernel_width * inputs
     t = tuning("conv weight gradient", compute)
     br, bn = min(t.m, power(row)), min(t.n, power(outputs))
     blocks = cdiv(row, br)
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
-    grid = (taps.height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
-    part = torch.empty((clients, taps.height, row, outputs), dtype=torch.float32, device=x.device)
+    grid = (kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
+    part = torch.empty((clients, kernel_height, row, outputs), dtype=torch.float32, device=x.device)
     pixels = batch * out_height * out_width
     _weight_gradient[grid](
-        x, dy, part, pixels, height, width, out_height, out_width, outputs, row, inputs, taps.height, stride,
-        padding - taps.first, taps.leave, by.precision, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+        x, dy, part, pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height, stride,
+        padding, by.precision, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    unpack(part, dw, taps, scale / by.scale)
+    unpack(part, dw, scale / by.scale)
     if db is not None:
         bm, programs = min(256, power(pixels)), cdiv(outputs, bn)
         _bias_gradient[(programs, clients)](
@@ -273,35 +275,33 @@ class _Conv2d(torch.autograd.Function):
             out_size(height, kernel_height, stride, padding),
             out_size(width, kernel_width, stride, padding),
         )
-        taps = meeting((height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding)
-        packed = pack(w, x.dtype, taps)
+        packed = pack(w, x.dtype)
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
-        pixels, row = batch * out_height * out_width, taps.width * inputs
+        pixels, row = batch * out_height * out_width, kernel_width * inputs
         t = tuning("conv forward", compute)
         bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
         bias, stride_bias = (w, 0) if b is None else rows(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
             x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
-            taps.height, stride, padding - taps.first, taps.leave, b is not None, operands(compute).precision,
-            bm, bn, bk,
+            kernel_height, stride, padding, b is not None, operands(compute).precision, bm, bn, bk,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)
-        ctx.plan = taps, stride, padding, compute, sink, grad_scale
+        ctx.plan = stride, padding, compute, sink, grad_scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, packed = ctx.saved_tensors
-        taps, stride, padding, compute, sink, grad_scale = ctx.plan
+        stride, padding, compute, sink, grad_scale = ctx.plan
         dy = dy_[0].to(x.dtype).contiguous()
         dx = None
         if ctx.needs_input_grad[0]:
-            packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, taps, for_input=True)
-            dx = input_gradient(dy, packed, x.shape[2:4], taps, stride, padding, compute)
+            packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, for_input=True)
+            dx = input_gradient(dy, packed, x.shape[2:4], w.shape[3:], stride, padding, compute)
         dw = target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
-        weight_gradient(x, dy, dw, db, taps, stride, padding, compute, 1 / grad_scale)
+        weight_gradient(x, dy, dw, db, stride, padding, compute, 1 / grad_scale)
         return dx, *((None, None) if sink else (dw.grad, db and db.grad)), None, None, None, None, None
 
 

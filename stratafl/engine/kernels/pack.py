@@ -1,15 +1,11 @@
 """Weights and images rearranged for the convolutions.
 
 C clients, CO/CI output and input channels, T = KH * KW taps, A/B the outer and inner channel of a packed weight.
-Only taps that meet the image are packed: of ResNet-18's last 3x3 kernels, whose images are one pixel, a ninth.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
 from __future__ import annotations
-
-import functools
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,37 +14,11 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import TORCH, TRITON, Target, cast, cdiv, power, rows, settle
 
-Size = tuple[int, int]
-
-
-class Taps(NamedTuple):
-    """A part of a kernel: so many rows and columns of it, from (first, first) on."""
-
-    first: int
-    height: int
-    width: int
-    leave: bool
-    """Whether some of them lie outside the image somewhere."""
-
-
-@functools.cache
-def meeting(image: Size, out: Size, kernel: Size, stride: int, padding: int) -> Taps:
-    """The taps that meet the image anywhere; the others' products and gradients are zero."""
-    places = [
-        [[0 <= y * stride - padding + tap < size for y in range(outputs)] for tap in range(taps)]
-        for size, outputs, taps in zip(image, out, kernel, strict=True)
-    ]
-    met = [[tap for tap, inside in enumerate(axis) if any(inside)] or [0, len(axis) - 1] for axis in places]
-    first = min(axis[0] for axis in met)
-    height, width = (axis[-1] + 1 - first for axis in met)
-    rows, columns = places[0][first : first + height], places[1][first : first + width]
-    return Taps(first, height, width, leave=not all(all(inside) for inside in rows + columns))
-
 
 @triton.jit
 def _pack(
     w_ptr, out_ptr, stride_client, stride_a, stride_b, out_client, out_row, out_column, out_a,
-    A, B, FIRST: tl.constexpr, KERNEL_W: tl.constexpr, KW: tl.constexpr, T: tl.constexpr,
+    A, B, KW: tl.constexpr, T: tl.constexpr,
     BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -57,27 +27,25 @@ def _pack(
     b = (tl.program_id(0) % blocks_b) * BLOCK_B + tl.arange(0, BLOCK_B)[None, :, None]
     t = tl.arange(0, BLOCK_T)[None, None, :]
     inside = (a < A) & (b < B) & (t < T)
-    tap = (FIRST + t // KW) * KERNEL_W + FIRST + t % KW
-    w = tl.load(w_ptr + c * stride_client + a * stride_a + b * stride_b + tap, mask=inside, other=0.0)
+    w = tl.load(w_ptr + c * stride_client + a * stride_a + b * stride_b + t, mask=inside, other=0.0)
     where = (t // KW) * out_row + (t % KW) * out_column + a * out_a + b
     tl.store(out_ptr + c * out_client + where, w.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def pack(w_COIhw: Tensor, dtype: torch.dtype, of: Taps, for_input: bool = False) -> Tensor:
+def pack(w_COIhw: Tensor, dtype: torch.dtype, for_input: bool = False) -> Tensor:
     """(C, KH, CO, KW * CI) for the forward product, (C, KH * KW, CI, CO) for the input gradient: the summed is inner.
 
     Reading and writing are coalesced only if both the taps and the inner channel lie in one block.
     """
     w, stride_client = rows(w_COIhw)
-    clients, outputs, inputs, kernel_height, kernel_width = w.shape
-    whole, height, width = kernel_height * kernel_width, of.height, of.width
+    clients, outputs, inputs, height, width = w.shape
     taps = height * width
     if for_input:
-        a, b, stride_a, stride_b = inputs, outputs, whole, inputs * whole
+        a, b, stride_a, stride_b = inputs, outputs, taps, inputs * taps
         shape = (clients, taps, inputs, outputs)
         out_row, out_column, out_a = width * a * b, a * b, b
     else:
-        a, b, stride_a, stride_b = outputs, inputs, inputs * whole, whole
+        a, b, stride_a, stride_b = outputs, inputs, inputs * taps, taps
         shape = (clients, height, outputs, width * inputs)
         out_row, out_column, out_a = a * width * b, b, width * b
     out = torch.empty(shape, dtype=dtype, device=w.device)
@@ -86,15 +54,14 @@ def pack(w_COIhw: Tensor, dtype: torch.dtype, of: Taps, for_input: bool = False)
     grid = (cdiv(a, block_a) * cdiv(b, block_b), clients)
     _pack[grid](
         w, out, stride_client, stride_a, stride_b, out.stride(0), out_row, out_column, out_a,
-        a, b, of.first, kernel_width, width, taps, block_a, block_b, block_t,
+        a, b, width, taps, block_a, block_b, block_t,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _unpack(
-    part_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale, CO, CI,
-    FIRST: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, KERNEL_W: tl.constexpr, T: tl.constexpr,
+    part_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale, CO, CI, T: tl.constexpr,
     EXTRA: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -103,25 +70,22 @@ def _unpack(
     i = (tl.program_id(0) % blocks_i) * BLOCK_I + tl.arange(0, BLOCK_I)[None, :, None]
     t = tl.arange(0, BLOCK_T)[None, None, :]
     inside = (o < CO) & (i < CI) & (t < T)
-    row, column = t // KERNEL_W - FIRST, t % KERNEL_W - FIRST
-    met = (row >= 0) & (row < KH) & (column >= 0) & (column < KW)
-    where = ((row * KW + column) * CI + i) * CO + o
-    dw = tl.load(part_ptr + c * KH * KW * CI * CO + where, mask=inside & met, other=0.0) * scale
+    where = (t * CI + i) * CO + o
+    dw = tl.load(part_ptr + c * T * CI * CO + where, mask=inside, other=0.0) * scale
     squares = settle(dw_ptr, extra_ptr, c * stride_client + (o * CI + i) * T + t, dw, inside, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
-def unpack(part_ChRO: Tensor, dw: Target, of: Taps, scale: float) -> None:
-    """A weight gradient from the order it is computed in, (C, KH, KW * CI, CO), to the weights', times `scale`; that
-    of other taps is zero."""
+def unpack(part_ChRO: Tensor, dw: Target, scale: float) -> None:
+    """A weight gradient from the order it is computed in, (C, KH, KW * CI, CO), to the weights', times `scale`."""
     clients, outputs, inputs, height, width = dw.grad.shape
     taps = height * width
     block_t, block_o = power(taps, 1), min(64, power(outputs, 1))
     block_i = min(power(inputs, 1), max(1, 4096 // (block_t * block_o)))
     programs = cdiv(outputs, block_o) * cdiv(inputs, block_i)
     _unpack[(programs, clients)](
-        part_ChRO, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale, outputs, inputs,
-        of.first, of.height, of.width, width, taps, dw.corrected, block_o, block_i, block_t,
+        part_ChRO, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale, outputs, inputs, taps,
+        dw.corrected, block_o, block_i, block_t,
     )  # fmt: skip
 
 
