@@ -91,8 +91,13 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 continue
             curves = [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves]
             _focus(here, curves, results.target)
+            note = f"unfinished: {at}" if (at := results.unfinished(panel)) else None
             if not one_legend:
-                here.legend(framealpha=0.85, edgecolor="none", fontsize=7, loc="lower right")
+                small = {"fontsize": 7, "title_fontsize": 7}
+                here.legend(title=note, framealpha=0.85, edgecolor="none", loc="lower right", **small)
+            elif note:
+                corner = {"ha": "right", "va": "bottom", "transform": here.transAxes}
+                here.text(0.97, 0.04, note, color=INK, fontsize=8, **corner)
     if one_legend:
         _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)

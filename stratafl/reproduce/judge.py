@@ -65,13 +65,7 @@ class Claim:
 
 def _partial(results: Results) -> str:
     """A comparison of runs that did not get as far as the recipe asks says so."""
-    if results.target is not None:
-        return ""
-    short = [
-        f"{label(panel)} at round {results.until(panel)} of {results.limit(panel)}"
-        for panel in results.panels
-        if 0 < results.until(panel) < results.limit(panel)
-    ]
+    short = [f"{label(panel)} at {at}" for panel in results.panels if (at := results.unfinished(panel))]
     return "unfinished: " + ", ".join(short) if short else ""
 
 

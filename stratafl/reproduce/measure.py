@@ -185,6 +185,11 @@ class Results:
         """The last round that the recipe asks for."""
         return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
 
+    def unfinished(self, panel: tuple[str, ...]) -> str:
+        """How far the panel's lines have come, where that is not the end; runs to a target have no other end."""
+        until, limit = self.until(panel), self.limit(panel)
+        return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
+
     def accuracy(self, panel: tuple[str, ...], line: str) -> Value | None:
         """At the last round all lines of the panel have, so that it is the same round for all."""
         found = self.get(panel, line)

@@ -69,10 +69,11 @@ class Stock:
         return Stock(list_runs(folder) if folder.is_dir() else ())
 
     def curve(self, wanted: Config) -> Curve | None:
-        """The longest there is, wherever it was computed; the newest of equals."""
+        """The newest that is complete, wherever it was computed, or the longest: of two that reached their target, the
+        slower is no better."""
         found = [_cut(run, wanted) for _, run in self._by_essence[essence(wanted)]]
-        curves = [curve for curve in found if curve.rounds]
-        return max(reversed(curves), key=lambda curve: (curve.complete, len(curve.rounds)), default=None)
+        newest = reversed([curve for curve in found if curve.rounds])
+        return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
     def has(self, wanted: Config) -> bool:
         """Whether all of it is there, computed in the same place and precision."""

@@ -73,6 +73,13 @@ def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own
     assert stock.has(elsewhere) and not stock.has(case.config)
 
 
+def test_of_two_that_reached_the_target_the_newer_is_reported_not_the_slower() -> None:
+    (case,) = quick("table1", "both/E4H5/mtgc")
+    older, newer = (stored(case.config, reaching(round, 12, 0.95)) for round in (7, 5))
+    curve = Stock([older, newer]).curve(case.config)
+    assert curve is not None and curve.rounds[-1] == 5
+
+
 def test_runs_that_differ_in_length_only_are_merged() -> None:
     (case,) = quick("table1", "both/E4H5/mtgc")
     short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
