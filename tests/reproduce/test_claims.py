@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from matplotlib import rcParams
 
 from stratafl.recipes import RECIPES, Case
 from stratafl.recipes.paper import table1
 from stratafl.reproduce.claims import CLAIMS
+from stratafl.reproduce.draw import draw
 from stratafl.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
 from stratafl.reproduce.measure import Results, Value, less, times
 from stratafl.reproduce.report import covered, made_with, time_taken
@@ -148,6 +151,18 @@ def test_unfinished_runs_are_compared_at_the_same_round_and_said_to_be() -> None
     assert judge("cinic10_best", behind).status == NOT_SO_FAR
     climbing = results("label_shift", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
     assert judge("label_calm", climbing).status == OPEN
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "said"),
+    [("cinic10", 20, True), ("cinic10", 100, False), ("search", 10, True), ("fig6", 30, False)],
+)
+def test_a_panel_that_is_unfinished_says_so_in_the_figure(
+    name: str, rounds: int, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rcParams, "svg.fonttype", "none")
+    _, svg = draw(results(name, levels({}, rounds)), tmp_path / "figure")
+    assert (f"unfinished: round {rounds} of" in svg.read_text()) == said
 
 
 def test_the_lowest_and_the_most_restless() -> None:
