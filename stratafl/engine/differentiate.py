@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
+from stratafl.engine.layout import Layout
 from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
+from stratafl.engine.spread import Spread
 from stratafl.flat import Flat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -41,6 +43,8 @@ class Batch(NamedTuple):
 class Differentiate(Protocol):
     """The gradient of each client's mean loss, with what is wanted added."""
 
+    layout: Layout
+    """How the rows lie that it takes and gives."""
     even: bool
     """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA graph."""
 
@@ -55,11 +59,13 @@ class Stacked:
         self.flat, self.loss, self.compute = flat, loss, compute
         self.program = Program(flat, inputs)
         self.ops = ops.table(inputs.device, flat.dtype)
+        reorder = self.ops.reorder
+        self.layout = Layout(flat) if reorder is None else Layout(flat, self.program.filters, reorder)
         self.even = not (labels and loss is F.cross_entropy)
         self._maps = True
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
-        named = {name: view.detach() for name, view in self.flat.named(x_CP, b_CZ).items()}
+        named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
         g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
         sinks = Sinks(
@@ -82,7 +88,7 @@ class Stacked:
         return Gradients(g_CP, tuple(sinks.squares or ()))
 
     def _views(self, rows_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
-        views = self.flat.named(rows_CP, b_CZ)
+        views = self.layout.named(rows_CP, b_CZ)
         return {name: views[name] for name in self.flat.names}
 
     def _losses(self, outputs_CB: Tensor, batch: Batch) -> Tensor:
@@ -113,7 +119,7 @@ class Mapped:
     even = True
 
     def __init__(self, flat: Flat, loss: Loss):
-        self.flat, self.loss = flat, loss
+        self.flat, self.loss, self.layout = flat, loss, Layout(flat)
         self._gradient = vmap(grad(self._one), randomness="error")
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
@@ -126,6 +132,15 @@ class Mapped:
     def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         values = self.flat.named(x_P, b_Z)
         return self.loss(functional_call(self.flat.module, values, (inputs,)), targets).reshape(())
+
+
+def _in_order(differentiate: Differentiate, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
+    """The gradients at rows in the module's order, in that order."""
+    layout = differentiate.layout
+    g_CP = differentiate(layout.some(Spread(x_CP), range(len(x_CP))), b_CZ, batch).g_CP
+    out_CP = torch.empty_like(x_CP)
+    layout.restore(g_CP, out_CP)
+    return out_CP
 
 
 def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
@@ -176,7 +191,7 @@ def choose(
                 exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
             else:
                 made = exact = Mapped(flat, loss)
-            off = (exact(x_CP, b_CZ, two).g_CP - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
+            off = (_in_order(exact, x_CP, b_CZ, two) - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:

@@ -81,6 +81,8 @@ def _conv2d(low: Lowering, node: fx.Node) -> Run:
     if dilation != (1, 1) or groups != 1 or stride[0] != stride[1] or padding[0] != padding[1]:
         # kernels of our own do not know these
         return lambda frame: ops.conv2d(x(frame), *own.of(frame), stride, padding, frame.compute, dilation, groups)
+    if own.w is not None:
+        low.filters.add(own.w)
     rectified = low.sole_user(node)
     if stride == (1, 1) and rectified is not None and is_relu(low, rectified):
         pooled = low.sole_user(rectified)
@@ -204,6 +206,18 @@ def _image_layer(low: Lowering, node: fx.Node) -> Run:
     return on_images(low, node, layer)
 
 
+def _max_pool(low: Lowering, node: fx.Node) -> Run:
+    layer = low.module(node)
+    assert isinstance(layer, nn.MaxPool2d)
+    kernel, stride, padding = (_pair(each) for each in (layer.kernel_size, layer.stride, layer.padding))
+    plain = _pair(layer.dilation) == (1, 1) and not (layer.ceil_mode or layer.return_indices)
+    if not plain or low.rank(node) != IMAGE or kernel[0] * kernel[1] > ops.MOST_POOLED:
+        return _image_layer(low, node)
+    x = low.fetch(node.args[0], last=True)
+    low.last.add(node)
+    return lambda frame: frame.ops.functions["max_pool2d"](x(frame), kernel, stride, padding)
+
+
 def _softmax_layer(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     return softmax(type(layer) is nn.LogSoftmax, low, node.args[0], layer.dim)
@@ -213,7 +227,7 @@ _UNARY = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.ReLU6,
     nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Mish, nn.Softsign, nn.LogSigmoid, nn.Identity,
 )  # fmt: skip
-_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_POOLS = (nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 MODULES: dict[type[nn.Module], Lower] = {
     **dict.fromkeys(_UNARY, _unary_layer),
@@ -221,6 +235,7 @@ MODULES: dict[type[nn.Module], Lower] = {
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _dropout),
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
+    nn.MaxPool2d: _max_pool,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,

@@ -105,6 +105,8 @@ class Lowering:
         """Values with an entry for each sample of the batch."""
         self.fused: dict[fx.Node, fx.Node] = {}
         """Nodes that an earlier one has already done."""
+        self.filters: set[str] = set()
+        """The parameters that convolutions take as filters."""
 
     def module(self, node: fx.Node) -> nn.Module:
         return self.root.get_submodule(str(node.target))

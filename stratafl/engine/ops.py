@@ -27,6 +27,8 @@ HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Pair = tuple[int, int]
 Size = int | Pair
+MOST_POOLED = 255
+"""Places in a window that a kernel of our own knows."""
 
 
 def held(x: Tensor, compute: Compute) -> Tensor:
@@ -147,6 +149,10 @@ def images(function: Callable[[Tensor], Tensor], x_CBHWK: Tensor) -> Tensor:
     return y.unflatten(0, x_CBHWK.shape[:2])
 
 
+def max_pool2d(x_CBHWK: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    return images(lambda x: F.max_pool2d(x, kernel, stride, padding), x_CBHWK)
+
+
 def flatten(x_CBHWK: Tensor) -> Tensor:
     """(C, B, K * H * W), in the order of a flattened channels-first image."""
     return x_CBHWK.movedim(-1, 2).flatten(2)
@@ -265,6 +271,7 @@ TORCH: dict[str, Callable[..., Tensor]] = {
         linear,
         conv2d,
         conv2d_relu_pool,
+        max_pool2d,
         flatten,
         group_norm,
         layer_norm,
@@ -286,6 +293,8 @@ class Table(NamedTuple):
     squares: bool
     """Whether it takes one."""
     update: Callable[..., None]
+    reorder: Callable[[Tensor, Tensor], None] | None = None
+    """Where convolutions want their filters channels-last: copies them from one order to the other."""
 
 
 PLAIN = Table(TORCH, frozenset({"linear"}), Sink, False, update)
@@ -304,4 +313,4 @@ def _with_kernels() -> Table:
         return PLAIN
     ours = {name: getattr(kernels, name) for name in TORCH if name in kernels.__all__}
     sinking = frozenset(name for name, function in ours.items() if "sink" in inspect.signature(function).parameters)
-    return Table({**TORCH, **ours}, sinking, kernels.Sink, True, kernels.update)
+    return Table({**TORCH, **ours}, sinking, kernels.Sink, True, kernels.update, kernels.reorder)

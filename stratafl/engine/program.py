@@ -57,6 +57,8 @@ class Program:
             else:
                 self._steps.append((node, layers.lower(lowering, node)))
                 lowering.note(node)
+        self.filters = lowering.filters & set(flat.names)
+        """The parameters that convolutions take as filters."""
         self._own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
 
     def __call__(

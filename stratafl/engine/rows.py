@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stratafl.engine.layout import Layout
 from stratafl.engine.ops import Table, move
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Work
@@ -69,22 +70,22 @@ class Rows(NamedTuple):
             new(work.x) if proximal else None,
         )
 
-    def load(self, work: Work, leaves: Sequence[int]) -> None:
-        """Take over what these leaves start from."""
-        work.x.into(self.x_CP, leaves)
+    def load(self, work: Work, leaves: Sequence[int], layout: Layout) -> None:
+        """Take over what these leaves start from; rows of parameters lie as this says from then on."""
+        layout.into(self.x_CP, work.x, leaves)
         work.b.into(self.b_CZ, leaves)
         if self.velocity_CP is not None:
             self.velocity_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
             (factor, first), *others = terms + [(-strength, model) for strength, model in _proximal(work)]
-            first.into(self.correction_CP, leaves)
+            layout.into(self.correction_CP, first, leaves)
             if factor != 1:
                 self.correction_CP.mul_(factor)
             for factor, other in others:
-                self.correction_CP.add_(other.some(leaves), alpha=factor)
+                self.correction_CP.add_(layout.some(other, leaves), alpha=factor)
         for mine, pull in zip(self.pulls, work.pulls, strict=False):  # none of mine where all are proximal
-            given = pull.edge(lambda rows: rows.some(leaves))
+            given = pull.edge(lambda rows: layout.some(rows, leaves))
             for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
                 part.copy_(theirs)
 

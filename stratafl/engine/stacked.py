@@ -23,6 +23,7 @@ from stratafl.engine import kernels
 from stratafl.engine.augmenting import one_by_one, takes_stacks
 from stratafl.engine.differentiate import Batch, Differentiate, Way, choose
 from stratafl.engine.graph import Captured, Fixed, Samples
+from stratafl.engine.layout import Layout
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
@@ -98,6 +99,7 @@ class StackedEngine:
             labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
             found, self.how = choose(flat, training.loss, sample, targets[few], precision, labels, ways)
         self._differentiate: Differentiate | None = found
+        self._layout = Layout(flat) if found is None else found.layout
         self.chunk = chunk or self._fitting()
 
     @property
@@ -114,7 +116,7 @@ class StackedEngine:
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
-                x_AP[chunk.first : chunk.first + len(chunk.leaves)] = rows.x_CP
+                self._layout.restore(rows.x_CP, x_AP[chunk.first : chunk.first + len(chunk.leaves)])
         self._look_ahead(work)
         return x_AP, work.b.some(work.active).clone()
 
@@ -126,8 +128,9 @@ class StackedEngine:
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), 0.0)
-                rows.load(work, chunk.leaves)
-                g_AP[chunk.first : chunk.first + len(chunk.leaves)] = self._gradients(rows, chunk, 0, work.step).g_CP
+                rows.load(work, chunk.leaves, self._layout)
+                g_CP = self._gradients(rows, chunk, 0, work.step).g_CP
+                self._layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
         return g_AP
 
     # -- one chunk ----------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class StackedEngine:
         """The chunk's rows after all steps."""
         captured = self._captured_for(work, chunk)
         rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
-        rows.load(work, chunk.leaves)
+        rows.load(work, chunk.leaves, self._layout)
         if captured:
             captured.run(chunk.samples, work.step, lr)
             return rows
@@ -233,7 +236,7 @@ class StackedEngine:
             work = Work(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, few, self.leaf.momentum)
-                rows.load(work, chunk.leaves)
+                rows.load(work, chunk.leaves, self._layout)
 
                 def gradients(wanted: Wanted) -> Gradients:
                     return self._gradients(rows, chunk, 0, 0, wanted)
@@ -286,7 +289,7 @@ class StackedEngine:
             step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
-        rows.load(work, chunk.leaves)
+        rows.load(work, chunk.leaves, self._layout)
         before = self._clipped.clone()
         try:
             return Captured(rows, chunk.samples, take)

@@ -26,7 +26,17 @@ ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
         ["conv2d"],
         ["conv2d_relu_pool"],
         ["linear"],
-        ["group_norm", "flatten", "embedding", "cross_entropy", "recurrent", "update", "drift"],
+        [
+            "group_norm",
+            "flatten",
+            "max_pool2d",
+            "reorder",
+            "embedding",
+            "cross_entropy",
+            "recurrent",
+            "update",
+            "drift",
+        ],
     ],
     ids=lambda families: families[0],
 )

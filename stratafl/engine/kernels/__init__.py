@@ -17,6 +17,7 @@ _WHERE = {
     "conv2d": "conv",
     "conv2d_relu_pool": "conv_pool",
     "linear": "dense",
+    "max_pool2d": "pool",
     "cross_entropy": "loss",
     "group_norm": "norm",
     "embedding": "table",
@@ -24,6 +25,7 @@ _WHERE = {
     "fetch": "gather",
     "flatten": "flat",
     "recurrent": "lstm",
+    "reorder": "pack",
     "update": "step",
     "Sink": "common",
 }
@@ -39,7 +41,9 @@ __all__ = [
     "flatten",
     "group_norm",
     "linear",
+    "max_pool2d",
     "recurrent",
+    "reorder",
 ]
 
 

@@ -27,7 +27,7 @@ from stratafl.engine.kernels.common import (
     storage,
     target,
 )
-from stratafl.engine.kernels.pack import convert, pack, unpack
+from stratafl.engine.kernels.pack import Taps, convert, last, lie_last, meeting, new_last, pack
 from stratafl.engine.kernels.tuning import tuning
 
 
@@ -35,7 +35,7 @@ from stratafl.engine.kernels.tuning import tuning
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stride_bias,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -53,7 +53,7 @@ def _forward(
     for step in range(KH * blocks_k):
         row, r = step // blocks_k, (step % blocks_k) * BK + k
         inside = (m < M)[:, None] & (r < R)[None, :]
-        if PAD > 0:
+        if LEAVE:
             column = left[:, None] + (r // CI)[None, :]
             inside &= (top + row >= 0)[:, None] & (top + row < H)[:, None] & (column >= 0) & (column < W)
         x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
@@ -119,22 +119,20 @@ def _input_gradient(
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, part_ptr,
+    x_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, MET_H: tl.constexpr, MET_W: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    LEAVE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient.
-
-    part[client, tap row, r, o]: to write (O, I, h, w) from here would scatter single values.
-    """
+    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
     rest = tl.program_id(0) // blocks_n
     blocks_r: tl.constexpr = (R + BR * PARTS - 1) // (BR * PARTS)
-    ki, block_r = rest // blocks_r, rest % blocks_r
-    r = block_r * BR * PARTS + tl.arange(0, BR)
+    ki, first_r = rest // blocks_r, (rest % blocks_r) * BR * PARTS
+    r = first_r + tl.arange(0, BR)
     k = tl.arange(0, BK)
     x_ptr += c * (M // (OH * OW)) * H * W * CI
     dy_ptr += c * M * CO
@@ -143,19 +141,21 @@ def _weight_gradient(
     acc2 = acc0
     acc3 = acc0
     acc4 = acc0
-    for first in range(0, M, BK):
+    # taps that never meet the image have their correction only
+    met = (ki >= FIRST) & (ki < FIRST + MET_H) & (first_r < (FIRST + MET_W) * CI) & (first_r + BR * PARTS > FIRST * CI)
+    for first in range(0, tl.where(met, M, 0), BK):
         m = first + k
         sample, y, x = m // (OH * OW), (m // OW) % OH, m % OW
         top, left = y * STRIDE - PAD + ki, x * STRIDE - PAD
         dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
         start = ((sample * H + top) * W + left) * CI
         there = m < M
-        if PAD > 0:
+        if LEAVE:
             there &= (top >= 0) & (top < H)
         for part in tl.static_range(PARTS):
             r_part = r + part * BR
             inside = there[:, None] & (r_part < R)[None, :]
-            if PAD > 0:
+            if LEAVE:
                 column = left[:, None] + (r_part // CI)[None, :]
                 inside &= (column >= 0) & (column < W)
             x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
@@ -170,16 +170,23 @@ def _weight_gradient(
                 acc3 = tl.dot(x_RK, dy_KN, acc3, input_precision=PRECISION)
             else:
                 acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
-    out = part_ptr + (c * KH + ki) * R * CO + r[:, None] * CO + n[None, :]
-    tl.store(out, acc0, mask=(r < R)[:, None] & (n < CO)[None, :])
-    if PARTS > 1:
-        tl.store(out + BR * CO, acc1, mask=(r + BR < R)[:, None] & (n < CO)[None, :])
-    if PARTS > 2:
-        tl.store(out + 2 * BR * CO, acc2, mask=(r + 2 * BR < R)[:, None] & (n < CO)[None, :])
-    if PARTS > 3:
-        tl.store(out + 3 * BR * CO, acc3, mask=(r + 3 * BR < R)[:, None] & (n < CO)[None, :])
-    if PARTS > 4:
-        tl.store(out + 4 * BR * CO, acc4, mask=(r + 4 * BR < R)[:, None] & (n < CO)[None, :])
+    squares = 0.0
+    for part in tl.static_range(PARTS):
+        if part == 0:
+            acc = acc0
+        elif part == 1:
+            acc = acc1
+        elif part == 2:
+            acc = acc2
+        elif part == 3:
+            acc = acc3
+        else:
+            acc = acc4
+        r_part = r + part * BR
+        at = c * stride_client + (n * KH + ki)[None, :] * R + r_part[:, None]
+        inside = (r_part < R)[:, None] & (n < CO)[None, :]
+        squares += settle(dw_ptr, extra_ptr, at, acc * scale, inside, EXTRA)
+    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 @triton.jit
@@ -210,13 +217,12 @@ def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def input_gradient(
-    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int,
-    compute: str,
+    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: Taps, stride: int, padding: int, compute: str,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the convolution's input, of height and width `size`."""
+    """The gradient of the convolution's input, of height and width `size`; `packed` are these taps' weights."""
     clients, batch, out_height, out_width, outputs = dy_CBHWO.shape
     forward_pack = packed_for_both(packed.dtype)
-    inputs = packed.shape[3] // kernel[1] if forward_pack else packed.shape[2]
+    inputs = packed.shape[3] // taps.width if forward_pack else packed.shape[2]
     height, width = size
     dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
     pixels = batch * cdiv(width, stride)
@@ -224,18 +230,18 @@ def input_gradient(
     bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(inputs)), min(t.k, power(outputs))
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
-        dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, *kernel,
-        stride, padding, operands(compute).precision, forward_pack, bm, bn, bk,
+        dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, taps.height, taps.width,
+        stride, padding - taps.first, operands(compute).precision, forward_pack, bm, bn, bk,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
 
 
 def weight_gradient(
-    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, stride: int, padding: int, compute: str,
-    scale: float,
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, taps: Taps, stride: int, padding: int,
+    compute: str, scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradients of weights and bias, times `scale`, to these targets."""
+    """Write the gradients of weights and bias, times `scale`, to these targets; other taps than these have none."""
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = dw.grad.shape[3:]
@@ -246,20 +252,31 @@ def weight_gradient(
     br, bn = min(t.m, power(row)), min(t.n, power(outputs))
     blocks = cdiv(row, br)
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
-    grid = (kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn), clients)
-    part = torch.empty((clients, kernel_height, row, outputs), dtype=torch.float32, device=x.device)
+    programs = kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn)
     pixels = batch * out_height * out_width
-    _weight_gradient[grid](
-        x, dy, part, pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height, stride,
-        padding, by.precision, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+    _weight_gradient[(programs, clients)](
+        x, dy, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale / by.scale,
+        pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height,
+        taps.first, taps.height, taps.width, stride, padding, padding > 0, dw.corrected, by.precision,
+        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    unpack(part, dw, scale / by.scale)
     if db is not None:
         bm, programs = min(256, power(pixels)), cdiv(outputs, bn)
         _bias_gradient[(programs, clients)](
             dy, db.grad, db.extra, db.parts(programs), db.grad.stride(0), scale / by.scale, pixels, outputs,
             db.corrected, bm, bn, num_warps=8,
         )  # fmt: skip
+
+
+def filters(sink: Sink | None, w_COIhw: Tensor) -> Target:
+    """Where the gradient of filters that lie channels-last goes: there it lies so too."""
+    found = target(sink, w_COIhw) if sink is not None else None
+    if found is None:
+        grad = new_last(w_COIhw.shape, w_COIhw.device)
+        return Target(grad, grad, False, None)
+    if not lie_last(found.grad):
+        raise ValueError("a convolution's gradients must lie channels-last")
+    return found
 
 
 class _Conv2d(torch.autograd.Function):
@@ -275,33 +292,35 @@ class _Conv2d(torch.autograd.Function):
             out_size(height, kernel_height, stride, padding),
             out_size(width, kernel_width, stride, padding),
         )
-        packed = pack(w, x.dtype)
+        w = last(w)
+        taps = meeting((height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding)
+        packed = pack(w, x.dtype, taps)
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
-        pixels, row = batch * out_height * out_width, kernel_width * inputs
+        pixels, row = batch * out_height * out_width, taps.width * inputs
         t = tuning("conv forward", compute)
         bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
         bias, stride_bias = (w, 0) if b is None else rows(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
             x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
-            kernel_height, stride, padding, b is not None, operands(compute).precision, bm, bn, bk,
-            num_warps=t.warps, num_stages=t.stages,
+            taps.height, stride, padding - taps.first, taps.leave, b is not None, operands(compute).precision,
+            bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)
-        ctx.plan = stride, padding, compute, sink, grad_scale
+        ctx.plan = taps, stride, padding, compute, sink, grad_scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, packed = ctx.saved_tensors
-        stride, padding, compute, sink, grad_scale = ctx.plan
+        taps, stride, padding, compute, sink, grad_scale = ctx.plan
         dy = dy_[0].to(x.dtype).contiguous()
         dx = None
         if ctx.needs_input_grad[0]:
-            packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, for_input=True)
-            dx = input_gradient(dy, packed, x.shape[2:4], w.shape[3:], stride, padding, compute)
-        dw = target(sink, w)
+            packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, taps, for_input=True)
+            dx = input_gradient(dy, packed, x.shape[2:4], taps, stride, padding, compute)
+        dw = filters(sink, w)
         db = None if b is None else target(sink, b, bias=True)
-        weight_gradient(x, dy, dw, db, stride, padding, compute, 1 / grad_scale)
+        weight_gradient(x, dy, dw, db, taps, stride, padding, compute, 1 / grad_scale)
         return dx, *((None, None) if sink else (dw.grad, db and db.grad)), None, None, None, None, None
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from stratafl.engine.kernels import thin
 from stratafl.engine.kernels.common import Sink, cdiv, operands, power, rows, storage, target
-from stratafl.engine.kernels.conv import input_gradient, out_size, packed_for_both, weight_gradient
-from stratafl.engine.kernels.pack import pack
+from stratafl.engine.kernels.conv import filters, input_gradient, out_size, packed_for_both, weight_gradient
+from stratafl.engine.kernels.pack import last, meeting, pack
 from stratafl.engine.kernels.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
@@ -30,7 +30,7 @@ from stratafl.engine.kernels.tuning import tuning
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
     M, H, W, PH, PW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    PAD: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The four places of a window are blocks of columns of one wide product, the weights its rows: that reads shared
@@ -54,7 +54,7 @@ def _forward(
         weights = (n < CO)[:, None] & (r < R)[None, :]
         w_NK = tl.load(w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=weights, other=0.0)
         inside = (m < M)[:, None] & (r < R)[None, :]
-        if PAD > 0:
+        if LEAVE:
             column = left[:, None] + (r // CI)[None, :]
             inside &= ((top + row >= 0) & (top + row < H))[:, None] & (column >= 0) & (column < W)
         x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
@@ -114,6 +114,8 @@ class _ConvReluPool(torch.autograd.Function):
         dtype = storage(compute)
         y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+        w = last(w)
+        taps = meeting((height, width), size, (kernel_height, kernel_width), 1, padding)
         use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
         packed = None
         if use_thin:
@@ -121,26 +123,26 @@ class _ConvReluPool(torch.autograd.Function):
             thin.forward(x, w, b, y, place, compute)
         else:
             x = x.to(dtype).contiguous()
-            packed = pack(w, dtype)
-            pixels, row = batch * pooled[0] * pooled[1], kernel_width * inputs
+            packed = pack(w, dtype, taps)
+            pixels, row = batch * pooled[0] * pooled[1], taps.width * inputs
             t = tuning("pool forward", compute)
             bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
             bias, stride_bias = (w, 0) if b is None else rows(b)
             _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
                 x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
-                kernel_height, padding, b is not None, operands(compute).precision, bm, bn, bk,
-                num_warps=t.warps, num_stages=t.stages,
+                taps.height, padding - taps.first, taps.leave, b is not None, operands(compute).precision,
+                bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place, packed)
-        ctx.plan = (height, width), size, padding, compute, sink, grad_scale, use_thin
+        ctx.plan = (height, width), size, taps, padding, compute, sink, grad_scale, use_thin
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, place, packed = ctx.saved_tensors
-        image, size, padding, compute, sink, grad_scale, use_thin = ctx.plan
+        image, size, taps, padding, compute, sink, grad_scale, use_thin = ctx.plan
         dy = dy_[0].to(storage(compute)).contiguous()
-        dw = target(sink, w)
+        dw = filters(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         dx = None
         if use_thin:
@@ -148,9 +150,9 @@ class _ConvReluPool(torch.autograd.Function):
         else:
             dense = unpool(dy, place, size)
             if ctx.needs_input_grad[0]:
-                packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, for_input=True)
-                dx = input_gradient(dense, packed, image, w.shape[3:], 1, padding, compute)
-            weight_gradient(x, dense, dw, db, 1, padding, compute, 1 / grad_scale)
+                packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, taps, for_input=True)
+                dx = input_gradient(dense, packed, image, taps, 1, padding, compute)
+            weight_gradient(x, dense, dw, db, taps, 1, padding, compute, 1 / grad_scale)
         return dx, *((None, None) if sink else (dw.grad, db and db.grad)), None, None, None, None
 
 

@@ -1,68 +1,111 @@
 """Weights and images rearranged for the convolutions.
 
-C clients, CO/CI output and input channels, T = KH * KW taps, A/B the outer and inner channel of a packed weight.
+C clients, CO/CI output and input channels, T = KH * KW taps. A client's filters lie channels-last, (CO, KH, KW, CI), in
+the rows the kernels compute with; `reorder` brings them there and back.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, TRITON, Target, cast, cdiv, power, rows, settle
+from stratafl.engine.kernels.common import TORCH, TRITON, cast, cdiv, power
+
+Size = tuple[int, int]
+
+
+class Taps(NamedTuple):
+    """A part of a kernel: so many rows and columns of it, from (first, first) on."""
+
+    first: int
+    height: int
+    width: int
+    leave: bool
+    """Whether some of them lie outside the image somewhere."""
+
+
+@functools.cache
+def meeting(image: Size, out: Size, kernel: Size, stride: int, padding: int) -> Taps:
+    """The taps that meet the image anywhere; the others' products and gradients are zero. Of ResNet-18's last 3x3
+    kernels, whose images are one pixel, it is a ninth."""
+    places = [
+        [[0 <= y * stride - padding + tap < size for y in range(outputs)] for tap in range(taps)]
+        for size, outputs, taps in zip(image, out, kernel, strict=True)
+    ]
+    met = [[tap for tap, inside in enumerate(axis) if any(inside)] or [0, len(axis) - 1] for axis in places]
+    first = min(axis[0] for axis in met)
+    height, width = (axis[-1] + 1 - first for axis in met)
+    rows, columns = places[0][first : first + height], places[1][first : first + width]
+    return Taps(first, height, width, leave=not all(all(inside) for inside in rows + columns))
+
+
+def lie_last(w_COIhw: Tensor) -> bool:
+    """Whether each client's filters lie channels-last."""
+    return w_COIhw[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def new_last(shape: torch.Size, device: torch.device) -> Tensor:
+    """Empty filters of this (C, CO, CI, KH, KW) that lie channels-last."""
+    clients, outputs, inputs, height, width = shape
+    return torch.empty((clients, outputs, height, width, inputs), device=device).permute(0, 1, 4, 2, 3)
+
+
+def last(w_COIhw: Tensor) -> Tensor:
+    """The same filters, channels-last."""
+    if lie_last(w_COIhw):
+        return w_COIhw
+    own = w_COIhw if w_COIhw.stride(0) else w_COIhw[:1]  # a frozen layer's are all clients'
+    return own.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).expand(w_COIhw.shape)
 
 
 @triton.jit
 def _pack(
-    w_ptr, out_ptr, stride_client, stride_a, stride_b, out_client, out_row, out_column, out_a,
-    A, B, KW: tl.constexpr, T: tl.constexpr,
-    BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr,
+    w_ptr, out_ptr, stride_client, stride_o, stride_h, stride_w, out_client, out_h, out_w, out_o, out_i,
+    CO, CI, KW: tl.constexpr, T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
-    blocks_b = tl.cdiv(B, BLOCK_B)
-    a = (tl.program_id(0) // blocks_b) * BLOCK_A + tl.arange(0, BLOCK_A)[:, None, None]
-    b = (tl.program_id(0) % blocks_b) * BLOCK_B + tl.arange(0, BLOCK_B)[None, :, None]
-    t = tl.arange(0, BLOCK_T)[None, None, :]
-    inside = (a < A) & (b < B) & (t < T)
-    w = tl.load(w_ptr + c * stride_client + a * stride_a + b * stride_b + t, mask=inside, other=0.0)
-    where = (t // KW) * out_row + (t % KW) * out_column + a * out_a + b
+    tap, block = tl.program_id(0) % T, tl.program_id(0) // T
+    blocks_i = tl.cdiv(CI, BLOCK_I)
+    o = (block // blocks_i) * BLOCK_O + tl.arange(0, BLOCK_O)[:, None]
+    i = (block % blocks_i) * BLOCK_I + tl.arange(0, BLOCK_I)[None, :]
+    inside = (o < CO) & (i < CI)
+    row, column = tap // KW, tap % KW
+    w = tl.load(w_ptr + c * stride_client + row * stride_h + column * stride_w + o * stride_o + i, mask=inside)
+    where = row * out_h + column * out_w + o * out_o + i * out_i
     tl.store(out_ptr + c * out_client + where, w.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def pack(w_COIhw: Tensor, dtype: torch.dtype, for_input: bool = False) -> Tensor:
-    """(C, KH, CO, KW * CI) for the forward product, (C, KH * KW, CI, CO) for the input gradient: the summed is inner.
-
-    Reading and writing are coalesced only if both the taps and the inner channel lie in one block.
-    """
-    w, stride_client = rows(w_COIhw)
-    clients, outputs, inputs, height, width = w.shape
-    taps = height * width
+def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: Taps, for_input: bool = False) -> Tensor:
+    """Of filters that lie channels-last these taps, in another type: (C, KH, CO, KW * CI) for the forward product,
+    (C, KH * KW, CI, CO) for the input gradient, where what is summed is inner."""
+    clients, outputs, inputs = w_COIhw.shape[:3]
+    there = slice(taps.first, taps.first + taps.height), slice(taps.first, taps.first + taps.width)
+    w = w_COIhw[(..., *there)]
+    shape = (clients, taps.height, outputs, taps.width, inputs)
+    axes = (0, 1, 3, 2, 4)
     if for_input:
-        a, b, stride_a, stride_b = inputs, outputs, taps, inputs * taps
-        shape = (clients, taps, inputs, outputs)
-        out_row, out_column, out_a = width * a * b, a * b, b
-    else:
-        a, b, stride_a, stride_b = outputs, inputs, inputs * taps, taps
-        shape = (clients, height, outputs, width * inputs)
-        out_row, out_column, out_a = a * width * b, b, width * b
+        shape, axes = (clients, taps.height, taps.width, inputs, outputs), (0, 1, 2, 4, 3)
     out = torch.empty(shape, dtype=dtype, device=w.device)
-    block_t, block_b = power(taps, 1), min(64, power(b, 1))
-    block_a = min(power(a, 1), max(1, 8192 // (block_t * block_b)))
-    grid = (cdiv(a, block_a) * cdiv(b, block_b), clients)
-    _pack[grid](
-        w, out, stride_client, stride_a, stride_b, out.stride(0), out_row, out_column, out_a,
-        a, b, width, taps, block_a, block_b, block_t,
-    )  # fmt: skip
-    return out
+    block_i = min(64 if for_input else 128, power(inputs, 1))
+    block_o = min(power(outputs, 1), 4096 // block_i)
+    count = taps.height * taps.width
+    grid = (count * cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)
+    strides = [w.stride(axis) for axis in (0, 1, 3, 4)] + [out.stride(axis) for axis in axes]
+    _pack[grid](w, out, *strides, outputs, inputs, taps.width, count, block_o, block_i)
+    return out.flatten(1, 2) if for_input else out.flatten(3)
 
 
 @triton.jit
-def _unpack(
-    part_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale, CO, CI, T: tl.constexpr,
-    EXTRA: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
+def _reorder(
+    w_ptr, out_ptr, stride_client, out_client, stride_i, stride_t, out_i, out_t, CO, CI, T: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
     blocks_i = tl.cdiv(CI, BLOCK_I)
@@ -70,22 +113,24 @@ def _unpack(
     i = (tl.program_id(0) % blocks_i) * BLOCK_I + tl.arange(0, BLOCK_I)[None, :, None]
     t = tl.arange(0, BLOCK_T)[None, None, :]
     inside = (o < CO) & (i < CI) & (t < T)
-    where = (t * CI + i) * CO + o
-    dw = tl.load(part_ptr + c * T * CI * CO + where, mask=inside, other=0.0) * scale
-    squares = settle(dw_ptr, extra_ptr, c * stride_client + (o * CI + i) * T + t, dw, inside, EXTRA)
-    tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
+    w = tl.load(w_ptr + c * stride_client + o * (CI * T) + i * stride_i + t * stride_t, mask=inside)
+    tl.store(out_ptr + c * out_client + o * (CI * T) + i * out_i + t * out_t, w, mask=inside)
 
 
-def unpack(part_ChRO: Tensor, dw: Target, scale: float) -> None:
-    """A weight gradient from the order it is computed in, (C, KH, KW * CI, CO), to the weights', times `scale`."""
-    clients, outputs, inputs, height, width = dw.grad.shape
+def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
+    """Copy filters to where they lie in the other order: channels-last to as the module has them, or back.
+
+    Reading and writing are coalesced only if both the taps and the inputs lie in one block.
+    """
+    clients, outputs, inputs, height, width = w_COIhw.shape
     taps = height * width
-    block_t, block_o = power(taps, 1), min(64, power(outputs, 1))
-    block_i = min(power(inputs, 1), max(1, 4096 // (block_t * block_o)))
-    programs = cdiv(outputs, block_o) * cdiv(inputs, block_i)
-    _unpack[(programs, clients)](
-        part_ChRO, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale, outputs, inputs, taps,
-        dw.corrected, block_o, block_i, block_t,
+    block_t, block_i = power(taps, 1), min(64, power(inputs, 1))
+    block_o = min(power(outputs, 1), max(1, 4096 // (block_t * block_i)))
+    plain, channels_last = (taps, 1), (1, inputs)
+    strides = (*channels_last, *plain) if lie_last(w_COIhw) else (*plain, *channels_last)
+    _reorder[(cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
+        w_COIhw, out_COIhw, w_COIhw.stride(0), out_COIhw.stride(0), *strides, outputs, inputs, taps,
+        block_o, block_i, block_t,
     )  # fmt: skip
 
 

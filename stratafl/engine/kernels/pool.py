@@ -1,11 +1,22 @@
-"""What happens to four accumulators in registers: bias, ReLU and the maximum, with its place."""
+"""The largest of some places, and which it was: of four accumulators in registers, and of the windows of an image.
+
+C clients, B samples, H/W image, K channels, M pixels.
+"""
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from stratafl.engine.kernels.common import cdiv, power
+
+Pair = tuple[int, int]
 
 
 @triton.jit
@@ -25,3 +36,104 @@ def relu_pool(acc0, acc1, acc2, acc3, bias_N):
     best += bias_N[None, :]
     off = best <= 0.0
     return tl.where(off, 0.0, best), tl.where(off, 4, place)
+
+
+@triton.jit
+def _max(
+    x_ptr, y_ptr, place_ptr, M, H, W, OH, OW, K: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (K + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    sample, top, left = m // (OH * OW), ((m // OW) % OH) * SH - PH, (m % OW) * SW - PW
+    x_ptr += c * (M // (OH * OW)) * H * W * K
+    there = (m < M)[:, None] & (n < K)[None, :]
+    best = tl.full((BM, BN), float("-inf"), tl.float32)
+    # where all are -inf the first counts, as in the library
+    place = tl.zeros((BM, BN), tl.int32) + (tl.maximum(-top, 0) * KW + tl.maximum(-left, 0))[:, None]
+    for tap in tl.static_range(KH * KW):
+        y, x = top + tap // KW, left + tap % KW
+        inside = there & ((y >= 0) & (y < H) & (x >= 0) & (x < W))[:, None]
+        at = ((sample * H + y) * W + x)[:, None] * K + n[None, :]
+        value = tl.load(x_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
+        more = (value > best) | (value != value)
+        best = tl.where(more, value, best)
+        place = tl.where(more, tap, place)
+    out = c * M * K + m[:, None] * K + n[None, :]
+    tl.store(y_ptr + out, best.to(y_ptr.dtype.element_ty), mask=there)
+    tl.store(place_ptr + out, place.to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _max_gradient(
+    dy_ptr, place_ptr, dx_ptr, M, H, W, OH, OW, K: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """One program: some pixels, each of which asks the windows it lies in whether it was their largest."""
+    c = tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (K + BN - 1) // BN
+    m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
+    sample, y, x = m // (H * W), (m // W) % H + PH, m % W + PW
+    windows = c * (M // (H * W)) * OH * OW * K
+    there = (m < M)[:, None] & (n < K)[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for a in tl.static_range((KH + SH - 1) // SH):
+        for b in tl.static_range((KW + SW - 1) // SW):
+            row, column = y // SH - a, x // SW - b
+            ki, kj = y - row * SH, x - column * SW
+            meets = (row >= 0) & (row < OH) & (ki < KH) & (column >= 0) & (column < OW) & (kj < KW)
+            at = windows + ((sample * OH + row) * OW + column)[:, None] * K + n[None, :]
+            inside = there & meets[:, None]
+            mine = tl.load(place_ptr + at, mask=inside, other=255).to(tl.int32) == (ki * KW + kj)[:, None]
+            total += tl.where(mine, tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+    out = c * M * K + m[:, None] * K + n[None, :]
+    tl.store(dx_ptr + out, total.to(dx_ptr.dtype.element_ty), mask=there)
+
+
+def _grid(pixels: int, channels: int, clients: int) -> tuple[tuple[int, int], int, int]:
+    bn = min(64, power(channels, 1))
+    bm = 2048 // bn
+    return (cdiv(pixels, bm) * cdiv(channels, bn), clients), bm, bn
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+        x = x.contiguous()
+        clients, batch, height, width, channels = x.shape
+        size = [
+            (length + 2 * p - k) // s + 1
+            for length, k, s, p in zip((height, width), kernel, stride, padding, strict=True)
+        ]
+        y = torch.empty((clients, batch, *size, channels), dtype=x.dtype, device=x.device)
+        place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+        pixels = batch * size[0] * size[1]
+        grid, bm, bn = _grid(pixels, channels, clients)
+        plan = (*kernel, *stride, *padding)
+        _max[grid](x, y, place, pixels, height, width, *size, channels, *plan, bm, bn)
+        ctx.save_for_backward(place)
+        ctx.plan = x.shape, plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
+        (place,) = ctx.saved_tensors
+        shape, plan = ctx.plan
+        dy = dy_[0].contiguous()
+        clients, batch, height, width, channels = shape
+        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
+        grid, bm, bn = _grid(batch * height * width, channels, clients)
+        pixels = batch * height * width
+        _max_gradient[grid](dy, place, dx, pixels, height, width, *dy.shape[2:4], channels, *plan, bm, bn)
+        return dx, None, None, None
+
+
+def max_pool2d(x_CBHWK: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The largest value of each window, (C, B, H', W', K). Which it was is kept in a byte: windows have at most 255
+    places."""
+    return _MaxPool.apply(x_CBHWK, kernel, stride, padding)

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import cdiv, power
 
+FEW = 256
+"""Parts of a sum that every program of the pass may add up for itself."""
+
 
 @triton.jit
 def _squares(
@@ -41,6 +44,15 @@ def _squares(
             d = tl.load(g_ptr + row + p, mask=p < P, other=0.0)
             total += d * d
     tl.store(part_ptr + c * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def _total(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, PARTS, BLOCK):
+        part = first + tl.arange(0, BLOCK)
+        total += tl.load(part_ptr + tl.program_id(0) * PARTS + part, mask=part < PARTS, other=0.0)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
 
 
 @triton.jit
@@ -130,6 +142,10 @@ def update(
         parts = cdiv(parameters, block * steps)
         sums = torch.empty((clients, parts), dtype=torch.float32, device=x_CP.device)
         _squares[(parts, clients)](g_CP, sums, parameters, width, math.gcd(width, 4), block, steps)
+    if parts > FEW:
+        total = torch.empty((clients, 1), dtype=torch.float32, device=x_CP.device)
+        _total[(clients,)](sums, total, parts, 1024)
+        sums, parts = total, 1
     _step[(cdiv(clients * width, block),)](
         x_CP, g_CP, velocity_CP if momentum else x_CP, rate, sums, sums if clipped is None else clipped,
         rate.stride(0) if rate.ndim else 0, clip or 1.0, decay, momentum, clients, width, parts, clip is not None,

@@ -60,7 +60,7 @@ def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> T
 def _pack(
     w_ptr, out_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]."""
+    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]; w lies channels-last."""
     c = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     group = tl.arange(0, 32)[None, :]
@@ -68,7 +68,7 @@ def _pack(
         for shift in tl.static_range(2):
             kj, i = group // 4 - shift, group % 4
             inside = (o < CO) & (kj >= 0) & (kj < KW) & (i < CI)
-            w = tl.load(w_ptr + c * stride_client + ((o * CI + i) * KH + row) * KW + kj, mask=inside, other=0.0)
+            w = tl.load(w_ptr + c * stride_client + ((o * KH + row) * KW + kj) * CI + i, mask=inside, other=0.0)
             where = ((c * KH + row) * 2 + shift) * CO * 32 + o * 32 + group
             tl.store(out_ptr + where, w.to(out_ptr.dtype.element_ty), mask=(o < CO) & (group < 32))
 
@@ -119,9 +119,8 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, co
     """From prepared images to pooled values and places."""
     clients, batch, tall, wide, _ = x.shape
     outputs, inputs, kernel_height, kernel_width = w.shape[1:]
-    w, stride_client = rows(w)
     packed = torch.empty((clients, kernel_height, 2, outputs, GROUP), dtype=x.dtype, device=x.device)
-    _pack[(cdiv(outputs, 64), clients)](w, packed, stride_client, outputs, inputs, kernel_height, kernel_width, 64)
+    _pack[(cdiv(outputs, 64), clients)](w, packed, w.stride(0), outputs, inputs, kernel_height, kernel_width, 64)
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
     t = tuning("thin forward", compute)
@@ -222,7 +221,7 @@ def _gather(
         total += tl.load(here, mask=useful, other=0.0)
         total += tl.load(here + CO * 32 + 4, mask=useful, other=0.0)
     total *= scale
-    at = c * stride_w + ((n * CI + i) * KH + row) * KW + kj
+    at = c * stride_w + ((n * KH + row) * KW + kj) * CI + i
     squares = settle(dw_ptr, extra_w_ptr, at, total, useful & (i < CI), EXTRA)
     if BIAS:
         ones = useful & (group == 3) & (row == 0)

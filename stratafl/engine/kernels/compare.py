@@ -1,0 +1,295 @@
+"""One kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they are written.
+
+Each function here returns how far its parts are off; `check` has the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stratafl.engine import kernels
+
+ROUND = {"fp32": torch.float32, "tf32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""To what inputs are rounded; fp16's mantissa is tf32's."""
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors hold NaN until something is written to them."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def distance(out: Tensor, reference: Tensor) -> float:
+    out = out.detach().double().reshape(reference.shape)
+    if not bool(torch.isfinite(out).all()):
+        return float("inf")
+    return float((out - reference).norm() / reference.norm().clamp(min=1e-30))
+
+
+def _compare(
+    op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], compute: str,
+    first_grad: bool = True, offset: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """Output and gradients of `op` over all clients against `plain` on each; inputs after the first are parameters.
+
+    Parameters are views of one matrix of rows, and their gradients go to views of another.
+    """
+    clients = inputs[0].shape[0]
+    rounded = [t.to(ROUND[compute]).float() if t.is_floating_point() else t for t in inputs]
+    doubles = [t.double() if t.is_floating_point() else t for t in rounded]
+    wanted = doubles if first_grad else doubles[1:]
+    for t in wanted:
+        t.requires_grad_()
+    y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
+    dy = torch.randn(y.shape, dtype=torch.float64, device=y.device).to(ROUND[compute])
+    reference = torch.autograd.grad(y, wanted, dy.double())
+
+    parameters = rounded[1:]
+    widths = [p[0].numel() for p in parameters]
+
+    def views(rows: Tensor) -> list[Tensor]:
+        parts = rows[:, offset:].split(widths, dim=1)
+        return [_shaped(part, p.shape[1:]) for part, p in zip(parts, parameters, strict=True)]
+
+    matrix = torch.zeros(clients, offset + sum(widths), device=y.device)
+    for view, parameter in zip(views(matrix), parameters, strict=True):
+        view.copy_(parameter)
+    matrix.requires_grad_()
+    gradients = torch.full_like(matrix, float("nan")).detach()
+    correction = torch.randn_like(gradients)
+    squares: list[Tensor] = []
+    pairs = [*views(gradients), None][:2], [*views(correction), None][:2]
+    sink = kernels.Sink(*pairs[0], *pairs[1], squares)
+    x = rounded[0].clone()
+    if first_grad:
+        x.requires_grad_()
+    with poisoned():
+        out = op(x, *views(matrix), sink=sink)
+        out.backward(dy.to(out.dtype))
+        returned = op(x.detach(), *views(matrix))
+        (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
+    errors = {"output": distance(out, y.detach())}
+    lengths = gradients[:, offset:].double().square().sum(1)
+    errors["squares"] = distance(torch.cat(squares, dim=1).sum(1), lengths)
+    if first_grad:
+        assert x.grad is not None
+        errors["input gradient"] = distance(x.grad, reference[0])
+    for place, (got, back, ref) in enumerate(zip(views(gradients), views(whole), reference[first_grad:], strict=True)):
+        errors[f"gradient {place}"] = distance(got, ref + views(correction)[place])
+        errors[f"returned gradient {place}"] = distance(back, ref)
+    return errors
+
+
+def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
+    """A parameter's part of the rows in its shape; filters lie channels-last."""
+    if len(shape) != 4:
+        return rows.unflatten(1, shape)
+    outputs, inputs, height, width = shape
+    return rows.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+
+
+def convolution(
+    clients: int, batch: int, image: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], stride: int,
+    padding: int, bias: bool, pool: bool, first_grad: bool, compute: str, device: str,
+) -> dict[str, float]:  # fmt: skip
+    def r(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    fan = channels[0] * kernel[0] * kernel[1]
+    inputs = [
+        r(clients, batch, *image, channels[0]),
+        r(clients, channels[1], channels[0], *kernel) / fan**0.5,
+        *([r(clients, channels[1]) * 0.1] if bias else []),
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = functional.conv2d(x.permute(0, 3, 1, 2), w, b, stride=stride, padding=padding)
+        return (functional.max_pool2d(functional.relu(y), 2) if pool else y).permute(0, 2, 3, 1)
+
+    def op(x: Tensor, w: Tensor, b: Tensor | None = None, **more: Any) -> Tensor:
+        if pool:
+            return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)
+        return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)
+
+    return _compare(op, plain, inputs, compute, first_grad, offset=3)
+
+
+def linear(clients: int, batch: int, size: tuple[int, int], relu: bool, compute: str, device: str) -> dict[str, float]:
+    inputs = [
+        torch.randn(clients, batch, size[0], device=device),
+        torch.randn(clients, size[1], size[0], device=device) / size[0] ** 0.5,
+        torch.randn(clients, size[1], device=device),
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = functional.linear(x, w, b)
+        return functional.relu(y) if relu else y
+
+    def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
+        return kernels.linear(x, w, b, relu=relu, compute=compute, **more)
+
+    return _compare(op, plain, inputs, compute)
+
+
+def group_norm(
+    clients: int, batch: int, image: tuple[int, int], channels: int, groups: int, device: str
+) -> dict[str, float]:
+    inputs = [
+        torch.randn(clients, batch, *image, channels, device=device) * 2 + 5,
+        torch.randn(clients, channels, device=device),
+        torch.randn(clients, channels, device=device),
+    ]
+
+    def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return functional.group_norm(x.permute(0, 3, 1, 2), groups, w, b).permute(0, 2, 3, 1)
+
+    def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
+        return kernels.group_norm(x, groups, w, b, **more)
+
+    return _compare(op, plain, inputs, "fp32")
+
+
+def embedding(clients: int, batch: int, length: int, entries: int, features: int, device: str) -> dict[str, float]:
+    inputs = [
+        torch.randint(entries, (clients, batch, length), device=device),
+        torch.randn(clients, entries, features, device=device),
+    ]
+    return _compare(
+        lambda codes, w, **more: kernels.embedding(codes, w, **more),
+        lambda codes, w: functional.embedding(codes, w),
+        inputs, "fp32", first_grad=False,
+    )  # fmt: skip
+
+
+def flatten(clients: int, batch: int, image: tuple[int, int], channels: int, device: str) -> dict[str, float]:
+    x = torch.randn(clients, batch, *image, channels, device=device, requires_grad=True)
+    wanted = x.permute(0, 1, 4, 2, 3).flatten(2)
+    dy = torch.randn_like(wanted)
+    (dx,) = torch.autograd.grad(wanted, x, dy)
+    with poisoned():
+        out = kernels.flatten(x)
+        (got,) = torch.autograd.grad(out, x, dy)
+    return {"output": distance(out, wanted.detach().double()), "input gradient": distance(got, dx.double())}
+
+
+def max_pool2d(
+    clients: int, batch: int, image: tuple[int, int], channels: int, kernel: tuple[int, int], stride: tuple[int, int],
+    padding: tuple[int, int], compute: str, device: str,
+) -> dict[str, float]:  # fmt: skip
+    # few values, so that many are equal: the first of them is to have the gradient
+    x = torch.randint(-3, 3, (clients, batch, *image, channels), device=device).to(ROUND[compute]).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    y = functional.max_pool2d(exact.flatten(0, 1).permute(0, 3, 1, 2), kernel, stride, padding).permute(0, 2, 3, 1)
+    y = y.unflatten(0, (clients, batch))
+    dy = torch.randint(-3, 4, y.shape, device=device)
+    (wanted,) = torch.autograd.grad(y, exact, dy.double())
+    with poisoned():
+        out = kernels.max_pool2d(x, kernel, stride, padding)
+        (got,) = torch.autograd.grad(out, x, dy.to(x.dtype))
+    return {"output": distance(out, y.detach()), "input gradient": distance(got, wanted)}
+
+
+def reorder(clients: int, outputs: int, inputs: int, height: int, width: int, device: str) -> dict[str, float]:
+    w = torch.randn(clients, 5 + outputs * inputs * height * width, device=device)[:, 5:]
+    plain = w.unflatten(1, (outputs, inputs, height, width))
+    with poisoned():
+        there, back = torch.empty_like(w), torch.empty_like(w)
+        last = _shaped(there, plain.shape[1:])
+        kernels.reorder(plain, last)
+        kernels.reorder(last, back.unflatten(1, plain.shape[1:]))
+    return {"there": distance(last, plain.double()), "back": distance(back, w.double())}
+
+
+def cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: str) -> dict[str, float]:
+    z = torch.randn(clients, batch, classes, device=device) * 3
+    labels = torch.randint(classes, (clients, batch), device=device)
+    mask = torch.rand(clients, batch, device=device) < 0.7
+    mask[:, 0] = True
+    mask = mask if masked else torch.ones_like(mask)
+    exact = z.double().requires_grad_()
+    each = functional.cross_entropy(exact.flatten(0, 1), labels.flatten(), reduction="none").view(clients, batch)
+    loss = (each * mask).sum(1) / mask.sum(1)
+    dloss = torch.randn(clients, device=device)
+    (dz,) = torch.autograd.grad(loss, exact, dloss.double())
+    z.requires_grad_()
+    with poisoned():
+        out = kernels.cross_entropy(z, labels, mask if masked else None, grad_scale=8.0)
+        out.backward(dloss)
+    assert z.grad is not None
+    return {"loss": distance(out, loss.detach()), "gradient": distance(z.grad / 8, dz)}
+
+
+def update(
+    clients: int, parameters: int, clip: float | None, momentum: float, gap: int, known: bool, device: str
+) -> dict[str, float]:
+    def r() -> Tensor:
+        apart = torch.zeros(clients, parameters + gap, device=device)
+        apart[:, :parameters] = torch.randn(clients, parameters, device=device)
+        return apart[:, :parameters]
+
+    x, g, velocity = r(), r(), r()
+    g *= torch.arange(clients, device=device)[:, None] * 0.1
+    lr = torch.rand(clients, device=device)
+    d = g.double()
+    if clip is not None:
+        d = d * (clip / d.norm(dim=1, keepdim=True).clamp(min=clip))
+    d = d + 0.01 * x.double()
+    d = d + momentum * velocity.double() if momentum else d
+    wanted = x.double() - lr.double()[:, None] * d
+    shortened = 0 if clip is None else int((g.double().norm(dim=1) > clip).sum())
+    counted = torch.full((), 7, dtype=torch.int64, device=device)
+    squares = [g.square()] if known else []
+    kernels.update(x, g, lr, clip, 0.01, momentum, velocity if momentum else None, squares, clipped=counted)
+    errors = {"rows": distance(x, wanted), "clipped": float(abs(int(counted) - 7 - shortened))}
+    return errors | ({"velocity": distance(velocity, d)} if momentum else {})
+
+
+def drift(children: int, parents: int, parameters: int, device: str) -> dict[str, float]:
+    x, added = (torch.randn(children, parameters, device=device) for _ in range(2))
+    rows, rate = torch.randn(parents, parameters, device=device), torch.rand(children, 1, device=device) + 0.1
+    of = torch.arange(children, device=device) * parents // children
+    wanted = (x.double() - rows.double()[of]) / rate.double()
+    with poisoned():
+        errors = {"drift": distance(kernels.drift(x, rows, of, rate), wanted)}
+        for name, rows_added in {"plus": added, "plus one row": added[:1].expand_as(added)}.items():
+            errors[name] = distance(kernels.drift(x, rows, of, rate, rows_added), wanted + rows_added.double())
+    return errors
+
+
+def recurrent(
+    clients: int, batch: int, steps: int, inputs: int, outputs: int, compute: str, device: str
+) -> dict[str, float]:
+    exact = [nn.LSTM(inputs, outputs, 2, batch_first=True).to(device).double() for _ in range(clients)]
+    x = torch.randn(clients, batch, steps, inputs, device=device)
+    dy = torch.randn(clients, batch, steps, outputs, device=device)
+    y = torch.stack([lstm(part)[0] for lstm, part in zip(exact, x.double(), strict=True)])
+    y.backward(dy.double())
+    names = [name for name, _ in exact[0].named_parameters()]
+    weights = {
+        name: torch.stack([lstm.get_parameter(name).detach().float() for lstm in exact]).requires_grad_()
+        for name in names
+    }
+    layers = [tuple(weights[f"{kind}_l{layer}"] for kind in KINDS) for layer in range(2)]
+    with poisoned():
+        ours = kernels.recurrent(x, layers, compute)
+        ours.backward(dy.to(ours.dtype))
+    errors = {"y": distance(ours, y.detach())}
+    for name, weight in weights.items():
+        theirs = [lstm.get_parameter(name).grad for lstm in exact]
+        assert weight.grad is not None
+        errors[name] = distance(weight.grad, torch.stack([grad for grad in theirs if grad is not None]))
+    return errors
+
+
+KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

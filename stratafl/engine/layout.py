@@ -1,0 +1,100 @@
+"""How parameters lie in the rows an engine computes with.
+
+Rules, stores and users see a row in the module's own order. Kernels of our own want a convolution's filters
+channels-last, and between two meetings an engine's rows have them so, each bank of filters within its own place: what a
+leaf does to its row number by number, or bank by bank, is the same in both.
+
+Shape suffixes: M rows, C clients of a chunk, P parameters, Z buffer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stratafl.engine.spread import Spread
+from stratafl.flat import Flat
+
+
+class Bank(NamedTuple):
+    """A convolution's filters: where they lie in a row, and their shape (O, I, h, w)."""
+
+    where: slice
+    shape: torch.Size
+
+    def plain(self, rows_MP: Tensor) -> Tensor:
+        """These filters of rows in the module's order."""
+        return rows_MP[:, self.where].unflatten(1, self.shape)
+
+    def last(self, rows_MP: Tensor) -> Tensor:
+        """These filters of rows that have them channels-last, in the same shape."""
+        outputs, inputs, height, width = self.shape
+        return rows_MP[:, self.where].unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+
+
+def _copy(given: Tensor, out: Tensor) -> None:
+    out.copy_(given)
+
+
+class Layout:
+    """The module's own order, but for these parameters, which lie channels-last."""
+
+    def __init__(self, flat: Flat, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
+        """`copy` brings filters from one order to the other."""
+        self._flat, self._copy = flat, copy
+        views = flat.named(torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta"))
+        self._banks: dict[str, Bank] = {}
+        for name in flat.names:
+            view_1OIhw = views[name]
+            # with one channel or one tap both orders are the same
+            if name in last and min(view_1OIhw.shape[2], view_1OIhw.shape[3:].numel()) > 1:
+                start = int(view_1OIhw.storage_offset())
+                self._banks[name] = Bank(slice(start, start + view_1OIhw.numel()), view_1OIhw.shape[1:])
+        edges = [0, *(at for bank in self._banks.values() for at in (bank.where.start, bank.where.stop))]
+        between = list(pairwise([*edges, flat.parameters]))[::2]
+        self._others = [slice(start, end) for start, end in between if start < end]
+
+    def named(self, x_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
+        """Views of such rows under the module's names and in its shapes."""
+        return self._flat.named(x_CP, b_CZ) | {name: bank.last(x_CP) for name, bank in self._banks.items()}
+
+    def into(self, out_CP: Tensor, given: Spread, leaves: Sequence[int]) -> None:
+        """Copy these leaves' rows, which are given in the module's order."""
+        if not self._orders(given):
+            given.into(out_CP, leaves)
+        elif given.of_N is None:
+            self._arrange(given.some(leaves), out_CP)
+        else:
+            # rows that leaves share are few: ordered first, then copied for each
+            ordered_MP = torch.empty_like(given.rows_MP)
+            self._arrange(given.rows_MP, ordered_MP)
+            given._replace(rows_MP=ordered_MP).into(out_CP, leaves)
+
+    def some(self, given: Spread, leaves: Sequence[int]) -> Tensor:
+        """These leaves' rows, which are given in the module's order."""
+        if not self._orders(given):
+            return given.some(leaves)
+        out_CP = given.rows_MP.new_empty(len(leaves), given.rows_MP.shape[1])
+        self.into(out_CP, given, leaves)
+        return out_CP
+
+    def restore(self, x_CP: Tensor, out_CP: Tensor) -> None:
+        """Copy rows back to the module's order."""
+        for stretch in self._others:
+            out_CP[:, stretch].copy_(x_CP[:, stretch])
+        for bank in self._banks.values():
+            self._copy(bank.last(x_CP), bank.plain(out_CP))
+
+    def _arrange(self, rows_MP: Tensor, out_MP: Tensor) -> None:
+        for stretch in self._others:
+            out_MP[:, stretch].copy_(rows_MP[:, stretch])
+        for bank in self._banks.values():
+            self._copy(bank.plain(rows_MP), bank.last(out_MP))
+
+    def _orders(self, given: Spread) -> bool:
+        """A learning rate for each leaf is no row of parameters."""
+        return bool(self._banks) and given.rows_MP.shape[1] == self._flat.parameters

@@ -1,0 +1,84 @@
+"""Rows whose filters lie channels-last: the same run, and the way there and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stratafl.engine import ops
+from stratafl.engine.layout import Layout
+from stratafl.engine.spread import Spread
+from stratafl.flat import Flat
+from stratafl.local import leaf
+from stratafl.rule import average
+from tests.engine.pairs import CLOSE, compare, federation, stacked
+
+
+def convolutional() -> nn.Module:
+    layers = [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(4, 3, (1, 2))]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 5 * 4, 3)).double()
+
+
+FILTERS = ["0.weight", "2.weight", "3.weight"]
+
+
+def copy(given: Tensor, out: Tensor) -> None:
+    assert given.shape == out.shape and given.stride() != out.stride()
+    out.copy_(given)
+
+
+@pytest.fixture
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "table", lambda device, dtype: ops.PLAIN._replace(reorder=copy))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rules": ["mtgc", "mtgc"]},
+        {"rules": ["mtgc", "fedprox"], "participation": [0.5, 2], "rounds": 4},
+        {"rules": {"name": "mtgc", "restart": "gradient"}, "rounds": 3},
+        {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))]},
+        {"leaf": leaf(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
+    ],
+    ids=["two corrections", "a pull", "from gradients", "a direction of one's own", "momentum"],
+)
+@pytest.mark.usefixtures("channels_last")
+def test_the_same_run(settings: dict) -> None:
+    assert compare(model=convolutional, shape=(2, 5, 5), **settings) < CLOSE
+
+
+@pytest.mark.usefixtures("channels_last")
+def test_the_engine_s_rows_do_lie_so() -> None:
+    engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
+    row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
+    first = engine._layout.named(row_1P, row_1P[:, :0])["0.weight"]
+    assert torch.equal(first[0].permute(0, 2, 3, 1).flatten(), row_1P[0, : first.numel()])
+
+
+@pytest.mark.parametrize("of", [None, [1, 0, 1, 1]])
+def test_there_and_back(of: list[int] | None) -> None:
+    flat = Flat(convolutional())
+    layout = Layout(flat, FILTERS)
+    rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
+    given, leaves, none = Spread(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
+    wanted, found = given.some(leaves), layout.some(given, leaves)
+    assert not torch.equal(found, wanted)
+    for name, view in layout.named(found, none).items():
+        assert torch.equal(view, flat.named(wanted, none)[name]), name
+    back = torch.full_like(wanted, float("nan"))
+    layout.restore(found, back)
+    assert torch.equal(back, wanted)
+
+
+def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
+    rate = Spread(torch.randn(4, 1, dtype=torch.float64))
+    assert torch.equal(Layout(Flat(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
+
+
+def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
+    flat = Flat(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
+    rows = torch.randn(2, flat.parameters)
+    assert torch.equal(Layout(flat, ["0.weight", "1.weight"], copy).some(Spread(rows), [0, 1]), rows)
