@@ -119,3 +119,46 @@ def test_fetch_is_flip_and_crop_bit_by_bit() -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", FETCH], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ENGINE = """
+import torch
+from torch import nn
+
+from stratafl.engine import ops
+
+ours = ops._with_kernels()
+ops.table = lambda device, dtype: ours
+
+from stratafl.engine import stacked
+from stratafl.local import leaf
+from tests.engine import pairs
+
+stacked.table = ops.table
+
+
+def model():
+    stem = [nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, nn.Conv2d(4, 6, 3, padding=1), nn.Flatten(), nn.Linear(24, 3))
+
+
+inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+chain = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
+for rules in ("mtgc", ["mtgc", "fedprox"]):
+    given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict()}
+    expected = pairs.federation(**given).run()
+    sim = pairs.stacked(pairs.federation(**given), chunk=2)
+    assert sim.engine.how == "stacked", sim.engine.how
+    got = sim.run()
+    assert not torch.equal(expected.models[0][0], expected.models[-1][0])
+    for a, b in zip(expected.models, got.models, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-6), (a - b).abs().max()
+"""
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has tests of its own")
+def test_the_engine_with_kernels_gives_the_loop_s_result() -> None:
+    """The whole of it in the interpreter: filters channels-last, sinks, corrections, clip."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", ENGINE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
