@@ -26,14 +26,14 @@ class Bank(NamedTuple):
     where: slice
     shape: torch.Size
 
-    def plain(self, rows_MP: Tensor) -> Tensor:
-        """These filters of rows in the module's order."""
-        return rows_MP[:, self.where].unflatten(1, self.shape)
+    def plain(self, part: Tensor) -> Tensor:
+        """The filters of many rows, from their part of rows in the module's order."""
+        return part.unflatten(1, self.shape)
 
-    def last(self, rows_MP: Tensor) -> Tensor:
-        """These filters of rows that have them channels-last, in the same shape."""
+    def last(self, part: Tensor) -> Tensor:
+        """Likewise, in the same shape, of rows that have them channels-last."""
         outputs, inputs, height, width = self.shape
-        return rows_MP[:, self.where].unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+        return part.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
 
 
 def _copy(given: Tensor, out: Tensor) -> None:
@@ -60,18 +60,24 @@ class Layout:
 
     def named(self, x_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
         """Views of such rows under the module's names and in its shapes."""
-        return self._flat.named(x_CP, b_CZ) | {name: bank.last(x_CP) for name, bank in self._banks.items()}
+        return self._flat.named(x_CP, b_CZ) | {
+            name: bank.last(x_CP[:, bank.where]) for name, bank in self._banks.items()
+        }
 
     def into(self, out_CP: Tensor, given: Spread, leaves: Sequence[int]) -> None:
         """Copy these leaves' rows, which are given in the module's order."""
         if not self._orders(given):
             given.into(out_CP, leaves)
         elif given.of_N is None:
-            self._arrange(given.some(leaves), out_CP)
+            # bank by bank: where leaves do not lie together, theirs are copied on the way
+            for stretch in self._others:
+                out_CP[:, stretch].copy_(given.columns(stretch).some(leaves))
+            for bank in self._banks.values():
+                self._copy(bank.plain(given.columns(bank.where).some(leaves)), bank.last(out_CP[:, bank.where]))
         else:
             # rows that leaves share are few: ordered first, then copied for each
             ordered_MP = torch.empty_like(given.rows_MP)
-            self._arrange(given.rows_MP, ordered_MP)
+            self.into(ordered_MP, Spread(given.rows_MP), range(len(ordered_MP)))
             given._replace(rows_MP=ordered_MP).into(out_CP, leaves)
 
     def some(self, given: Spread, leaves: Sequence[int]) -> Tensor:
@@ -87,13 +93,7 @@ class Layout:
         for stretch in self._others:
             out_CP[:, stretch].copy_(x_CP[:, stretch])
         for bank in self._banks.values():
-            self._copy(bank.last(x_CP), bank.plain(out_CP))
-
-    def _arrange(self, rows_MP: Tensor, out_MP: Tensor) -> None:
-        for stretch in self._others:
-            out_MP[:, stretch].copy_(rows_MP[:, stretch])
-        for bank in self._banks.values():
-            self._copy(bank.plain(rows_MP), bank.last(out_MP))
+            self._copy(bank.last(x_CP[:, bank.where]), bank.plain(out_CP[:, bank.where]))
 
     def _orders(self, given: Spread) -> bool:
         """A learning rate for each leaf is no row of parameters."""

@@ -36,6 +36,10 @@ class Spread(NamedTuple):
         chosen = self._which(nodes)
         return self.rows_MP[chosen] if isinstance(chosen, slice) else self.rows_MP.index_select(0, chosen)
 
+    def columns(self, which: slice) -> Spread:
+        """A part of every row."""
+        return self._replace(rows_MP=self.rows_MP[:, which])
+
     def all(self) -> Tensor:
         """Every node's row."""
         return self.rows_MP if self.of_N is None else self.some(range(len(self.of_N)))

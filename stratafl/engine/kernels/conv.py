@@ -270,10 +270,10 @@ def weight_gradient(
 
 def filters(sink: Sink | None, w_COIhw: Tensor) -> Target:
     """Where the gradient of filters that lie channels-last goes: there it lies so too."""
-    found = target(sink, w_COIhw) if sink is not None else None
-    if found is None:
+    if sink is None:
         grad = new_last(w_COIhw.shape, w_COIhw.device)
         return Target(grad, grad, False, None)
+    found = target(sink, w_COIhw)
     if not lie_last(found.grad):
         raise ValueError("a convolution's gradients must lie channels-last")
     return found
