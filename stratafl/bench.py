@@ -45,7 +45,7 @@ KINDS = {
     "_forward": "forward",
     "_cross_entropy": "loss",
     "_input_gradient": "input gradients",
-    "_weight_gradient": "weight gradients",
+    **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
     "_squares": "update",
     "_step": "update",
     "_drift": "corrections",

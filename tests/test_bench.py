@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from stratafl import bench as module
 from stratafl.bench import bench, contenders
+from stratafl.engine import kernels
 from stratafl.errors import InvalidInput
 
 
@@ -29,6 +32,14 @@ def test_every_way_is_timed(model: str) -> None:
     assert ours.how == "stacked" and list(ours.stages_ms) == ["train", "meet"] and min(ours.stages_ms.values()) > 0
     assert json.loads(json.dumps(table.as_dict()))["model"] == model
     assert all(row.engine in table.text() for row in table.rows)
+
+
+def test_it_is_known_what_every_kernel_is_for() -> None:
+    """One that is not would pass for the library's."""
+    sources = [path.read_text() for path in Path(kernels.__file__).parent.glob("*.py")]
+    launched = {name for source in sources for name in re.findall(r"\b(_\w+)\[(?:\(|grid\b)", source)}
+    assert {"_forward", "_step", "_parameter_gradient"} <= launched
+    assert launched <= set(module.KINDS)
 
 
 def test_operations_are_counted() -> None:
