@@ -42,18 +42,17 @@ SEVERAL, LONG = 4, 2.0
 """Rounds timed together, and the seconds of a round that is timed alone and once more at most."""
 KINDS = {
     "_fetch": "samples",
-    "_forward": "forward",
+    **dict.fromkeys(("_forward", "_max"), "forward"),
     "_cross_entropy": "loss",
-    "_input_gradient": "input gradients",
+    **dict.fromkeys(("_input_gradient", "_max_gradient"), "input gradients"),
     **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
-    "_squares": "update",
-    "_step": "update",
+    **dict.fromkeys(("_squares", "_total", "_step"), "update"),
     "_drift": "corrections",
     "_cell": "recurrence",
     "_cell_gradient": "recurrence",
     "_all_steps": "recurrence",
     "_all_steps_back": "recurrence",
-    **dict.fromkeys(("_prepare", "_pack", "_unpack", "_convert", "_transpose", "_unpool", "_gather"), "layout"),
+    **dict.fromkeys(("_prepare", "_pack", "_reorder", "_convert", "_transpose", "_unpool", "_gather"), "layout"),
 }
 """What our kernels are for, by name."""
 OTHER = "torch's own kernels and copies"
