@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from stratafl.recipes.paper import communication_ratio
 from stratafl.recipes.settings import METHODS
@@ -22,9 +23,11 @@ def _data(results: Results) -> list[str]:
     return list(dict.fromkeys(panel[0] for panel in results.panels))
 
 
-def _gap(results: Results, panel: Panel, line: str, *others: str) -> float | None:
-    """How far a line ends above the best of the others."""
-    ours, theirs = results.accuracy(panel, line), [results.accuracy(panel, each) for each in others]
+def _gap(
+    results: Results, panel: Panel, line: str, others: Sequence[str], beside: Sequence[Panel] = ()
+) -> float | None:
+    """How far a line ends above the best of the others, at a round that panels it is compared with have too."""
+    ours, *theirs = (results.accuracy(panel, each, beside) for each in (line, *others))
     if ours is None or not theirs or None in theirs:
         return None
     return ours.mean - max(each.mean for each in theirs if each is not None)
@@ -37,7 +40,7 @@ def _points(value: float | None) -> str:
 def _largest_for_cifar100(results: Results) -> list[Finding]:
     others = [line for line in METHODS if line != "mtgc"]
     gaps = {
-        panel: _gap(results, panel, "mtgc", *(line for line in others if line in results.lines(panel)))
+        panel: _gap(results, panel, "mtgc", [line for line in others if line in results.lines(panel)])
         for panel in results.panels
     }
     known = {panel: gap for panel, gap in gaps.items() if gap is not None}
@@ -90,7 +93,8 @@ def _restless(high: str, low: str | None = None) -> Callable[[Results], list[Fin
 def _falls_with_heterogeneity(results: Results) -> list[Finding]:
     found = []
     for data in _data(results):
-        both, *others = (results.accuracy((data, each), "hfedavg") for each in ("both", "client", "group"))
+        panels = [(data, each) for each in ("both", "client", "group")]
+        both, *others = (results.accuracy(panel, "hfedavg", panels) for panel in panels)
         if both is None or None in others:
             found.append(Finding(label((data,)), None, ""))
             continue
@@ -114,7 +118,8 @@ def _one_correction_helps(results: Results) -> list[Finding]:
 def _gain_is_largest(results: Results) -> list[Finding]:
     found = []
     for data in _data(results):
-        gains = {each: _gap(results, (data, each), "mtgc", "hfedavg") for each in ("client", "group", "both")}
+        panels = [(data, each) for each in ("client", "group", "both")]
+        gains = {panel[1]: _gap(results, panel, "mtgc", ["hfedavg"], panels) for panel in panels}
         known = [gain for gain in gains.values() if gain is not None]
         holds = None if len(known) < 3 else gains["both"] == max(known)
         said = ", ".join(f"{each} {_points(gain)}" for each, gain in gains.items())
@@ -123,14 +128,14 @@ def _gain_is_largest(results: Results) -> list[Finding]:
 
 
 def _clients_matter_more(results: Results) -> list[Finding]:
-    """With more clients in a group, correcting them gains on correcting groups."""
+    """With every increase of the clients in a group, correcting them gains on correcting groups."""
     panels = sorted(results.panels, key=lambda panel: int(panel[0].partition("x")[2]))
-    leads = [_gap(results, panel, "local_correction", "group_correction") for panel in panels]
-    known = [(panel, lead) for panel, lead in zip(panels, leads, strict=True) if lead is not None]
-    if len(known) < 2:
-        return [Finding("local over group correction", None, "")]
-    said = ", ".join(f"{label(panel)} {_points(lead)}" for panel, lead in known)
-    return [Finding("local over group correction", known[-1][1] > known[0][1], said)]
+    leads = [_gap(results, panel, "local_correction", ["group_correction"], panels) for panel in panels]
+    return [
+        Finding(f"from {label(few)} to {label(many)}", None if a is None or b is None else b > a,
+                f"local over group correction {_points(a)}, {_points(b)}")
+        for (few, a), (many, b) in pairwise(zip(panels, leads, strict=True))
+    ]  # fmt: skip
 
 
 def _groups_matter_more(results: Results) -> list[Finding]:

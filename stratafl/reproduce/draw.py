@@ -30,7 +30,7 @@ LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
 """For lines of one method: the more, the darker."""
 
 
-CLIMB = 5
+CLIMB = 3
 """How many times the spread of the later rounds an axis shows at most."""
 
 
@@ -66,7 +66,10 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
     one_legend = len({tuple(results.lines(panel)) for panel in results.panels}) == 1
     for r, row in enumerate(grid):
         for c, panel in enumerate(row):
-            here = axes[r][c]
+            here, data = axes[r][c], results.data(panel)
+            alike = [each for each in row if results.data(each) == data]
+            if alike[0] != panel:  # of one data set, and side by side to be compared
+                here.sharey(axes[r][row.index(alike[0])])
             lines = results.lines(panel)
             for number, line in enumerate(lines):
                 found = results.get(panel, line)
@@ -89,8 +92,8 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
                 here.set(xticks=[], yticks=[])
                 continue
-            curves = [curve for line in lines if (m := results.get(panel, line)) for curve in m.curves]
-            _focus(here, curves, results.target)
+            shown = [m for each in alike for line in results.lines(each) if (m := results.get(each, line))]
+            _focus(here, [curve for m in shown for curve in m.curves], results.target)
             note = f"unfinished: {at}" if (at := results.unfinished(panel)) else None
             if not one_legend:
                 small = {"fontsize": 7, "title_fontsize": 7}

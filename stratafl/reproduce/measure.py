@@ -162,6 +162,10 @@ class Results:
     def lines(self, panel: tuple[str, ...]) -> list[str]:
         return [line for each, line in self.measured if each == panel]
 
+    def data(self, panel: tuple[str, ...]) -> str:
+        """The data set that the panel's lines were trained on."""
+        return self.measured[panel, self.lines(panel)[0]].case.config.data.name
+
     def method(self, panel: tuple[str, ...], line: str) -> str:
         """What a line was trained with; its name may say something else, such as E and H."""
         return str(self.measured[panel, line].case.config.method["name"])
@@ -176,9 +180,9 @@ class Results:
         found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
         return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
-    def until(self, panel: tuple[str, ...]) -> int:
-        """The last round that every line of the panel has, of those that were measured at all."""
-        found = [self.get(panel, line) for line in self.lines(panel)]
+    def until(self, *panels: tuple[str, ...]) -> int:
+        """The last round that every line of these panels has, of those that were measured at all."""
+        found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
         return min((m.last for m in found if m is not None), default=0)
 
     def limit(self, panel: tuple[str, ...]) -> int:
@@ -190,10 +194,10 @@ class Results:
         until, limit = self.until(panel), self.limit(panel)
         return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
 
-    def accuracy(self, panel: tuple[str, ...], line: str) -> Value | None:
-        """At the last round all lines of the panel have, so that it is the same round for all."""
+    def accuracy(self, panel: tuple[str, ...], line: str, beside: Sequence[tuple[str, ...]] = ()) -> Value | None:
+        """At the last round all lines of the panel have, and of panels it is held beside: the same round for all."""
         found = self.get(panel, line)
-        return None if found is None else found.accuracy(self.until(panel))
+        return None if found is None else found.accuracy(self.until(panel, *beside))
 
     def reach(self, panel: tuple[str, ...], line: str) -> Value | None:
         found = self.get(panel, line)

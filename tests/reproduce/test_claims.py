@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from matplotlib import rcParams
+from matplotlib.figure import Figure
 
 from stratafl.recipes import RECIPES, Case
 from stratafl.recipes.paper import table1
+from stratafl.reproduce import draw as drawing
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.draw import draw
 from stratafl.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
@@ -199,6 +201,30 @@ def test_figure_4() -> None:
         assert judge(f"fig4_{claim}", flat).status == NOT_HELD, claim
 
 
+def test_panels_are_compared_at_a_round_they_all_have() -> None:
+    """Panels that are alike must not look different because some are further on."""
+    climb = [number / 100 for number in range(1, 101)]
+
+    def history(case: Case) -> list[float]:
+        ahead = {"group_correction": 1.2, "mtgc": 1.5}.get(case.line, 1.0)
+        return [ahead * value for value in (climb[:20] if case.panel[-1] in ("both", "5x20", "10x10") else climb)]
+
+    assert judge("fig4_heterogeneity", results("fig4", history)).status == NOT_SO_FAR
+    assert judge("fig5_clients", results("fig5", history)).status == NOT_SO_FAR
+    said = judge("fig4_gain", results("fig4", history)).sentence
+    assert "client +9.8 points, group +9.8 points, both +9.8 points" in said
+
+
+def test_panels_of_one_data_set_side_by_side_have_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(figure))
+    drawn: list[Figure] = []
+    shifted = {"5x20": 0.2, "10x10": 0.5, "20x5": 0.8}
+    draw(results("fig5", lambda case: [shifted[case.panel[0]]] * 100), tmp_path / "fig5")
+    assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
+    draw(results("fig3", lambda case: [0.2 if case.panel[0] == "cifar100" else 0.9] * 100), tmp_path / "fig3")
+    assert len({axes.get_ylim() for axes in drawn[-1].axes}) > 1
+
+
 def test_figures_5_and_6() -> None:
     def by_shape(case: Case) -> list[float]:
         clients = int(case.panel[0].split("x")[1])
@@ -206,6 +232,9 @@ def test_figures_5_and_6() -> None:
 
     assert judge("fig5_clients", results("fig5", by_shape)).status == HELD
     assert judge("fig5_groups", results("fig5", by_shape)).status == HELD
+    dent = levels({"group_correction": 0.9})
+    dented = results("fig5", lambda case: (dent if case.panel == ("10x10",) else by_shape)(case))
+    assert judge("fig5_clients", dented).status == PARTLY
     assert judge("fig5_groups", results("fig5", levels({"local_correction": 0.9}))).status == NOT_HELD
 
     def faster(case: Case) -> list[float]:
