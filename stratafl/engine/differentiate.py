@@ -134,13 +134,23 @@ class Mapped:
         return self.loss(functional_call(self.flat.module, values, (inputs,)), targets).reshape(())
 
 
-def _in_order(differentiate: Differentiate, x_CP: Tensor, b_CZ: Tensor, batch: Batch) -> Tensor:
-    """The gradients at rows in the module's order, in that order."""
-    layout = differentiate.layout
-    g_CP = differentiate(layout.some(Spread(x_CP), range(len(x_CP))), b_CZ, batch).g_CP
-    out_CP = torch.empty_like(x_CP)
-    layout.restore(g_CP, out_CP)
-    return out_CP
+class Ordered:
+    """Another way's gradients, of rows in the module's order and in that order."""
+
+    def __init__(self, way: Differentiate, flat: Flat):
+        self.way, self.layout, self.even = way, Layout(flat), way.even
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
+        inner = self.way.layout
+        found_CP = self.way(inner.some(Spread(x_CP), range(len(x_CP))), b_CZ, batch).g_CP
+        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+        inner.restore(found_CP, g_CP)
+        return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+
+
+def ordered(way: Differentiate, flat: Flat) -> Differentiate:
+    """The same for rows in the module's order."""
+    return way if way.layout.plain else Ordered(way, flat)
 
 
 def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
@@ -191,7 +201,7 @@ def choose(
                 exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
             else:
                 made = exact = Mapped(flat, loss)
-            off = (_in_order(exact, x_CP, b_CZ, two) - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
+            off = (ordered(exact, flat)(x_CP, b_CZ, two).g_CP - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:

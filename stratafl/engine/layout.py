@@ -1,8 +1,8 @@
 """How parameters lie in the rows an engine computes with.
 
 Rules, stores and users see a row in the module's own order. Kernels of our own want a convolution's filters
-channels-last, and between two meetings an engine's rows have them so, each bank of filters within its own place: what a
-leaf does to its row number by number, or bank by bank, is the same in both.
+channels-last, and between two meetings the rows of an engine that does all of a step itself have them so, each bank of
+filters within its own place: to sums, clips and decay one order is like the other.
 
 Shape suffixes: M rows, C clients of a chunk, P parameters, Z buffer values.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,11 @@ class Layout:
         between = list(pairwise([*edges, flat.parameters]))[::2]
         self._others = [slice(start, end) for start, end in between if start < end]
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is the module's own order."""
+        return not self._banks
+
     def named(self, x_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
         """Views of such rows under the module's names and in its shapes."""
         return self._flat.named(x_CP, b_CZ) | {
@@ -75,7 +81,10 @@ class Layout:
             for bank in self._banks.values():
                 self._copy(bank.plain(given.columns(bank.where).some(leaves)), bank.last(out_CP[:, bank.where]))
         else:
-            # rows that leaves share are few: ordered first, then copied for each
+            # rows that leaves share are ordered first, then copied for each
+            if len(leaves) < len(given.of_N):
+                used, of_C = np.unique(given.of_N[list(leaves)], return_inverse=True)
+                given, leaves = Spread(Spread(given.rows_MP).some(used.tolist()), of_C), range(len(leaves))
             ordered_MP = torch.empty_like(given.rows_MP)
             self.into(ordered_MP, Spread(given.rows_MP), range(len(ordered_MP)))
             given._replace(rows_MP=ordered_MP).into(out_CP, leaves)
@@ -97,4 +106,4 @@ class Layout:
 
     def _orders(self, given: Spread) -> bool:
         """A learning rate for each leaf is no row of parameters."""
-        return bool(self._banks) and given.rows_MP.shape[1] == self._flat.parameters
+        return not self.plain and given.rows_MP.shape[1] == self._flat.parameters

@@ -27,8 +27,8 @@ HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Pair = tuple[int, int]
 Size = int | Pair
-MOST_POOLED = 255
-"""Places in a window that a kernel of our own knows."""
+MOST_POOLED = 16
+"""Places in the windows of a kernel of our own, which has each written out: of many, compiling would take minutes."""
 
 
 def held(x: Tensor, compute: Compute) -> Tensor:

@@ -21,14 +21,13 @@ from stratafl.data.batches import stacked_batches
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import kernels
 from stratafl.engine.augmenting import one_by_one, takes_stacks
-from stratafl.engine.differentiate import Batch, Differentiate, Way, choose
+from stratafl.engine.differentiate import Batch, Differentiate, Way, choose, ordered
 from stratafl.engine.graph import Captured, Fixed, Samples
-from stratafl.engine.layout import Layout
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
 from stratafl.engine.precision import computing
-from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step
+from stratafl.engine.rows import ALONE, Chain, Gradients, Rows, Wanted, step
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Training, Work
 from stratafl.placing import placed
@@ -99,7 +98,7 @@ class StackedEngine:
             labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
             found, self.how = choose(flat, training.loss, sample, targets[few], precision, labels, ways)
         self._differentiate: Differentiate | None = found
-        self._layout = Layout(flat) if found is None else found.layout
+        self._ordered = None if found is None else ordered(found, flat)
         self.chunk = chunk or self._fitting()
 
     @property
@@ -116,7 +115,7 @@ class StackedEngine:
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
-                self._layout.restore(rows.x_CP, x_AP[chunk.first : chunk.first + len(chunk.leaves)])
+                self._way(rows).layout.restore(rows.x_CP, x_AP[chunk.first : chunk.first + len(chunk.leaves)])
         self._look_ahead(work)
         return x_AP, work.b.some(work.active).clone()
 
@@ -128,10 +127,17 @@ class StackedEngine:
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), 0.0)
-                rows.load(work, chunk.leaves, self._layout)
+                rows.load(work, chunk.leaves, self._way(rows).layout)
                 g_CP = self._gradients(rows, chunk, 0, work.step).g_CP
-                self._layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
+                self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
         return g_AP
+
+    def _way(self, rows: Rows) -> Differentiate:
+        """To get the gradients of these rows: a rule's own direction and a user's stages, which may treat one parameter
+        unlike another, see them in the module's order."""
+        way = self._ordered if Chain.of(self.leaf, bool(rows.pulls)) is None else self._differentiate
+        assert way is not None
+        return way
 
     # -- one chunk ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +181,7 @@ class StackedEngine:
         """The chunk's rows after all steps."""
         captured = self._captured_for(work, chunk)
         rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
-        rows.load(work, chunk.leaves, self._layout)
+        rows.load(work, chunk.leaves, self._way(rows).layout)
         if captured:
             captured.run(chunk.samples, work.step, lr)
             return rows
@@ -203,10 +209,9 @@ class StackedEngine:
         step: int | Tensor,
         wanted: Wanted,
     ) -> Gradients:
-        assert self._differentiate is not None
         inputs_CB = self._inputs(client_C, index_CB, length_C, step)
         batch = Batch(inputs_CB, self.training.targets[index_CB], mask_CB, length_C)
-        return self._differentiate(rows.x_CP, rows.b_CZ, batch, wanted)
+        return self._way(rows)(rows.x_CP, rows.b_CZ, batch, wanted)
 
     def _inputs(self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor) -> Tensor:
         """The samples as the clients train on them."""
@@ -236,7 +241,7 @@ class StackedEngine:
             work = Work(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, few, self.leaf.momentum)
-                rows.load(work, chunk.leaves, self._layout)
+                rows.load(work, chunk.leaves, self._way(rows).layout)
 
                 def gradients(wanted: Wanted) -> Gradients:
                     return self._gradients(rows, chunk, 0, 0, wanted)
@@ -289,7 +294,7 @@ class StackedEngine:
             step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
-        rows.load(work, chunk.leaves, self._layout)
+        rows.load(work, chunk.leaves, self._way(rows).layout)
         before = self._clipped.clone()
         try:
             return Captured(rows, chunk.samples, take)

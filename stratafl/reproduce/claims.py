@@ -37,17 +37,22 @@ def _points(value: float | None) -> str:
     return "?" if value is None else f"{100 * value:+.1f} points"
 
 
+def _at(results: Results, panels: Sequence[Panel]) -> str:
+    """Where panels that did not come equally far are compared."""
+    return f" at round {results.until(*panels)}" if len({results.until(panel) for panel in panels}) > 1 else ""
+
+
 def _largest_for_cifar100(results: Results) -> list[Finding]:
     others = [line for line in METHODS if line != "mtgc"]
     gaps = {
-        panel: _gap(results, panel, "mtgc", [line for line in others if line in results.lines(panel)])
+        panel: _gap(results, panel, "mtgc", [line for line in others if line in results.lines(panel)], results.panels)
         for panel in results.panels
     }
     known = {panel: gap for panel, gap in gaps.items() if gap is not None}
     hard = [panel for panel in known if panel[0] == "cifar100"]
     if not hard or len(known) < 2:
         return [Finding("CIFAR-100", None, "")]
-    said = ", ".join(f"{label(panel)} {_points(gap)}" for panel, gap in known.items())
+    said = ", ".join(f"{label(panel)} {_points(gap)}" for panel, gap in known.items()) + _at(results, results.panels)
     return [Finding("CIFAR-100", known[hard[0]] == max(known.values()), said)]
 
 
@@ -98,7 +103,7 @@ def _falls_with_heterogeneity(results: Results) -> list[Finding]:
         if both is None or None in others:
             found.append(Finding(label((data,)), None, ""))
             continue
-        said = f"{percent(others[0])} and {percent(others[1])}, both levels {percent(both)}"
+        said = f"{percent(others[0])} and {percent(others[1])}, both levels {percent(both)}{_at(results, panels)}"
         found.append(Finding(label((data,)), all(each is not None and both.mean < each.mean for each in others), said))
     return found
 
@@ -122,7 +127,7 @@ def _gain_is_largest(results: Results) -> list[Finding]:
         gains = {panel[1]: _gap(results, panel, "mtgc", ["hfedavg"], panels) for panel in panels}
         known = [gain for gain in gains.values() if gain is not None]
         holds = None if len(known) < 3 else gains["both"] == max(known)
-        said = ", ".join(f"{each} {_points(gain)}" for each, gain in gains.items())
+        said = ", ".join(f"{each} {_points(gain)}" for each, gain in gains.items()) + _at(results, panels)
         found.append(Finding(label((data,)), holds, said))
     return found
 
@@ -133,7 +138,7 @@ def _clients_matter_more(results: Results) -> list[Finding]:
     leads = [_gap(results, panel, "local_correction", ["group_correction"], panels) for panel in panels]
     return [
         Finding(f"from {label(few)} to {label(many)}", None if a is None or b is None else b > a,
-                f"local over group correction {_points(a)}, {_points(b)}")
+                f"local over group correction {_points(a)}, {_points(b)}{_at(results, panels)}")
         for (few, a), (many, b) in pairwise(zip(panels, leads, strict=True))
     ]  # fmt: skip
 

@@ -67,10 +67,10 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
     for r, row in enumerate(grid):
         for c, panel in enumerate(row):
             here, data = axes[r][c], results.data(panel)
-            alike = [each for each in row if results.data(each) == data]
-            if alike[0] != panel:  # of one data set, and side by side to be compared
-                here.sharey(axes[r][row.index(alike[0])])
             lines = results.lines(panel)
+            alike = [each for each in row if results.data(each) == data and results.seen(each)]
+            if panel in alike[1:]:  # of one data set, and side by side to be compared
+                here.sharey(axes[r][row.index(alike[0])])
             for number, line in enumerate(lines):
                 found = results.get(panel, line)
                 colour = COLOUR.get(line) or LADDER[number % len(LADDER)]
@@ -88,7 +88,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
             here.xaxis.get_major_locator().set_params(integer=True)
             here.grid(alpha=0.25)
             here.spines[["top", "right"]].set_visible(False)
-            if not any(results.get(panel, line) for line in lines):
+            if not results.seen(panel):
                 here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
                 here.set(xticks=[], yticks=[])
                 continue

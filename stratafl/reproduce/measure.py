@@ -180,6 +180,10 @@ class Results:
         found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
         return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
+    def seen(self, panel: tuple[str, ...]) -> bool:
+        """Whether any line of the panel was measured."""
+        return any(self.get(panel, line) for line in self.lines(panel))
+
     def until(self, *panels: tuple[str, ...]) -> int:
         """The last round that every line of these panels has, of those that were measured at all."""
         found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]

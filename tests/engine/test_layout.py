@@ -11,7 +11,7 @@ from stratafl.engine import ops
 from stratafl.engine.layout import Layout
 from stratafl.engine.spread import Spread
 from stratafl.flat import Flat
-from stratafl.local import leaf
+from stratafl.local import Leaf, constant, leaf
 from stratafl.rule import average
 from tests.engine.pairs import CLOSE, compare, federation, stacked
 
@@ -19,6 +19,11 @@ from tests.engine.pairs import CLOSE, compare, federation, stacked
 def convolutional() -> nn.Module:
     layers = [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(4, 3, (1, 2))]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 5 * 4, 3)).double()
+
+
+def ramp(x: Tensor) -> Tensor:
+    """A number for each parameter."""
+    return torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
 
 
 FILTERS = ["0.weight", "2.weight", "3.weight"]
@@ -41,9 +46,11 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
         {"rules": ["mtgc", "fedprox"], "participation": [0.5, 2], "rounds": 4},
         {"rules": {"name": "mtgc", "restart": "gradient"}, "rounds": 3},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))]},
+        {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: g + ramp(x) * (x - edge.model))], "chunk": 2},
+        {"leaf": Leaf(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), 0.5)},
         {"leaf": leaf(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
     ],
-    ids=["two corrections", "a pull", "from gradients", "a direction of one's own", "momentum"],
+    ids=["two corrections", "a pull", "from gradients", "a direction", "one for each parameter", "a stage", "momentum"],
 )
 @pytest.mark.usefixtures("channels_last")
 def test_the_same_run(settings: dict) -> None:
@@ -54,7 +61,7 @@ def test_the_same_run(settings: dict) -> None:
 def test_the_engine_s_rows_do_lie_so() -> None:
     engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
     row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
-    first = engine._layout.named(row_1P, row_1P[:, :0])["0.weight"]
+    first = engine._differentiate.layout.named(row_1P, row_1P[:, :0])["0.weight"]
     assert torch.equal(first[0].permute(0, 2, 3, 1).flatten(), row_1P[0, : first.numel()])
 
 
@@ -71,6 +78,17 @@ def test_there_and_back(of: list[int] | None) -> None:
     back = torch.full_like(wanted, float("nan"))
     layout.restore(found, back)
     assert torch.equal(back, wanted)
+
+
+def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
+    flat, ordered = Flat(convolutional()), []
+    layout = Layout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
+    given = Spread(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
+    found = layout.some(given, [3, 5, 4])
+    assert set(ordered) == {2}
+    back = torch.empty_like(found)
+    layout.restore(found, back)
+    assert torch.equal(back, given.some([3, 5, 4]))
 
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:

@@ -212,7 +212,9 @@ def test_panels_are_compared_at_a_round_they_all_have() -> None:
     assert judge("fig4_heterogeneity", results("fig4", history)).status == NOT_SO_FAR
     assert judge("fig5_clients", results("fig5", history)).status == NOT_SO_FAR
     said = judge("fig4_gain", results("fig4", history)).sentence
-    assert "client +9.8 points, group +9.8 points, both +9.8 points" in said
+    assert "client +9.8 points, group +9.8 points, both +9.8 points at round 20" in said
+    hard = results("fig3", lambda case: history(case)[: 10 if case.panel[0] == "cifar100" else 20])
+    assert judge("fig3_cifar100", hard).status == SO_FAR  # no other lead is larger
 
 
 def test_panels_of_one_data_set_side_by_side_have_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +223,9 @@ def test_panels_of_one_data_set_side_by_side_have_one_scale(tmp_path: Path, monk
     shifted = {"5x20": 0.2, "10x10": 0.5, "20x5": 0.8}
     draw(results("fig5", lambda case: [shifted[case.panel[0]]] * 100), tmp_path / "fig5")
     assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
+    draw(results("fig5", lambda case: levels({})(case) if case.panel[0] != "5x20" else None), tmp_path / "fig5")
+    missing, *others = drawn[-1].axes
+    assert not len(missing.get_yticks()) and all(len(axes.get_yticks()) for axes in others)
     draw(results("fig3", lambda case: [0.2 if case.panel[0] == "cifar100" else 0.9] * 100), tmp_path / "fig3")
     assert len({axes.get_ylim() for axes in drawn[-1].axes}) > 1
 

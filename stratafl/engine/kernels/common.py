@@ -57,6 +57,7 @@ class Sink(NamedTuple):
 
     With views of a correction matrix of the same strides, gradient + correction is stored. With a list, each client's
     sums of squares of what was stored are appended to it as (C, parts): `update` clips by them without another pass.
+    A convolution's filters, (C, CO, CI, KH, KW), must lie channels-last.
     """
 
     w: Tensor

@@ -27,7 +27,15 @@ from stratafl.engine.kernels.common import (
     storage,
     target,
 )
-from stratafl.engine.kernels.pack import Taps, convert, last, lie_last, meeting, new_last, pack
+from stratafl.engine.kernels.pack import (
+    Taps,
+    as_channels_last,
+    convert,
+    lies_channels_last,
+    new_channels_last,
+    pack,
+    taps_met,
+)
 from stratafl.engine.kernels.tuning import tuning
 
 
@@ -35,7 +43,7 @@ from stratafl.engine.kernels.tuning import tuning
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stride_bias,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, OUTSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -53,7 +61,7 @@ def _forward(
     for step in range(KH * blocks_k):
         row, r = step // blocks_k, (step % blocks_k) * BK + k
         inside = (m < M)[:, None] & (r < R)[None, :]
-        if LEAVE:
+        if OUTSIDE:
             column = left[:, None] + (r // CI)[None, :]
             inside &= (top + row >= 0)[:, None] & (top + row < H)[:, None] & (column >= 0) & (column < W)
         x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
@@ -122,7 +130,7 @@ def _weight_gradient(
     x_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
     FIRST: tl.constexpr, MET_H: tl.constexpr, MET_W: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    LEAVE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One program: PARTS * BR values of one tap row, which share every load of the output's gradient."""
@@ -150,12 +158,12 @@ def _weight_gradient(
         dy_KN = tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
         start = ((sample * H + top) * W + left) * CI
         there = m < M
-        if LEAVE:
+        if OUTSIDE:
             there &= (top >= 0) & (top < H)
         for part in tl.static_range(PARTS):
             r_part = r + part * BR
             inside = there[:, None] & (r_part < R)[None, :]
-            if LEAVE:
+            if OUTSIDE:
                 column = left[:, None] + (r_part // CI)[None, :]
                 inside &= (column >= 0) & (column < W)
             x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
@@ -254,10 +262,12 @@ def weight_gradient(
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
     programs = kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn)
     pixels = batch * out_height * out_width
+    # not `taps.outside`: a program's block of a tap row may also hold taps that never meet the image
+    outside = padding > 0
     _weight_gradient[(programs, clients)](
         x, dy, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale / by.scale,
         pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height,
-        taps.first, taps.height, taps.width, stride, padding, padding > 0, dw.corrected, by.precision,
+        taps.first, taps.height, taps.width, stride, padding, outside, dw.corrected, by.precision,
         br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if db is not None:
@@ -268,13 +278,13 @@ def weight_gradient(
         )  # fmt: skip
 
 
-def filters(sink: Sink | None, w_COIhw: Tensor) -> Target:
+def filter_target(sink: Sink | None, w_COIhw: Tensor) -> Target:
     """Where the gradient of filters that lie channels-last goes: there it lies so too."""
     if sink is None:
-        grad = new_last(w_COIhw.shape, w_COIhw.device)
+        grad = new_channels_last(w_COIhw.shape, w_COIhw.device)
         return Target(grad, grad, False, None)
     found = target(sink, w_COIhw)
-    if not lie_last(found.grad):
+    if not lies_channels_last(found.grad):
         raise ValueError("a convolution's gradients must lie channels-last")
     return found
 
@@ -292,8 +302,8 @@ class _Conv2d(torch.autograd.Function):
             out_size(height, kernel_height, stride, padding),
             out_size(width, kernel_width, stride, padding),
         )
-        w = last(w)
-        taps = meeting((height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding)
+        w = as_channels_last(w)
+        taps = taps_met((height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding)
         packed = pack(w, x.dtype, taps)
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
         pixels, row = batch * out_height * out_width, taps.width * inputs
@@ -302,7 +312,7 @@ class _Conv2d(torch.autograd.Function):
         bias, stride_bias = (w, 0) if b is None else rows(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
             x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
-            taps.height, stride, padding - taps.first, taps.leave, b is not None, operands(compute).precision,
+            taps.height, stride, padding - taps.first, taps.outside, b is not None, operands(compute).precision,
             bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)
@@ -318,7 +328,7 @@ class _Conv2d(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, taps, for_input=True)
             dx = input_gradient(dy, packed, x.shape[2:4], taps, stride, padding, compute)
-        dw = filters(sink, w)
+        dw = filter_target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         weight_gradient(x, dy, dw, db, taps, stride, padding, compute, 1 / grad_scale)
         return dx, *((None, None) if sink else (dw.grad, db and db.grad)), None, None, None, None, None
@@ -336,6 +346,7 @@ def conv2d(
 ) -> Tensor:
     """Each client's images convolved with its own weights, (C, B, H', W', CO).
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`, where
+    filters lie channels-last.
     """
     return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from stratafl.engine.kernels import thin
 from stratafl.engine.kernels.common import Sink, cdiv, operands, power, rows, storage, target
-from stratafl.engine.kernels.conv import filters, input_gradient, out_size, packed_for_both, weight_gradient
-from stratafl.engine.kernels.pack import last, meeting, pack
+from stratafl.engine.kernels.conv import filter_target, input_gradient, out_size, packed_for_both, weight_gradient
+from stratafl.engine.kernels.pack import as_channels_last, pack, taps_met
 from stratafl.engine.kernels.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
@@ -30,7 +30,7 @@ from stratafl.engine.kernels.tuning import tuning
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
     M, H, W, PH, PW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
-    PAD: tl.constexpr, LEAVE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    PAD: tl.constexpr, OUTSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The four places of a window are blocks of columns of one wide product, the weights its rows: that reads shared
@@ -54,7 +54,7 @@ def _forward(
         weights = (n < CO)[:, None] & (r < R)[None, :]
         w_NK = tl.load(w_ptr + (row * CO + n)[:, None] * R + r[None, :], mask=weights, other=0.0)
         inside = (m < M)[:, None] & (r < R)[None, :]
-        if LEAVE:
+        if OUTSIDE:
             column = left[:, None] + (r // CI)[None, :]
             inside &= ((top + row >= 0) & (top + row < H))[:, None] & (column >= 0) & (column < W)
         x_MK = tl.load(x_ptr + (start + row * W * CI)[:, None] + r[None, :], mask=inside, other=0.0)
@@ -114,8 +114,8 @@ class _ConvReluPool(torch.autograd.Function):
         dtype = storage(compute)
         y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-        w = last(w)
-        taps = meeting((height, width), size, (kernel_height, kernel_width), 1, padding)
+        w = as_channels_last(w)
+        taps = taps_met((height, width), size, (kernel_height, kernel_width), 1, padding)
         use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
         packed = None
         if use_thin:
@@ -130,7 +130,7 @@ class _ConvReluPool(torch.autograd.Function):
             bias, stride_bias = (w, 0) if b is None else rows(b)
             _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
                 x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
-                taps.height, padding - taps.first, taps.leave, b is not None, operands(compute).precision,
+                taps.height, padding - taps.first, taps.outside, b is not None, operands(compute).precision,
                 bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place, packed)
@@ -142,7 +142,7 @@ class _ConvReluPool(torch.autograd.Function):
         x, w, b, place, packed = ctx.saved_tensors
         image, size, taps, padding, compute, sink, grad_scale, use_thin = ctx.plan
         dy = dy_[0].to(storage(compute)).contiguous()
-        dw = filters(sink, w)
+        dw = filter_target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         dx = None
         if use_thin:

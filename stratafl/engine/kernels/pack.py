@@ -18,21 +18,22 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import TORCH, TRITON, cast, cdiv, power
 
-Size = tuple[int, int]
+Pair = tuple[int, int]
 
 
 class Taps(NamedTuple):
-    """A part of a kernel: so many rows and columns of it, from (first, first) on."""
+    """A part of a kernel: so many rows and columns of it, from (first, first) on. One `first`, because the kernels
+    have one padding, which is less by it."""
 
     first: int
     height: int
     width: int
-    leave: bool
+    outside: bool
     """Whether some of them lie outside the image somewhere."""
 
 
 @functools.cache
-def meeting(image: Size, out: Size, kernel: Size, stride: int, padding: int) -> Taps:
+def taps_met(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) -> Taps:
     """The taps that meet the image anywhere; the others' products and gradients are zero. Of ResNet-18's last 3x3
     kernels, whose images are one pixel, it is a ninth."""
     places = [
@@ -43,23 +44,23 @@ def meeting(image: Size, out: Size, kernel: Size, stride: int, padding: int) -> 
     first = min(axis[0] for axis in met)
     height, width = (axis[-1] + 1 - first for axis in met)
     rows, columns = places[0][first : first + height], places[1][first : first + width]
-    return Taps(first, height, width, leave=not all(all(inside) for inside in rows + columns))
+    return Taps(first, height, width, outside=not all(all(inside) for inside in rows + columns))
 
 
-def lie_last(w_COIhw: Tensor) -> bool:
+def lies_channels_last(w_COIhw: Tensor) -> bool:
     """Whether each client's filters lie channels-last."""
     return w_COIhw[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def new_last(shape: torch.Size, device: torch.device) -> Tensor:
+def new_channels_last(shape: torch.Size, device: torch.device) -> Tensor:
     """Empty filters of this (C, CO, CI, KH, KW) that lie channels-last."""
     clients, outputs, inputs, height, width = shape
     return torch.empty((clients, outputs, height, width, inputs), device=device).permute(0, 1, 4, 2, 3)
 
 
-def last(w_COIhw: Tensor) -> Tensor:
+def as_channels_last(w_COIhw: Tensor) -> Tensor:
     """The same filters, channels-last."""
-    if lie_last(w_COIhw):
+    if lies_channels_last(w_COIhw):
         return w_COIhw
     own = w_COIhw if w_COIhw.stride(0) else w_COIhw[:1]  # a frozen layer's are all clients'
     return own.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).expand(w_COIhw.shape)
@@ -127,7 +128,7 @@ def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
     block_t, block_i = power(taps, 1), min(64, power(inputs, 1))
     block_o = min(power(outputs, 1), max(1, 4096 // (block_t * block_i)))
     plain, channels_last = (taps, 1), (1, inputs)
-    strides = (*channels_last, *plain) if lie_last(w_COIhw) else (*plain, *channels_last)
+    strides = (*channels_last, *plain) if lies_channels_last(w_COIhw) else (*plain, *channels_last)
     _reorder[(cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
         w_COIhw, out_COIhw, w_COIhw.stride(0), out_COIhw.stride(0), *strides, outputs, inputs, taps,
         block_o, block_i, block_t,
