@@ -142,9 +142,9 @@ class Ordered:
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         inner = self.way.layout
-        found_CP = self.way(inner.some(Spread(x_CP), range(len(x_CP))), b_CZ, batch).g_CP
-        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
-        inner.restore(found_CP, g_CP)
+        own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
+        inner.into(own_CP, Spread(x_CP), range(len(x_CP)))
+        inner.restore(self.way(own_CP, b_CZ, batch).g_CP, g_CP)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
 
