@@ -30,6 +30,8 @@ from stratafl.store.files import make_folder
 
 UNFINISHED = 3
 """The exit code when there was not enough time: the same command goes on."""
+NARROW = 78
+"""Columns below which a terminal is not shown everything."""
 READY = ("embedded", "generated", "prepared")
 
 
@@ -191,17 +193,20 @@ def _list(cases: dict[Recipe, list[Case]], options: Options, seeds: int, as_json
     if as_json:
         print(json.dumps({"scale": options.scale, "seeds": seeds, "recipes": rows}))
         return
+    console = Console()
+    wide = console.width >= NARROW
     shown = Table(title=f"{options.scale} scale, {seeds} seed{'s' if seeds > 1 else ''}, {options.device}")
-    for heading in ("name", "paper"):
+    for heading in ("name", *(["paper"] if wide else [])):
         shown.add_column(heading, no_wrap=True)
     shown.add_column("needs", min_width=16)
-    for heading in ("runs", "M steps", "time"):
+    for heading in (*(["runs"] if wide else []), "M steps", "time"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         needed = "\n".join(name if state in READY else f"{name} [bold]*[/bold]" for name, state in row["data"].items())
-        cells = [str(row["runs"]), f"{row['client_steps_expected'] / 1e6:,.1f}", duration(row["seconds"])]
-        shown.add_row(row["name"], row["figure"], needed, *cells)
-    Console().print(shown)
+        cost = f"{row['client_steps_expected'] / 1e6:,.1f}", duration(row["seconds"])
+        cells = (row["figure"], needed, str(row["runs"])) if wide else (needed,)
+        shown.add_row(row["name"], *cells, *cost)
+    console.print(shown)
     lacking = {name: state for row in rows for name, state in row["data"].items() if state not in READY}
     if lacking:
         print(f"*: {', '.join(dict.fromkeys(lacking.values()))}; run: stratafl data prepare NAME")

@@ -196,10 +196,12 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
     assert table["rates"]["mlp"]["source"].startswith("measured here")
     monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
     monkeypatch.setattr(Rates, "of", lambda *given: Rate(1.0, "here"))
-    monkeypatch.setenv("COLUMNS", "80")
-    assert command(monkeypatch, "reproduce", "--list") == 0
-    shown = capsys.readouterr().out
-    assert "cifar10 *" in shown and "*: not prepared" in shown and "three_level" in shown and "5.0 min" in shown
+    for columns, paper in (("80", True), ("60", False)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert command(monkeypatch, "reproduce", "--list") == 0
+        shown = capsys.readouterr().out
+        assert "cifar10 *" in shown and "*: not prepared" in shown and "three_level" in shown and "5.0 min" in shown
+        assert ("Figure 11" in shown) == paper and "…" not in shown
 
 
 @pytest.mark.parametrize(
