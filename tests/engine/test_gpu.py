@@ -10,7 +10,7 @@ from torch import nn
 from stratafl import models, simulate
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.stacked import StackedEngine
-from stratafl.local import leaf
+from stratafl.local import Correct, Leaf, constant, leaf
 from stratafl.registry import entries
 from stratafl.simulate import Result, Simulation
 
@@ -68,6 +68,14 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
 @pytest.mark.parametrize("participation", [None, [1, 2]])
 def test_every_kind_of_layer(model: str, participation: list | None) -> None:
     settings = {"model": model, "participation": participation}
+    assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
+
+
+def test_a_stage_that_treats_one_parameter_unlike_another() -> None:
+    def slowed(direction: torch.Tensor, x: torch.Tensor, correct: Correct) -> torch.Tensor:
+        return correct(x, direction) * torch.linspace(0, 1, x.shape[-1], device=x.device)
+
+    settings = {"model": "convolutional", "leaf": Leaf(constant(0.1), (slowed,), 0.5)}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
 
 
