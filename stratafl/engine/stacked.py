@@ -133,8 +133,8 @@ class StackedEngine:
         return g_AP
 
     def _way(self, rows: Rows) -> Differentiate:
-        """To get the gradients of these rows: a rule's own direction and a user's stages, which may treat one parameter
-        unlike another, see them in the module's order."""
+        """How these rows' gradients are computed. A rule's own direction and a user's stages may treat one parameter
+        unlike another, so that they see rows in the module's order."""
         way = self._ordered if Chain.of(self.leaf, bool(rows.pulls)) is None else self._differentiate
         assert way is not None
         return way
