@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch.utils.data import Dataset
 
 from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.flat import Flat
-from stratafl.metrics import Loss, is_classification
+from stratafl.metrics import IGNORED, Loss, is_classification
 from stratafl.tree import Tree
+from stratafl.vocabulary import Lookups
 
 
 def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
@@ -100,11 +101,18 @@ def model_fits(
     classes: bool,
 ) -> None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
-    flat.module.eval()
+    flat.eval()
     kind = type(flat.module).__name__
+
+    def see(codes: Tensor, table: Tensor) -> Tensor:
+        _check_codes(field, inputs, codes, len(table))
+        return codes
+
     try:
-        with torch.no_grad():
-            outputs = flat.call(x_P, b_B.clone(), inputs[:2])
+        with torch.no_grad(), Lookups(see):
+            outputs = flat.call(x_P, b_B.clone(), inputs[:2].clone())
+    except InvalidInput:
+        raise
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise InvalidInput(
             "model",
@@ -120,7 +128,8 @@ def model_fits(
                 f"must hold one score per class for {field} labels that are whole numbers, "
                 f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
             )
-        low, high = int(targets.min()), int(targets.max())
+        labels = targets[targets != IGNORED]
+        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if low < 0 or high >= outputs.shape[1]:
             raise InvalidInput(
                 "model output",
@@ -128,12 +137,82 @@ def model_fits(
                 f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
             )
     try:
-        value = loss(outputs, targets[:2])
+        value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), first_line(problem)) from None
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
+
+
+def _check_codes(field: str, inputs: Tensor, codes: Tensor, vocabulary: int) -> None:
+    """Where a model looks its inputs up as they are, ask whether all of them, and not only those tried, are there."""
+    few = inputs[: len(codes)]
+    if codes.shape != few.shape or not torch.equal(codes, few.to(codes.dtype)):
+        return
+    low, high = (int(each) for each in inputs.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise InvalidInput(
+            f"{field} inputs",
+            f"codes from {low} to {high}",
+            f"the model's embedding has {vocabulary} entries, for codes from 0 to {vocabulary - 1}",
+        )
+
+
+def model_trains(flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss) -> None:
+    """Try a gradient on a few samples of one client, which may fail where an evaluation does not."""
+    problem = _training_problem(flat, x_P, b_B, inputs, targets, loss)
+    if problem is not None and len(inputs) > 1:
+        raise InvalidInput(
+            "model", type(flat.module).__name__, f"cannot be trained: {first_line(problem)}"
+        ) from problem
+
+
+def batches_of_one(
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    batch: int | None,
+    sampling: str,
+    clients: Mapping[str, Tensor],
+) -> None:
+    """Refuse batches that leave a client a single sample, where the model cannot train on one: batch norm needs two."""
+
+    def alone(batch: int | None) -> list[str]:
+        def smallest(size: int) -> int:
+            most = size if batch is None else min(size, batch)
+            return (size % most or most) if sampling == "epochs" else most
+
+        return [name for name, mine in clients.items() if smallest(len(mine)) == 1]
+
+    named = alone(batch)
+    problem = _training_problem(flat, x_P, b_B, inputs[:1], targets[:1], loss) if named else None
+    if problem is None:
+        return
+    near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
+    better = next((other for other in near if not alone(other)), None)
+    advice = "give each client at least two samples" if better is None else f"{better} would not"
+    few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    raise InvalidInput(
+        "batch",
+        batch,
+        f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {first_line(problem)}",
+    ) from problem
+
+
+def _training_problem(
+    flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss
+) -> Exception | None:
+    flat.train()
+    try:
+        with torch.random.fork_rng([x_P.device] if x_P.is_cuda else []):
+            flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), loss)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        return problem
+    return None
 
 
 def first_line(problem: BaseException) -> str:

@@ -8,14 +8,15 @@ require a gradient are part of the module, not of the row: they are never sent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from stratafl.errors import InvalidInput, unknown
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Flat:
@@ -24,12 +25,17 @@ class Flat:
     def __init__(self, module: nn.Module):
         if not isinstance(module, nn.Module):
             raise InvalidInput("model", module, "must be an nn.Module or a function that builds one")
-        self.module = copy.deepcopy(module)
+        kind = type(module).__name__
+        if any(is_lazy(p) for p in module.parameters()):
+            raise InvalidInput("model", kind, "run it once so that its lazy layers have shapes")
+        try:
+            self.module = copied(module)
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+            raise InvalidInput("model", kind, f"cannot be copied: {reason}") from problem
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        if any(is_lazy(p) for p in parameters.values()):
-            raise InvalidInput("model", type(module).__name__, "run it once so that its lazy layers have shapes")
         if not parameters:
-            raise InvalidInput("model", type(module).__name__, "has no trainable parameters")
+            raise InvalidInput("model", kind, "has no trainable parameters")
         buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
         dtypes = {t.dtype for t in [*parameters.values(), *buffers.values()]}
         if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
@@ -37,27 +43,51 @@ class Flat:
         self.dtype: torch.dtype = dtypes.pop()
         self._shapes = {n: p.shape for n, p in parameters.items()}
         self._buffer_shapes = {n: b.shape for n, b in buffers.items()}
-        self._whole = [name for name, _ in self.module.named_buffers() if name not in buffers]
-        self._tied = len(list(self.module.named_parameters(remove_duplicate=False))) > len(
-            list(self.module.named_parameters())
-        )
         self.parameters = sum(p.numel() for p in parameters.values())
         self.buffers = sum(b.numel() for b in buffers.values())
+        flags = {name: part.training for name, part in self.module.named_modules()}
+        self._asleep = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
+        self._working: _Working | None = None
+        self.wrote = False
+        """Whether the last call wrote to a buffer, also where that left it as it was."""
+
+    def train(self) -> None:
+        """Training mode, but for the parts that the user gave in evaluation mode; a module that is wholly in it, as
+        libraries hand out trained ones, is trained wholly."""
+        self.module.train()
+        for name in self._asleep:
+            self.module.get_submodule(name).training = False
+
+    def eval(self) -> None:
+        """Evaluation mode."""
+        self.module.eval()
 
     def row(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The module's parameters (P) and buffers (B)."""
         return self.row_of({**dict(module.named_parameters()), **dict(module.named_buffers())})
 
     def start(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of a state dict, whose frozen parameters and integer buffers the module takes over."""
+        """The rows of a state dict, whose frozen parameters and integer buffers the module takes over.
+
+        A tied parameter may stand under any of its names, and a buffer that state dicts leave out may be missing.
+        """
+        first = _first_names(self.module)
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        for name in values:
-            if name not in own:
-                raise unknown("initial key", name, own)
-        rows = self.row_of(values)
+        given: dict[str, Tensor] = {}
+        for name, value in values.items():
+            if name not in first:
+                raise unknown("initial key", name, first)
+            if value.shape != own[first[name]].shape:
+                needed = tuple(own[first[name]].shape)
+                raise InvalidInput(f"initial.{name}", tuple(value.shape), f"must have the shape {needed}")
+            before = given.setdefault(first[name], value)
+            if before is not value and not _same(before, value):
+                raise InvalidInput(f"initial.{name}", "other values", f"is the same tensor as {first[name]!r}")
+        unsaved = {name: own[name] for name in _unsaved(self.module) if name in self._buffer_shapes}
+        rows = self.row_of({**unsaved, **given})
         with torch.no_grad():
-            for name in values.keys() - self._shapes.keys() - self._buffer_shapes.keys():
-                own[name].copy_(values[name])
+            for name in given.keys() - self._shapes.keys() - self._buffer_shapes.keys():
+                own[name].copy_(given[name])
         return rows
 
     def row_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -76,22 +106,27 @@ class Flat:
 
     def named(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
         """Views of the two rows under the module's names; matrices of rows give views with the clients in front."""
-        return {**_views(self._shapes, x_P), **_views(self._buffer_shapes, b_B)}
+        return {**_views(self._shapes, x_P), **self.named_buffers(b_B)}
+
+    def named_buffers(self, b_B: Tensor) -> dict[str, Tensor]:
+        """Views of a row of buffers alone."""
+        return _views(self._buffer_shapes, b_B)
 
     @property
     def names(self) -> list[str]:
         """The parameters' names, in the order of the row."""
         return list(self._shapes)
 
+    def integers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that are in no row: a counter (batch norm has one), a mask, codes."""
+        return {n: b.clone() for n, b in self.module.named_buffers() if n not in self._buffer_shapes}
+
     def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
-        # a counter that the module moves on (batch norm has one) is a copy, so that no call sees another's
-        whole = {name: self.module.get_buffer(name).clone() for name in self._whole}
-        values = {**self.named(x_P, b_B), **whole}
-        outputs = functional_call(self.module, values, (inputs,), tie_weights=self._tied)
-        for name, view in _views(self._buffer_shapes, b_B).items():
-            if values[name].data_ptr() != view.data_ptr():
-                view.copy_(values[name].detach())
+        x_P = x_P.clone()
+        working = self._at(x_P, b_B, None)
+        outputs = working.module(inputs)
+        self.wrote = working.leave(x_P, b_B, None)
         return outputs
 
     def gradient(
@@ -100,20 +135,153 @@ class Flat:
         b_B: Tensor,
         inputs: Tensor,
         targets: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
+        integers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        x_P = x_P.detach().requires_grad_()
-        (g_P,) = torch.autograd.grad(loss(self.call(x_P, b_B, inputs), targets), x_P)
-        return g_P
+        """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the loss does not
+        reach. What the module itself changes is changed in `x_P` and `b_B`, and in `integers` if they are given."""
+        working = self._at(x_P, b_B, integers)
+        with torch.enable_grad():
+            # while the module still has these values: a checkpointed part computes its activations again on the way
+            loss(working.module(inputs), targets).backward()
+        self.wrote = working.leave(x_P, b_B, integers)
+        return working.gradients()
+
+    def _at(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> _Working:
+        """A module of our own with these values, in the mode that `module` is in."""
+        if self._working is None or self._working.device != x_P.device:
+            self._working = _Working(self.module, self._shapes, self._buffer_shapes, x_P)
+        self._working.take(x_P, b_B, self.integers() if integers is None else integers)
+        for mine, theirs in zip(self._working.parts, self.module.modules(), strict=True):
+            mine.training = theirs.training
+        return self._working
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
         """A module of its own with these values."""
-        module = copy.deepcopy(self.module)
+        module = copied(self.module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, view in self.named(x_P, b_B).items():
                 own[name].copy_(view)
         return module.eval()
+
+
+class _Working:
+    """A copy of a module whose parameters are views of a row; to the module it is as if it were the only one. So
+    whatever plain PyTorch can do with a module can be done with this one: compute a part of it again, keep a parameter
+    in a list, replace a buffer, change a weight in place."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shapes: Mapping[str, torch.Size],
+        buffer_shapes: Mapping[str, torch.Size],
+        like_P: Tensor,
+    ):
+        frozen = [p for name, p in module.named_parameters() if name not in shapes]
+        self.module, self.device = copied(module, shared=frozen), like_P.device
+        self.parts = list(self.module.modules())
+        mine = dict(self.module.named_parameters())
+        self._shapes, self._parameters = shapes, [mine[name] for name in shapes]
+        self._b_B = like_P.new_empty(sum(shape.numel() for shape in buffer_shapes.values()))
+        views, first = _views(buffer_shapes, self._b_B), _first_names(self.module)
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self._integers: list[tuple[nn.Module, str, str]] = []
+        for name, _ in self.module.named_buffers(remove_duplicate=False):
+            owner, _, attribute = name.rpartition(".")
+            part = self.module.get_submodule(owner)
+            if first[name] in views:
+                self._buffers.append((part, attribute, views[first[name]]))
+            else:
+                self._integers.append((part, attribute, first[name]))
+
+    def take(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor]) -> None:
+        """Have these values: the parameters where they lie, the buffers as copies."""
+        for parameter, view in zip(self._parameters, _views(self._shapes, x_P.detach()).values(), strict=True):
+            # numbers that are to be seen in pairs, as complex ones, must not begin in the middle of one
+            parameter.data = view.clone() if view.storage_offset() % 2 else view
+            parameter.grad = None
+        if len(self._b_B):
+            self._b_B.copy_(b_B)
+        self._version = self._b_B._version
+        for part, attribute, view in self._buffers:
+            part._buffers[attribute] = view
+        self._copies = {name: integers[name].clone() for _, _, name in self._integers}
+        for part, attribute, name in self._integers:
+            part._buffers[attribute] = self._copies[name]
+
+    def leave(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> bool:
+        """Put what became of everything where it is wanted; whether buffers were written to."""
+        with torch.no_grad():
+            for parameter, view in zip(self._parameters, _views(self._shapes, x_P).values(), strict=True):
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter)
+            wrote = self._b_B._version != self._version
+            for part, attribute, view in self._buffers:
+                now = part._buffers[attribute]
+                if now is not None and now is not view:
+                    view.copy_(now)
+                    wrote = True
+            if len(self._b_B):
+                b_B.copy_(self._b_B)
+            for part, attribute, name in self._integers:
+                now = part._buffers[attribute]
+                if now is None:
+                    continue
+                wrote = wrote or now is not self._copies[name] or now._version != 0
+                if integers is not None:
+                    integers[name].copy_(now)
+        return wrote
+
+    def gradients(self) -> Tensor:
+        """What a backward pass left, as a row."""
+        parts = [p.new_zeros(p.numel()) if p.grad is None else _dense(p.grad).reshape(-1) for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return torch.cat(parts)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A copy of its own, but for the tensors it may share.
+
+    What a module has computed from its parameters and kept (the older `weight_norm` does) is copied without its
+    history, which a deep copy refuses; and hooks on its parameters, which a deep copy forgets, are registered anew.
+    """
+    memo: dict[int, object] = {id(tensor): tensor for tensor in shared}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
+    made = copy.deepcopy(module, memo)
+    for old, new in zip(module.parameters(), made.parameters(), strict=True):
+        if new is not old:
+            for hook in (old._backward_hooks or {}).values():
+                new.register_hook(hook)
+            for hook in (old._post_accumulate_grad_hooks or {}).values():
+                new.register_post_accumulate_grad_hook(hook)
+    return made
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Each name of a parameter or buffer, and the first name of the same tensor."""
+    first: dict[int, str] = {}
+    both = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for each in both for name, tensor in each}
+
+
+def _unsaved(module: nn.Module) -> Iterator[str]:
+    """The buffers that a state dict leaves out."""
+    for path, part in module.named_modules():
+        for name in part._non_persistent_buffers_set:
+            yield f"{path}.{name}" if path else name
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:

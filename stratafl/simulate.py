@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +19,8 @@ from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
 from stratafl.drift import Diagnose, Drift
-from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.choose import Name, differences, make_engine
+from stratafl.engine.habits import FEW, habits, peculiarities, plain
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
 from stratafl.engine.work import Augment, Engine, Training
@@ -27,7 +29,7 @@ from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf, clip
 from stratafl.local import leaf as usual_leaf
-from stratafl.metrics import Loss, Tally, metrics, tally
+from stratafl.metrics import Loss, Tally, adds_up, metrics, tally
 from stratafl.ranks.branch import Branch
 from stratafl.ranks.deal import deal, leaf_work
 from stratafl.ranks.group import Ranks
@@ -86,8 +88,11 @@ class Simulation:
         evaluate_levels: Sequence[int],
         stop_at: float | None = None,
         ranks: Ranks | None = None,
+        notes: Sequence[str] = (),
     ):
         self.ranks = Ranks() if ranks is None else ranks
+        self.notes = tuple(notes)
+        """What the user should know about how this run is done: said once, when it is set up."""
         self.federation, self.engine, self.flat = federation, engine, flat
         self.schedule, self.test, self._loss = schedule, test, loss
         self.rounds, self.evaluate_every = rounds, evaluate_every
@@ -172,8 +177,10 @@ class Simulation:
             "step": self.step,
             "history": [asdict(result) for result in self.history],
             "federation": federation,
+            # another engine's bits are others
+            "engine": self.engine.name,
             # how many clients share a batched product can change its last bits, and what fits depends on the moment
-            "chunk": getattr(self.engine, "chunk", None),
+            "chunk": self.engine.chunk,
         }
 
     def restore(self, state: State) -> None:
@@ -190,11 +197,10 @@ class Simulation:
         with ranks.together():
             federation.restore(part)
         self.history, self.step = [RoundResult.of(values) for values in known["history"]], known["step"]
-        if known["chunk"] is not None:
-            self.engine.chunk = known["chunk"]  # type: ignore[attr-defined]  # the stacked engine's
+        self.engine.chunk = known["chunk"]
 
     def _check(self, state: State) -> None:
-        kinds: dict[str, Any] = {"step": int, "history": list, "federation": dict, "chunk": int | None}
+        kinds: dict[str, Any] = {"step": int, "history": list, "federation": dict, "engine": str, "chunk": int | None}
         if not isinstance(state, Mapping) or set(state) != set(kinds):
             raise InvalidInput("state", type(state).__name__, f"must be a table of {', '.join(kinds)}")
         for name, kind in kinds.items():
@@ -204,11 +210,10 @@ class Simulation:
         if [result.round for result in history] != list(range(1, len(history) + 1)):
             raise InvalidInput("state.history", len(history), "its rounds are not one after another")
         whole("state.step", state["step"], at_least=0)
-        chunk = state["chunk"]
-        if (chunk is None) != (getattr(self.engine, "chunk", None) is None):
-            raise InvalidInput("state.chunk", chunk, "comes from another engine")
-        if chunk is not None:
-            whole("state.chunk", chunk, at_least=1)
+        if state["engine"] != self.engine.name:
+            raise InvalidInput("state.engine", state["engine"], f"another engine's; this run has {self.engine.name}")
+        if self.engine.chunk is not None or state["chunk"] is not None:
+            whole("state.chunk", state["chunk"], at_least=1)
         if self.ranks.count > 1:
             check_whole(self.federation.tree, state["federation"])
 
@@ -247,9 +252,13 @@ class Simulation:
         assert self.test is not None
         x_P = self.federation.own[level][node]
         b_B = self.federation.own_buffers[level][node]
-        self.flat.module.eval()
-        parts, mine = (self.ranks.count, self.ranks.rank) if share else (1, 0)
-        inputs, targets = (each.tensor_split(parts)[mine] for each in self.test)
+        self.flat.eval()
+        inputs, targets = self.test
+        if share and self.ranks.count > 1:
+            # a loss whose parts do not add up is asked once, of everything
+            parts, mine = (self.ranks.count, self.ranks.rank) if adds_up(self._loss) else (1, 0)
+            last = len(inputs) if adds_up(self._loss) or self.ranks.is_first else 0
+            inputs, targets = (each[:last].tensor_split(parts)[mine] for each in self.test)
         return tally(lambda inputs: self.flat.call(x_P, b_B, inputs), self._loss, inputs, targets)
 
     def _evaluate_nodes(self) -> list[dict[str, dict[str, float]]]:
@@ -359,6 +368,11 @@ def simulate(
     for name, pair in {"data": train, "test": held_out}.items():
         if pair is not None:
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
+    chosen = max(parts, key=len)[:FEW].to(device)
+    few = plain(train[0][chosen]), plain(train[1][chosen])
+    checks.model_trains(flat, x_P, b_B, *few, objective)
+    clients = dict(zip(shape.names[-1], parts, strict=True))
+    checks.batches_of_one(flat, x_P, b_B, *few, objective, batch, sampling, clients)
 
     here, first = shape, 0
     if ranks.count > 1:
@@ -378,6 +392,10 @@ def simulate(
     if name == "auto" and ranks.count > 1 and device.type == "cpu":
         raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
     trainer = make_engine(name, training, precision=precision)
+    notes = differences(trainer, name, precision) + peculiarities(habits(flat, objective, x_P, b_B, *few))
+    if ranks.is_first:
+        for note in notes:
+            print(f"stratafl: {note}", file=sys.stderr)
     return Simulation(
         federation,
         trainer,
@@ -390,4 +408,5 @@ def simulate(
         evaluate_levels,
         stop_at,
         ranks,
+        notes,
     )

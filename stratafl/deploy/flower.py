@@ -196,6 +196,6 @@ def _metrics(made: Study, root: Any) -> dict[str, float]:
     simulation, now = made.simulation, root.down.now
     if simulation.test is None:
         return {}
-    simulation.flat.module.eval()
+    simulation.flat.eval()
     x_P, b_B = now.held[0], now.buffers[0].clone()
     return evaluate(lambda inputs: simulation.flat.call(x_P, b_B, inputs), F.cross_entropy, *simulation.test)

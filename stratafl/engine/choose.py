@@ -39,23 +39,33 @@ def make_engine(
     if precision not in COMPUTES:
         raise unknown("precision", precision, COMPUTES)
     if name == "loop":
-        return LoopEngine(training)
-    if name == "vmap":
-        return StackedEngine(training, chunk=chunk, precision=precision, ways=("vmap",))
-    stacked = StackedEngine(training, chunk=chunk, precision=precision)
-    if name == "stacked" or (training.inputs.device.type != "cpu" and not stacked.how.startswith("loop")):
+        return LoopEngine(training, precision=precision)
+    stacked = StackedEngine(
+        training, chunk=chunk, precision=precision, ways=("vmap",) if name == "vmap" else ("stacked", "vmap")
+    )
+    if stacked.name == "loop":
+        return LoopEngine(training, how=stacked.how, precision=precision)
+    if name in ("stacked", "vmap") or training.inputs.device.type != "cpu":
         return stacked
-    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": LoopEngine(training)}
-    if stacked.how.startswith("loop"):
-        return engines["loop"]
+    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": LoopEngine(training, precision=precision)}
     key = _key(training, precision)
     if key in _fastest:
         return make_engine(_fastest[key], training, chunk=chunk, precision=precision)
     engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
-    clients = min(len(training.partition), stacked.chunk, CLIENTS)
+    clients = min(len(training.partition), stacked.chunk or CLIENTS, CLIENTS)
     seconds = {name: _seconds(engine, training.flat, clients) for name, engine in engines.items()}
     _fastest[key] = min(seconds, key=lambda name: seconds[name])
     return engines[_fastest[key]]
+
+
+def differences(engine: Engine, name: Name, precision: Compute) -> list[str]:
+    """What an engine does otherwise than it was asked to, in words for the user."""
+    found = []
+    if name != "auto" and engine.name != name:
+        found.append(f"engine {name!r} was asked for, and {engine.how.replace(':', ' trains the clients:', 1)}")
+    if engine.precision != precision:
+        found.append(f"precision {precision!r} is not honoured: {engine.name} computes in {engine.precision} here")
+    return found
 
 
 def _key(training: Training, precision: Compute) -> object:

@@ -5,9 +5,8 @@ Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 
 from __future__ import annotations
 
-import random
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -17,14 +16,15 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
+from stratafl.engine.habits import habits, plain
 from stratafl.engine.layout import Layout
 from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.spread import Spread
-from stratafl.flat import Flat
+from stratafl.flat import Flat, Loss, copied
+from stratafl.vocabulary import Vocabulary
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Way = Literal["stacked", "vmap"]
 FP16_SCALE = 4096.0
 """Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
@@ -62,12 +62,17 @@ class Stacked:
         reorder = self.ops.reorder
         self.layout = Layout(flat) if reorder is None else Layout(flat, self.program.filters, reorder)
         self.even = not (labels and loss is F.cross_entropy)
+        self.poisoned = False
+        """Whether the place for the gradients is filled with what is no number first, so that a trial shows whether
+        every value is written."""
         self._maps = True
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
         g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+        if self.poisoned:
+            g_CP.fill_(torch.nan)
         sinks = Sinks(
             self._views(g_CP, b_CZ),
             {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
@@ -120,18 +125,24 @@ class Mapped:
 
     def __init__(self, flat: Flat, loss: Loss):
         self.flat, self.loss, self.layout = flat, loss, Layout(flat)
-        self._gradient = vmap(grad(self._one), randomness="error")
+        # of its own, in training mode: a module may keep what it computed, which is of no use outside the mapping
+        flat.train()
+        self._module = copied(flat.module, shared=flat.module.parameters())
+        self._gradient = vmap(grad(self._one, has_aux=True), randomness="error")
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
         for length, mine in _by_length(batch.length_C):
             inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
-            g_CP[mine] = self._gradient(x_CP[mine], b_CZ[mine], inputs, targets)
+            g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], inputs, targets)
+            Vocabulary.check(beyond)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
-    def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        return self.loss(functional_call(self.flat.module, values, (inputs,)), targets).reshape(())
+        with Vocabulary() as vocabulary:
+            loss = self.loss(functional_call(self._module, values, (inputs,)), targets).reshape(())
+        return loss, vocabulary.beyond
 
 
 class Ordered:
@@ -174,40 +185,32 @@ def choose(
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
-    flat.module.train()
-    x_P, b_Z = (row.to(inputs.device) for row in flat.row(flat.module))
-    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
-        try:
-            reason = _peculiar(flat, loss, x_P, b_Z, inputs, targets)
-            expected_P = flat.gradient(x_P, b_Z.clone(), inputs, targets, loss)
-        except Exception as problem:
-            reason = _line(problem)
+    inputs, targets = plain(inputs), plain(targets)
+    try:
+        x_CP, b_CZ = _apart(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        reason = _peculiar(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        trials = [] if reason else _trials(flat, loss, x_CP, b_CZ, inputs, targets)
+    except Exception as problem:
+        reason = _line(problem)
     if reason:
         return None, f"loop: {reason}"
-    x_CP, b_CZ = x_P.repeat(2, 1), b_Z.repeat(2, 1)
-    count = len(inputs)
-    two = Batch(
-        inputs.expand(2, *inputs.shape),
-        targets.expand(2, *targets.shape),
-        torch.ones(2, count, dtype=torch.bool, device=inputs.device),
-        np.full(2, count),
-    )
     reasons = []
     for how in ways:
+
+        def make(flat: Flat, compute: ops.Compute) -> Differentiate:
+            if how == "vmap":
+                return Mapped(flat, loss)
+            return Stacked(flat, loss, inputs.to(flat.dtype) if inputs.is_floating_point() else inputs, compute, labels)
+
         try:
-            made: Differentiate
-            if how == "stacked":
-                made = Stacked(flat, loss, inputs, compute, labels)
-                exact: Differentiate = made if compute == "fp32" else Stacked(flat, loss, inputs, "fp32", labels)
-            else:
-                made = exact = Mapped(flat, loss)
-            off = (ordered(exact, flat)(x_CP, b_CZ, two).g_CP - expected_P).norm() / expected_P.norm().clamp(min=1e-30)
+            made = make(flat, compute)
+            agrees = all(trial.agrees(make(trial.flat, "fp32")) for trial in trials)
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:
             reasons.append(f"{how} failed: {_line(problem)}")
         else:
-            if not off > (1e-6 if flat.dtype == torch.float64 else 3e-2):
+            if agrees:
                 return made, how if not reasons else f"{how}: {'; '.join(reasons)}"
             reasons.append(f"{how} does not give the module's own gradient")
     return None, f"loop: {'; '.join(reasons)}"
@@ -215,22 +218,103 @@ def choose(
 
 def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> str:
     """What makes a module's training depend on more than its parameters and batch, if anything does."""
-    before = _drawn(inputs.device)
-    buffers = {name: buffer.clone() for name, buffer in flat.module.named_buffers()}
-    values = {**buffers, **flat.named(x_P, b_Z.clone())}
-    with torch.no_grad():
-        loss(functional_call(flat.module, values, (inputs,)), targets)
-    if _drawn(inputs.device) != before:
+    hooks = ("_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
+        return "hooks on the gradients"
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
+        return "hooks on the parameters' gradients"
+    known = habits(flat, loss, x_P, b_Z, inputs, targets)
+    if known.draws:
         return "the module or loss draws random numbers"
-    if any(not torch.equal(values[name], buffer) for name, buffer in flat.module.named_buffers()):
+    if known.writes:
         return "training changes the module's buffers"
-    return ""
+    return "" if known.repeats else "the module gives another gradient the second time"
 
 
-def _drawn(device: torch.device) -> list[object]:
-    """The state of everything a module may draw from."""
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return [state.numpy().tobytes(), random.getstate(), str(np.random.get_state())]
+class Trial(NamedTuple):
+    """Two clients whose weights, buffers and batches differ, and the gradients a module gives each of them alone."""
+
+    flat: Flat
+    x_CP: Tensor
+    b_CZ: Tensor
+    batch: Batch
+    expected_CP: Tensor
+    tolerance: float
+    """Of the difference's norm, in terms of the expected one's."""
+
+    def agrees(self, way: Differentiate) -> bool:
+        if isinstance(way, Stacked):
+            way.poisoned = True
+        batch = self.batch._replace(inputs_CB=self.batch.inputs_CB.clone(), targets_CB=self.batch.targets_CB.clone())
+        got_CP = ordered(way, self.flat)(self.x_CP.clone(), self.b_CZ.clone(), batch).g_CP
+        off_C = (got_CP - self.expected_CP).norm(dim=1) / self.expected_CP.norm(dim=1).clamp(min=1e-30)
+        return bool((off_C <= self.tolerance).all())  # which what is no number never is
+
+
+LARGE = 50_000_000
+"""Parameters of a module, frozen ones with them, of which no copy in float64 is made for a trial."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
+"""In float64 sums in another order are all that may differ; in float32 also which side of a kink a value lies on."""
+
+
+def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
+    """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
+    where that has operations of its own."""
+    batch = _two(inputs, targets)
+    tolerance = TOLERANCE.get(flat.dtype, 5e-2)
+
+    def trial(flat: Flat, tolerance: float) -> Trial:
+        x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
+        typed = batch._replace(
+            inputs_CB=batch.inputs_CB.to(flat.dtype) if inputs.is_floating_point() else batch.inputs_CB,
+            targets_CB=batch.targets_CB.to(flat.dtype) if targets.is_floating_point() else batch.targets_CB,
+        )
+        own = []
+        for client, length in enumerate(typed.length_C):
+            mine, labels = (each[client, :length].clone() for each in (typed.inputs_CB, typed.targets_CB))
+            own.append(flat.gradient(x[client].clone(), b[client].clone(), mine, labels, loss))
+        return Trial(flat, x, b, typed, torch.stack(own), tolerance)
+
+    in_its_own = trial(flat, tolerance)
+    if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:
+        return [in_its_own]
+    try:
+        exact = trial(Flat(copied(flat.module).double()), TOLERANCE[torch.float64])
+    except Exception:
+        return [in_its_own]  # a type is written into the module or the loss
+    if ops.table(inputs.device, flat.dtype) is ops.PLAIN:
+        return [exact]
+    # how far the library itself is off, where values lie near a kink
+    expected_CP = exact.expected_CP.to(flat.dtype)
+    off_C = (in_its_own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
+    return [exact, in_its_own._replace(expected_CP=expected_CP, tolerance=max(tolerance, 10 * float(off_C.max())))]
+
+
+def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Two clients' rows, each a little off these: at a module's first values much can be zero or alike by chance."""
+    random = torch.Generator().manual_seed(0)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=random).to(like)
+
+    rows = []
+    for _ in range(2):
+        parts = [view.reshape(-1) for name, view in flat.named(x_P, b_Z).items() if name in set(flat.names)]
+        moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
+        # a buffer may be a mask, of which zeros and infinities stay as they are
+        rows.append((torch.cat(moved), b_Z * (1 + 0.05 * noise(b_Z))))
+    x_CP, b_CZ = (torch.stack(each) for each in zip(*rows, strict=True))
+    return x_CP, b_CZ
+
+
+def _two(inputs: Tensor, targets: Tensor) -> Batch:
+    """The samples, and all but one of them in another order: batches of two clients, the second one padded."""
+    count = len(inputs)
+    fewer = count - 1 if count > 2 else count
+    inputs_CB, targets_CB = (torch.stack([each, each.roll(1, 0)]) for each in (inputs, targets))
+    length_C = np.array([count, fewer])
+    mask_CB = torch.arange(count, device=inputs.device) < torch.as_tensor(length_C, device=inputs.device)[:, None]
+    return Batch(inputs_CB, targets_CB, mask_CB, length_C)
 
 
 def _line(problem: BaseException) -> str:

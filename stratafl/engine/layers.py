@@ -29,6 +29,8 @@ def lower(low: Lowering, node: fx.Node) -> Run:
         return _constant(low, node)
     if node.op == "call_module":
         module = low.module(node)
+        if "forward" in vars(module):
+            raise Unsupported(f"layer {type(module).__name__} with another forward")
         if type(module) in MODULES:
             return MODULES[type(module)](low, node)
         raise Unsupported(f"layer {type(module).__name__}")

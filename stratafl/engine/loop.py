@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from stratafl.data.batches import batches
+from stratafl.engine.habits import counters, generator_of
+from stratafl.engine.ops import Compute
+from stratafl.engine.precision import computing, honoured
 from stratafl.engine.work import Training, Work
 from stratafl.local import Correct, clip
 from stratafl.streams import Purpose, integer
@@ -18,16 +21,18 @@ SMALL = 100_000
 
 
 class LoopEngine:
-    how = "loop"
+    name = "loop"
+    chunk: int | None = None
 
-    def __init__(self, training: Training):
-        self.training, self.leaf = training, training.leaf
+    def __init__(self, training: Training, *, how: str = "loop", precision: Compute = "fp32"):
+        """how: "loop", or "loop: why" where another engine was asked for; precision: what a GPU's float32 products may
+        round to, "fp32" or "tf32"."""
+        self.training, self.leaf, self.how = training, training.leaf, how
+        self.precision = honoured(precision, training.inputs.device, training.flat.dtype, casts=False)
         self._clipped = torch.zeros((), dtype=torch.int64, device=training.inputs.device)
+        self._counters = counters(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times slower
-        device = training.inputs.device
-        self._generator = (
-            torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-        )
+        self._generator = generator_of(training.inputs.device)
 
     @property
     def clipped(self) -> int:
@@ -36,14 +41,15 @@ class LoopEngine:
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         models, buffers = [], []
         lr = self.leaf.lr(work.round)
-        self.training.flat.module.train()
+        self.training.flat.train()
         with self._quiet():
             for client in work.active:
                 x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
+                integers = self._integers(work.step)
                 correct = _correcting(work, client)
                 velocity_1P = torch.zeros_like(x_1P)
                 for step, batch in enumerate(self._batches(client, work.step, work.steps), work.step):
-                    direction_1P = self._gradient(client, step, x_1P, b_1B, batch)
+                    direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
                     for stage in self.leaf.stages:
                         if isinstance(stage, clip):
                             factor_11 = stage.factor(direction_1P)
@@ -59,13 +65,14 @@ class LoopEngine:
 
     def gradients(self, work: Work) -> Tensor:
         gradients = []
-        self.training.flat.module.train()
+        self.training.flat.train()
         with self._quiet():
             for client in work.active:
                 (batch,) = self._batches(client, work.step, 1)
-                # a look ahead must leave the running statistics as they are
-                x_1P, b_1B = work.x.one(client), work.b.one(client).clone()
-                gradients.append(self._gradient(client, work.step, x_1P, b_1B, batch))
+                # a look ahead must leave everything as it is
+                x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
+                integers = self._integers(work.step)
+                gradients.append(self._gradient(client, work.step, x_1P, b_1B, integers, batch))
         return torch.cat([work.x.rows_MP[:0], *gradients])
 
     @contextmanager
@@ -76,24 +83,31 @@ class LoopEngine:
         if self.training.flat.parameters < SMALL:
             torch.set_num_threads(1)
         try:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), computing(self.precision, self.training.inputs.device):
                 yield
         finally:
             torch.set_num_threads(threads)
+
+    def _integers(self, step: int) -> dict[str, Tensor]:
+        """The integer buffers of a client that has done all steps so far."""
+        own = self.training.flat.integers()
+        return own | {name: own[name] + step * more for name, more in self._counters.items()}
 
     def _batches(self, client: int, first: int, steps: int) -> list[Tensor]:
         given, mine = self.training, self.training.partition[client]
         chosen = batches(given.seed, given.first + client, len(mine), first, steps, given.batch, given.sampling)
         return [mine[positions.to(mine.device)] for positions in chosen]
 
-    def _gradient(self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, batch: Tensor) -> Tensor:
+    def _gradient(
+        self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor
+    ) -> Tensor:
         given, number = self.training, self.training.first + client
         # dropout and the like draw from the client's own stream, so the order of visits does not matter
         self._generator.manual_seed(integer(given.seed, Purpose.MODULE, number, step))
         inputs = given.inputs[batch]
         if given.augment is not None:
             inputs = given.augment(inputs, given.seed, number, step)
-        g_P = given.flat.gradient(x_1P[0], b_1B[0], inputs, given.targets[batch], given.loss)
+        g_P = given.flat.gradient(x_1P[0], b_1B[0], inputs, given.targets[batch], given.loss, integers)
         return g_P[None]
 
 

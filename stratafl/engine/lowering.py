@@ -58,7 +58,7 @@ class Frame:
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
     sunk: set[str] = field(default_factory=set)
-    """The parameters whose gradients the backward pass will write to where they are wanted."""
+    """The parameters whose gradients the backward pass, as far as it has come, has written to where they are wanted."""
 
 
 Run = Callable[[Frame], Any]
@@ -84,9 +84,11 @@ class Weights(NamedTuple):
         if len(trained) < len(names) or any(self.uses[name] > 1 for name in names):
             # two uses of a parameter would overwrite each other's gradient; without a sink torch adds them up
             return TORCH[op](*args)
-        frame.sunk.update(names)
         sink = frame.ops.sink(*frame.sinks.of((self.w, self.b)))
-        return frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
+        y = frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
+        # what comes out may be unused, or cut off from the loss: its gradients are written only if it is reached
+        y.register_hook(lambda _: frame.sunk.update(names))
+        return y
 
 
 class Lowering:

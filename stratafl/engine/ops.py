@@ -176,6 +176,11 @@ def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | 
 
 def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Tensor:
     clients, vocabulary, _ = w_CVE.shape
+    if codes_CBT.device.type == "cpu" and codes_CBT.numel():
+        low, high = codes_CBT.aminmax()
+        # beyond the table lies the next client's
+        if low < 0 or high >= vocabulary:
+            raise IndexError(f"code {int(high if high >= vocabulary else low)} where a vocabulary has {vocabulary}")
     offset_C11 = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)[:, None, None]
     return held(F.embedding(codes_CBT.long() + offset_C11, w_CVE.reshape(clients * vocabulary, -1)), compute)
 

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 
 import torch
 
-from stratafl.engine.ops import Compute
+from stratafl.engine.ops import HALF, Compute
+
+
+def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts: bool) -> Compute:
+    """What products are really computed in: only an engine that casts their operands has 16 bits, and only a GPU rounds
+    float32 products to tf32."""
+    if precision in HALF:
+        return precision if casts else "fp32"
+    return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from stratafl.models import Recurrent
 
 
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # what is computed from buffers alone is no constant: clients have their own
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Recurrent) or super().is_leaf_module(m, module_qualified_name)
 
@@ -70,7 +72,8 @@ class Program:
         sinks: Sinks = NOWHERE,
         scale: float = 1.0,
     ) -> tuple[Tensor, set[str]]:
-        """The outputs, and the names of the parameters whose gradients a backward pass writes to `sinks` itself.
+        """The outputs, and a set that a backward pass fills with the names of the parameters whose gradients it writes
+        to `sinks` itself.
 
         `named` are the clients' own parameters and buffers, (C, *shape); the rest is the module's, for all alike.
         `scale` says how much larger than they are the outputs' gradients will come.

@@ -23,10 +23,11 @@ from stratafl.engine import kernels
 from stratafl.engine.augmenting import one_by_one, takes_stacks
 from stratafl.engine.differentiate import Batch, Differentiate, Way, choose, ordered
 from stratafl.engine.graph import Captured, Fixed, Samples
+from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
-from stratafl.engine.precision import computing
+from stratafl.engine.precision import computing, honoured
 from stratafl.engine.rows import ALONE, Chain, Gradients, Rows, Wanted, step
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Training, Work
@@ -70,7 +71,7 @@ class StackedEngine:
     ):
         """chunk: clients at once, as many as fit unless given; precision: what products are computed in;
         capture: whether a GPU's steps become a CUDA graph; ways: to get gradients, the first that the model allows."""
-        self.training, self.leaf, self.precision = training, training.leaf, precision
+        self.training, self.leaf = training, training.leaf
         flat, inputs, augment = training.flat, training.inputs, training.augment
         self._device = inputs.device
         self._capture = capture and inputs.device.type == "cuda"
@@ -84,9 +85,9 @@ class StackedEngine:
         self._captured: dict[object, Captured] = {}
         self._ahead: tuple[object, Drawn] | None = None
         self._last_active: list[int] = []
-        self._loop = LoopEngine(training)
+        self._loop = LoopEngine(training, precision=precision)
 
-        few = self._samples[:2]
+        few = self._samples[:FEW]
         sample = inputs[few] if augment is None else augment(inputs[few], training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs[few], training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
@@ -99,7 +100,13 @@ class StackedEngine:
             found, self.how = choose(flat, training.loss, sample, targets[few], precision, labels, ways)
         self._differentiate: Differentiate | None = found
         self._ordered = None if found is None else ordered(found, flat)
-        self.chunk = chunk or self._fitting()
+        self.precision = honoured(precision, self._device, flat.dtype, casts=self.name == "stacked")
+        self.chunk: int | None = chunk or self._fitting()
+
+    @property
+    def name(self) -> str:
+        """What trains: "stacked", "vmap" or "loop"."""
+        return self.how.partition(":")[0]
 
     @property
     def clipped(self) -> int:
@@ -111,7 +118,7 @@ class StackedEngine:
             return self._loop.train(work)
         x_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         lr = self.leaf.lr(work.round)
-        self.training.flat.module.train()
+        self.training.flat.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
@@ -123,7 +130,7 @@ class StackedEngine:
         if self._differentiate is None:
             return self._loop.gradients(work)
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
-        self.training.flat.module.train()
+        self.training.flat.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), 0.0)
@@ -148,7 +155,7 @@ class StackedEngine:
             return
         drawn = self._drawn(active, work.step, steps)
         # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
-        count = -(-len(active) // self.chunk)
+        count = -(-len(active) // (self.chunk or len(active)))
         size = -(-len(active) // count)
         for first in range(0, len(active), size):
             mine = slice(first, first + size)

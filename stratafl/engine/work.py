@@ -76,6 +76,23 @@ class Engine(Protocol):
     """Trains leaves. All engines give the same result for the same work, up to rounding."""
 
     leaf: Leaf
+    chunk: int | None
+    """Clients at once; None where it takes one after another."""
+
+    @property
+    def how(self) -> str:
+        """Its name, and why it is not the one that was asked for: "loop: the module or loss draws random numbers"."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """What products are computed in."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What trains: "loop", "stacked" or "vmap"."""
+        ...
 
     @property
     def clipped(self) -> int:

@@ -13,10 +13,9 @@ import numpy as np
 from safetensors.torch import save
 
 from stratafl.config import Config
-from stratafl.engine.stacked import StackedEngine
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Holdings, Study
-from stratafl.simulate import Result, RoundResult, Simulation
+from stratafl.simulate import Result, RoundResult
 from stratafl.state import State
 from stratafl.store import files, layout
 from stratafl.store.checkpoint import Checkpoints
@@ -54,7 +53,9 @@ class RunFolder:
                 "id": id,
                 "created": layout.now(),
                 "config": config.as_dict(),
-                "engine": engine_name(study.simulation),
+                "engine": study.simulation.engine.name,
+                "how": study.simulation.engine.how,
+                "precision": study.simulation.engine.precision,
                 "data": study.holdings.fingerprint,
                 "environment": environment(),
             }
@@ -140,11 +141,6 @@ def _write_status(folder: Path, status: str, round: int, rounds: int, reason: st
         "updated": layout.now(),
     }
     files.write_json(folder / layout.STATUS, found, sync=sync)
-
-
-def engine_name(simulation: Simulation) -> str:
-    """What trains it, also where the config left the choice to a measurement."""
-    return "stacked" if isinstance(simulation.engine, StackedEngine) else "loop"
 
 
 def describe_tree(tree: Tree, holdings: Holdings) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def unusual_rule() -> Rule:
         (lambda: federation("mtgc", 2, module=lambda: nn.Linear(4, 3).double()), "float64"),
         (lambda: federation("hfedavg", 2), "state.federation.state.1 = []"),
         (lambda: federation([unusual_rule()] * 2, 2), "state.federation.state.1 = ['twice']"),
-        (lambda: federation("mtgc", 2, engine="stacked"), "state.chunk"),
+        (lambda: federation("mtgc", 2, engine="stacked"), "state.engine"),
     ],
 )
 def test_another_run_s_state_is_refused_and_nothing_changed(other, said: str) -> None:
