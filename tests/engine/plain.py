@@ -6,7 +6,6 @@ random numbers start from.
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -44,8 +43,11 @@ class Trained(NamedTuple):
     gradient: dict[str, Tensor]
 
 
-def problem(entry: Entry, device: str | torch.device = "cpu") -> Problem:
-    """The clients' modules differ in every trained value and in every buffer that is not zero or infinite."""
+def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = False) -> Problem:
+    """The clients' modules differ in every trained value and in every buffer that is not zero or infinite.
+
+    zeros: the module that is given has zeros for parameters, at which nearly every way to compute gradients agrees.
+    """
     random = torch.Generator().manual_seed(1)
     sizes = PAIRED_SIZES if entry.pairs else SIZES
     inputs, targets = entry.inputs(sum(sizes), random), entry.targets(sum(sizes), random)
@@ -58,7 +60,20 @@ def problem(entry: Entry, device: str | torch.device = "cpu") -> Problem:
             for buffer in floating(client).values():
                 buffer *= 1 + 0.1 * torch.rand(buffer.shape, generator=random, dtype=buffer.dtype)
     clients = [client.to(device) for client in clients]
-    return Problem(entry, entry.module().to(device), clients, inputs.to(device), targets.to(device), partition)
+    module = entry.module()
+    if zeros:
+        with torch.no_grad():
+            for parameter in trainable(module).values():
+                parameter.zero_()
+    return Problem(entry, module.to(device), clients, inputs.to(device), targets.to(device), partition)
+
+
+def _copy(source: nn.Module, to: nn.Module) -> None:
+    """Values of parameters and of all buffers, also of those that a state dict leaves out."""
+    with torch.no_grad():
+        theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+        for name, own in {**dict(to.named_parameters()), **dict(to.named_buffers())}.items():
+            own.copy_(theirs[name])
 
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:
@@ -73,7 +88,9 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
     """Each client's training, one step after another."""
     trained = []
     for number, (client, mine) in enumerate(zip(given.clients, given.partition, strict=True)):
-        module, first = copy.deepcopy(client), {}
+        # not a copy: that would lack hooks on parameters
+        module, first = given.entry.module().to(given.inputs.device), {}
+        _copy(client, module)
         if not module.training:
             module.train()
         with torch.random.fork_rng():
@@ -102,15 +119,15 @@ class Ran(NamedTuple):
 
 def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ran:
     """The same by an engine, which must leave everything that is the user's as it was, to the byte."""
-    module, clients = ([copy.deepcopy(each).to(dtype) for each in some] for some in ([given.module], given.clients))
+    module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
     inputs = given.inputs.to(dtype) if given.inputs.is_floating_point() else given.inputs.clone()
     targets = given.targets.to(dtype) if given.targets.is_floating_point() else given.targets.clone()
-    flat = Flat(module[0])
+    flat = Flat(module)
     rows = [flat.row(client) for client in clients]
     x, b = (Spread(torch.stack(parts)) for parts in zip(*rows, strict=True))
     work = Work(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
     theirs = [inputs, targets, x.rows_MP, b.rows_MP, *given.partition]
-    theirs += [*module[0].parameters(), *module[0].buffers()]
+    theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = Training(flat, given.entry.loss, inputs, targets, given.partition, leaf(LR), BATCH, "epochs", SEED)
     trainer = make_engine(name, training, chunk=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
+import types
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -355,6 +356,58 @@ def _(m, x):
     return m.out(torch.tanh(y))
 
 
+def gated() -> dict[str, nn.Module | nn.Parameter]:
+    """With a gate that starts closed, so that what it lets through shows only at other weights."""
+    return {**pair(), "identity": nn.Identity(), "gate": nn.Parameter(torch.zeros(()))}
+
+
+ALIASES = {
+    "identity": lambda m, y: m.identity(y),
+    "view": lambda m, y: y.view(-1, 2, 3),
+    "reshape": lambda m, y: torch.reshape(y, (-1, 3, 2)),
+    "flatten": lambda m, y: y.flatten(1),
+    "transpose": lambda m, y: y.unsqueeze(1).transpose(1, 2),
+    "slice": lambda m, y: y[:, 1:4],
+    "column": lambda m, y: y[:, 2],
+    "ellipsis": lambda m, y: y[..., :2],
+    "contiguous": lambda m, y: y.contiguous(),
+    "squeeze": lambda m, y: torch.unsqueeze(y, 1).squeeze(1),
+    "cast": lambda m, y: y.double() if y.dtype == torch.float64 else y,
+    "detach": lambda m, y: y.detach(),
+}
+for _name, _alias in ALIASES.items():
+
+    @net(f"alias by {_name}, changed behind a gate", TABLE, gated)
+    def _(m, x, alias=_alias):
+        y = m.a(x)
+        z = alias(m, y)
+        z += m.gate**2
+        return m.out(torch.tanh(y))
+
+
+@net("product in place behind a gate", IMAGE, lambda: {"conv": nn.Conv2d(2, 3, 3), "gate": nn.Parameter(torch.zeros(())), "out": nn.Linear(3, 3)})
+def _(m, x):
+    y = m.conv(x)
+    z = y.contiguous()
+    z *= 1 + m.gate**2
+    return m.out(torch.sigmoid(y).mean(dim=(2, 3)))
+
+
+@net("input changed in place behind a gate", TABLE, gated)
+def _(m, x):
+    z = m.identity(x)
+    z += m.gate.detach() ** 2
+    return m.out(torch.tanh(m.a(x)))
+
+
+@net("result in place, read before", TABLE, pair)
+def _(m, x):
+    y = m.a(x)
+    z = y + 1
+    y += 0.5
+    return m.out(torch.tanh(z) + y)
+
+
 @net("alias by a dropout of nothing", TABLE, lambda: pair() | {"drop": nn.Dropout(0.0).eval()})
 def _(m, x):
     y = m.a(x)
@@ -651,6 +704,44 @@ add("hooks backward", TABLE, hooked_backward)
 add("hooks on an output", TABLE, hooked_output)
 
 
+def hooked_parameter() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    module[0].weight.register_hook(lambda gradient: gradient * (torch.arange(4, device=gradient.device) > 0))
+    return module
+
+
+add("hooks on a parameter", TABLE, hooked_parameter)
+
+
+def patched() -> nn.Module:
+    """A layer whose forward was replaced, which adds nothing at first."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    module[0].extra = nn.Parameter(torch.zeros(6))
+    module[0].forward = types.MethodType(_with_extra, module[0])
+    return module
+
+
+def _with_extra(layer: Any, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight, layer.bias) + layer.extra.square()
+
+
+add("layer with another forward", TABLE, patched)
+
+
+class Doubled(nn.Linear):
+    """A layer of the library with another forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Plain(nn.Linear):
+    """A layer of the library under another name."""
+
+
+add("heirs of a layer", TABLE, lambda: nn.Sequential(Doubled(4, 6), nn.Tanh(), Plain(6, 3)))
+
+
 @net("keeps its activations", TABLE, pair)
 def _(m, x):
     m.seen = m.a(x)
@@ -681,17 +772,6 @@ def _(m, x):
         z = x.detach().clone().requires_grad_()
         (slope,) = torch.autograd.grad(torch.tanh(m.a(z)).sum(), z, create_graph=True)
     return m.out(m.a(slope))
-
-
-def scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        # it still is what users have
-        warnings.simplefilter("ignore", DeprecationWarning)
-        body = torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.Tanh()))
-    return nn.Sequential(body, nn.Linear(6, 3))
-
-
-add("compiled by script", TABLE, scripted)
 
 
 @net("in half of the width, as complex numbers", TABLE, pair)
@@ -732,6 +812,45 @@ def _(m, x):
 @net("parameter of no elements", TABLE, lambda: pair() | {"none": nn.Parameter(torch.zeros(0, 4))})
 def _(m, x):
     return torch.cat([m.out(m.a(x).relu()), F.linear(x, m.none)], 1)
+
+
+@net("arithmetic", TABLE, lambda: {**pair(), "w": nn.Parameter(torch.rand(6) + 0.5)})
+def _(m, x):
+    y = torch.add(m.a(x), m.w, alpha=2)
+    y = torch.maximum(1 - y, 2.0 ** (0.3 * y)) + y.abs().sqrt() / torch.exp(y).clamp(0.5, 2)
+    return m.out(y.sub(m.w, alpha=0.5) - torch.pow(m.w, 2) * y.sigmoid())
+
+
+@net("softmax of another type", TABLE, pair)
+def _(m, x):
+    return m.out(F.softmax(m.a(x), dim=-1, dtype=torch.float32).to(x.dtype))
+
+
+@net("parts of parameters", TABLE, lambda: {"w": nn.Parameter(torch.randn(3, 6, 4) / 3), "out": nn.Linear(6, 3)})
+def _(m, x):
+    y = F.linear(x, m.w[0]) + x @ m.w[-1].T + m.w[:, :, 0].sum(0) + m.w[1:, 0, None].mean()
+    return m.out(y[:, [0, 2, 1, 3, 5, 4]].tanh())
+
+
+@net("computed from a buffer alone", TABLE, lambda: {**pair(), "scale": torch.linspace(1, 2, 6)})
+def _(m, x):
+    return m.out(torch.tanh(m.a(x) * (m.scale / m.scale.sum())))
+
+
+@net("computed from a parameter alone", TABLE, lambda: {**pair(), "scale": nn.Parameter(torch.linspace(1, 2, 6))})
+def _(m, x):
+    return m.out(torch.tanh(m.a(x) * (m.scale / m.scale.mean(0))))
+
+
+@net("tensor that is no buffer", TABLE, pair)
+def _(m, x):
+    return m.out(m.a(x) * torch.linspace(1, 2, 6, dtype=x.dtype, device=x.device))
+
+
+@net("maximum kept in a buffer", TABLE, lambda: {**pair(), "top": torch.tensor(1.8)})
+def _(m, x):
+    m.top.copy_(torch.maximum(m.top, x.detach().abs().max()))
+    return m.out(m.a(x).tanh() / m.top)
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
