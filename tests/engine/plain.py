@@ -146,7 +146,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def difference(expected: list[Trained], got: list[Trained]) -> dict[str, float]:
-    """What differs, and by how much at most: gradients at the first step, then values after the last."""
+    """How far apart values are at most, as a share of those above one: first gradients, then what was trained."""
     assert len(expected) == len(got)
     found: dict[str, float] = {}
     for one, other in zip(expected, got, strict=True):
@@ -156,7 +156,7 @@ def difference(expected: list[Trained], got: list[Trained]) -> dict[str, float]:
         ):
             assert wanted.keys() == have.keys()
             for name, value in wanted.items():
-                off = have[name].to(value.dtype) - value
+                off = (have[name].to(value.dtype) - value) / value.abs().clamp(min=1)
                 # infinities that agree are no difference, and a NaN is an infinite one
                 off = torch.where(have[name] == value, torch.zeros_like(off), off).abs().nan_to_num(nan=torch.inf)
                 if off.numel():
