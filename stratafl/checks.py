@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from stratafl.engine.habits import as_before
 from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.flat import Flat
 from stratafl.metrics import IGNORED, Loss, is_classification
@@ -109,7 +110,7 @@ def model_fits(
         return codes
 
     try:
-        with torch.no_grad(), Lookups(see):
+        with torch.no_grad(), as_before(x_P.device), Lookups(see):
             outputs = flat.call(x_P, b_B.clone(), inputs[:2].clone())
     except InvalidInput:
         raise
@@ -208,7 +209,7 @@ def _training_problem(
 ) -> Exception | None:
     flat.train()
     try:
-        with torch.random.fork_rng([x_P.device] if x_P.is_cuda else []):
+        with as_before(x_P.device):
             flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), loss)
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         return problem

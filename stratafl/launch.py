@@ -186,6 +186,9 @@ def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say,
         made = study(dataclasses.replace(config, run=engine), ranks)
         if made.holdings.fingerprint != described["data"]:
             raise InvalidInput("--resume", path, "the data, or how it is split, is no longer what this run began with")
+        if made.simulation.engine.name != described["engine"]:
+            told = f"its clients were trained by {described['engine']}; here: {made.simulation.engine.how}"
+            raise InvalidInput("--resume", path, told)
     simulation = made.simulation
     checkpoints = Checkpoints(path, described["id"]) if lock is not None else None
     for round in ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):

@@ -232,7 +232,7 @@ def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, 
 
 
 class Trial(NamedTuple):
-    """Two clients whose weights, buffers and batches differ, and the gradients a module gives each of them alone."""
+    """Some clients whose weights, buffers and batches differ, and the gradients a module gives each of them alone."""
 
     flat: Flat
     x_CP: Tensor
@@ -251,6 +251,8 @@ class Trial(NamedTuple):
         return bool((off_C <= self.tolerance).all())  # which what is no number never is
 
 
+CLIENTS = 3
+"""Of a trial: two have batches of one length, since of one alone the library may keep values where they are."""
 LARGE = 50_000_000
 """Parameters of a module, frozen ones with them, of which no copy in float64 is made for a trial."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
@@ -260,7 +262,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
     """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
     where that has operations of its own."""
-    batch = _two(inputs, targets)
+    batch = _batches(inputs, targets)
     tolerance = TOLERANCE.get(flat.dtype, 5e-2)
 
     def trial(flat: Flat, tolerance: float) -> Trial:
@@ -291,14 +293,14 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
 
 
 def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Two clients' rows, each a little off these: at a module's first values much can be zero or alike by chance."""
+    """Several clients' rows, each a little off these: at a module's first values much can be zero or alike by chance."""
     random = torch.Generator().manual_seed(0)
 
     def noise(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=random).to(like)
 
     rows = []
-    for _ in range(2):
+    for _ in range(CLIENTS):
         parts = [view.reshape(-1) for name, view in flat.named(x_P, b_Z).items() if name in set(flat.names)]
         moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
         # a buffer may be a mask, of which zeros and infinities stay as they are
@@ -307,12 +309,12 @@ def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
     return x_CP, b_CZ
 
 
-def _two(inputs: Tensor, targets: Tensor) -> Batch:
-    """The samples, and all but one of them in another order: batches of two clients, the second one padded."""
+def _batches(inputs: Tensor, targets: Tensor) -> Batch:
+    """The samples in another order for each client; the second client lacks one, and its batch is padded."""
     count = len(inputs)
-    fewer = count - 1 if count > 2 else count
-    inputs_CB, targets_CB = (torch.stack([each, each.roll(1, 0)]) for each in (inputs, targets))
-    length_C = np.array([count, fewer])
+    inputs_CB, targets_CB = (torch.stack([each.roll(c, 0) for c in range(CLIENTS)]) for each in (inputs, targets))
+    length_C = np.full(CLIENTS, count)
+    length_C[1] = count - 1 if count > 2 else count
     mask_CB = torch.arange(count, device=inputs.device) < torch.as_tensor(length_C, device=inputs.device)[:, None]
     return Batch(inputs_CB, targets_CB, mask_CB, length_C)
 

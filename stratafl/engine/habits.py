@@ -52,7 +52,7 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Tensor, tar
     gradients = []
     drawn = wrote = False
     before_B, before = b_B.clone(), flat.integers()
-    with _as_before(inputs.device):
+    with as_before(inputs.device):
         python, numpy = _other_generators()
         for _ in range(2):
             generator = generator_of(inputs.device).manual_seed(0)
@@ -98,7 +98,7 @@ def counters(training: Training) -> dict[str, Tensor]:
     few = max(training.partition, key=len)[:FEW].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
-    with _as_before(device):
+    with as_before(device):
         for _ in range(2):
             counts.append({name: value.clone() for name, value in counts[-1].items()})
             samples = training.inputs[few], training.targets[few]
@@ -121,7 +121,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 @contextmanager
-def _as_before(device: torch.device) -> Iterator[None]:
+def as_before(device: torch.device) -> Iterator[None]:
     """Leave every generator as it was."""
     python, numpy = random.getstate(), np.random.get_state()
     try:

@@ -175,14 +175,18 @@ def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | 
 
 
 def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Tensor:
+    """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is no number where the
+    host must not wait for the device to find out."""
     clients, vocabulary, _ = w_CVE.shape
-    if codes_CBT.device.type == "cpu" and codes_CBT.numel():
-        low, high = codes_CBT.aminmax()
-        # beyond the table lies the next client's
-        if low < 0 or high >= vocabulary:
-            raise IndexError(f"code {int(high if high >= vocabulary else low)} where a vocabulary has {vocabulary}")
+    codes_CBT = codes_CBT.long()
+    beyond_CBT = (codes_CBT < 0) | (codes_CBT >= vocabulary)
+    on_cpu = codes_CBT.device.type == "cpu"
+    if on_cpu and bool(beyond_CBT.any()):
+        raise IndexError(f"index out of range: code {int(codes_CBT[beyond_CBT][0])} in a vocabulary of {vocabulary}")
     offset_C11 = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)[:, None, None]
-    return held(F.embedding(codes_CBT.long() + offset_C11, w_CVE.reshape(clients * vocabulary, -1)), compute)
+    known_CBT = codes_CBT if on_cpu else codes_CBT.masked_fill(beyond_CBT, 0)
+    y_CBTE = F.embedding(known_CBT + offset_C11, w_CVE.reshape(clients * vocabulary, -1))
+    return held(y_CBTE if on_cpu else y_CBTE.masked_fill(beyond_CBT[..., None], torch.nan), compute)
 
 
 def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Compute = "fp32") -> Tensor:

@@ -55,7 +55,7 @@ def test_auto_measures_for_real() -> None:
 
 
 def test_auto_is_the_loop_where_the_model_needs_it() -> None:
-    assert made("auto", nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))).how == "loop"
+    assert made("auto", nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))).name == "loop"
 
 
 @pytest.mark.parametrize("wrong", [{"name": "staked"}, {"name": "loop", "precision": "fp64"}])

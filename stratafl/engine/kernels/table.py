@@ -15,13 +15,15 @@ from stratafl.engine.kernels.common import Sink, cdiv, power, rows, settle, stor
 
 
 @triton.jit
-def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, E, BN: tl.constexpr, BE: tl.constexpr):
+def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, V, E, BN: tl.constexpr, BE: tl.constexpr):
+    """A code beyond the table gives what is no number: the entry that lies there is another client's."""
     c = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     e = tl.arange(0, BE)
     code = tl.load(code_ptr + c * N + n, mask=n < N, other=0)
     inside = (n < N)[:, None] & (e < E)[None, :]
-    w = tl.load(w_ptr + c * stride_w + code[:, None] * E + e[None, :], mask=inside, other=0.0)
+    known = ((code >= 0) & (code < V))[:, None]
+    w = tl.load(w_ptr + c * stride_w + code[:, None] * E + e[None, :], mask=inside & known, other=float("nan"))
     tl.store(y_ptr + c * N * E + n[:, None] * E + e[None, :], w.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -63,13 +65,13 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, codes: Tensor, w: Tensor, compute: str, sink: Sink | None, grad_scale: float) -> Tensor:
         codes = codes.contiguous()
-        clients, features = w.shape[0], w.shape[2]
+        clients, entries, features = w.shape
         count = codes[0].numel()
         y = torch.empty((*codes.shape, features), dtype=storage(compute), device=w.device)
         weight, stride_w = rows(w)
         be = power(features, 1)
         bn = max(1, 2048 // be)
-        _forward[(cdiv(count, bn), clients)](codes, weight, y, stride_w, count, features, bn, be)
+        _forward[(cdiv(count, bn), clients)](codes, weight, y, stride_w, count, entries, features, bn, be)
         ctx.save_for_backward(codes, w)
         ctx.plan = sink, grad_scale
         return y
