@@ -59,7 +59,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "cnn": _bench("cnn", 100, EVERY_WAY),
     "lstm": _bench(
         "lstm", 100,
-        ("plain loop:tf32", "graphed loop:tf32", "vmap:tf32", "stacked:tf32", "graphed loop:bf16", "stacked:bf16"),
+        ("plain loop:tf32", "graphed loop:tf32", "stacked:tf32", "graphed loop:bf16", "stacked:bf16"),
     ),
     "mlp": _bench("mlp", 100, EVERY_WAY),
     "resnet18_gn": _bench(
