@@ -1,7 +1,8 @@
 """What the engines are measured against: the same training, as one would write it in plain PyTorch.
 
 Each baseline trains every client `steps` steps from its own stream of batches, with corrections and clipping, and
-then averages the clients; nothing is left out that the engines do. Data and models live on the device.
+then averages the clients; nothing is left out that the engines do. Data and models live on the device. The loops train
+a module as a user would write it, with the library's fused layers.
 
 Shape suffixes: C clients, B batch.
 """
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from stratafl import models
 from stratafl.engine.work import Augment
 
 Round = Callable[[], None]
@@ -40,7 +42,7 @@ class Job(NamedTuple):
 
 def loop(job: Job) -> Round:
     """One client after another; the update goes over all parameters in a few calls."""
-    clients = [_Client(job, number) for number in range(len(job.partition))]
+    clients = _clients(job)
 
     def round() -> None:
         for client in clients:
@@ -53,7 +55,7 @@ def loop(job: Job) -> Round:
 
 def graphed_loop(job: Job) -> Round:
     """The same with each client's step captured as a CUDA graph, which takes the host out of it."""
-    clients = [_Client(job, number) for number in range(len(job.partition))]
+    clients = _clients(job)
     index_B = clients[0].samples[: job.batch].clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -124,12 +126,42 @@ def mapped(job: Job) -> Round:
     return round
 
 
+class Fused(nn.LSTM):
+    """The library's LSTM, cuDNN's on a GPU; of its results a module gets the sequence only."""
+
+    def forward(self, x_BTF: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_BTF)[0]
+
+
+def as_written(module: nn.Module) -> nn.Module:
+    """A copy as a user would write it: our LSTM, step by step so that it can be mapped, becomes the library's."""
+    made = copy.deepcopy(module)
+    for parent in list(made.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, models.Recurrent):
+                setattr(parent, name, _fused(layer))
+    return made
+
+
+def _fused(layer: models.Recurrent) -> Fused:
+    sizes = (layer.input_size, layer.hidden_size, layer.num_layers)
+    weight = layer.weight_ih_l0
+    made = Fused(*sizes, batch_first=True, device=weight.device, dtype=weight.dtype)
+    # into the one block of memory that a new layer's weights have, without which each call would gather them
+    made.load_state_dict(layer.state_dict())
+    return made.train(layer.training)
+
+
+def _clients(job: Job) -> list[_Client]:
+    return [_Client(job, number) for number in range(len(job.partition))]
+
+
 class _Client:
     """A model of its own and its step."""
 
     def __init__(self, job: Job, number: int):
         self.job, self.number, self.samples = job, number, job.partition[number]
-        self.module = copy.deepcopy(job.module)
+        self.module = as_written(job.module)
         self.weights: list[Tensor] = list(self.module.parameters())
         self.corrections = [torch.zeros_like(weight) for weight in self.weights]
         self.done = torch.zeros((), dtype=torch.long, device=job.inputs.device)

@@ -1,17 +1,18 @@
 """How fast the engines train, beside plain PyTorch, on the same data in one run.
 
 What is timed is the whole loop: sampling, transforms, gradients, corrections, clipping, updates and the meeting at
-the end of a round. The roofline is what a step's operations and bytes would take at the rates of this device.
+the end of a round. The roofline is what a step's operations and bytes would take at the rates of this device. Each way
+to train has a precision, and is compared with those of the same one.
 """
 
 from __future__ import annotations
 
+import gc
 import math
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from stratafl import baselines, jax_baseline, models, roofline
 from stratafl.baselines import Job, Round
+from stratafl.bench_table import OURS, Row, Table
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, make_engine
-from stratafl.engine.ops import HALF, Compute
+from stratafl.engine.ops import COMPUTES, HALF, Compute
 from stratafl.engine.precision import computing
 from stratafl.engine.work import Augment, Training
 from stratafl.errors import InvalidInput, unknown
@@ -39,7 +41,7 @@ MOST_SAMPLES = 50_000
 """In the data set; more clients than it has room for share them."""
 LR, CLIP, SEED = 0.05, 10.0, 0
 SEVERAL, LONG = 4, 2.0
-"""Rounds timed together, and the seconds of a round that is timed alone and once more at most."""
+"""Rounds timed together at most, and the seconds they may take; a round that takes longer is timed once."""
 KINDS = {
     "_fetch": "samples",
     **dict.fromkeys(("_forward", "_max"), "forward"),
@@ -76,76 +78,16 @@ TASKS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to train."""
-
-    engine: str
-    precision: str
-    how: str
-    ms: float
-    """For one step of all clients."""
-    client_steps: float
-    """A second."""
-    peak_bytes: int | None
-    """Of the GPU's memory."""
-    roofline: float
-    """The share of what the device could do."""
-    stages_ms: dict[str, float]
-    """Of a step, with all before it awaited: `train` and `meet`, where they can be told apart."""
-    kernels_ms: dict[str, float]
-    """Of a step of our own engines on a GPU: what its time goes to, by kind of work."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """What a run measured."""
-
-    model: str
-    parameters: int
-    clients: int
-    batch: int
-    steps: int
-    device: str
-    torch: str
-    operations: float
-    """Of one client's step."""
-    bytes: dict[str, float]
-    """Of one client's step, in each precision."""
-    rates: roofline.Rates
-    rows: list[Row]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    def text(self) -> str:
-        """For people."""
-        head = f"{self.model}, {self.clients} clients, batch {self.batch}, {self.steps} steps a round, {self.device}"
-        lines = [head, f"{'':24}{'ms / step':>12}{'client-steps/s':>16}{'peak GiB':>10}{'roofline':>10}"]
-        for row in self.rows:
-            peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-            name = f"{row.engine} {row.precision}"
-            lines.append(f"{name:24}{row.ms:12.3f}{row.client_steps:16,.0f}{peak:>10}{row.roofline:10.1%}")
-        for row in self.rows:
-            spent = row.kernels_ms or row.stages_ms
-            if spent:
-                parts = ", ".join(f"{kind} {ms:.3f}" for kind, ms in spent.items())
-                lines += textwrap.wrap(
-                    f"{row.engine} {row.precision}, ms / step: {parts}", 100, subsequent_indent="    "
-                )
-        return "\n".join(lines)
-
-
 def contenders(device: str | torch.device) -> list[str]:
-    """The names `bench` knows on this device: "way" or "way:precision"."""
-    cuda = torch.device(device).type == "cuda"
-    precise = ["fp32", "tf32", "bf16", "fp16"] if cuda else ["fp32"]
-    plain = ["plain loop", *(["graphed loop"] if cuda else []), "vmap"]
-    if jax_baseline.available():
-        plain.append("jax")
-    fast = ["tf32"] if cuda else ["fp32"]
-    return [f"{name}:{kind}" for name in plain for kind in fast] + [f"stacked:{kind}" for kind in precise]
+    """The names `bench` knows on this device that are measured unless others are given: "way:precision".
+
+    On a GPU plain PyTorch is fastest in a CUDA graph, so that is there in every precision our engines have.
+    """
+    jax = ["jax"] if jax_baseline.available() else []
+    if torch.device(device).type != "cuda":
+        return [f"{name}:fp32" for name in ("plain loop", "vmap", *jax, "stacked")]
+    plain = [f"{name}:{kind}" for kind in ("tf32", "bf16") for name in ("plain loop", "vmap", *jax)]
+    return plain + [f"{name}:{kind}" for name in ("graphed loop", "stacked") for kind in COMPUTES]
 
 
 def bench(
@@ -158,40 +100,68 @@ def bench(
     rounds: int = 3,
 ) -> Table:
     """Time each of the `engines` for the best of `rounds` rounds after the first: "plain loop", "graphed loop", "vmap",
-    "jax", "loop", "stacked", "auto", each perhaps with ":" and a precision; all that make sense here unless given."""
+    "jax", "loop", "stacked", "auto", each perhaps with ":" and a precision; all that make sense here unless given.
+
+    One that fails, for want of memory perhaps, is named in the table, and the others go on."""
     if model not in TASKS:
         raise unknown("model", model, TASKS)
     device = torch.device(device)
+    chosen = [_chosen(name, device) for name in engines or contenders(device)]
     task = TASKS[model]
     job = task_job(model, task, clients, batch, steps, device)
-    chosen = [name.partition(":")[::2] for name in engines or contenders(device)]
-    precisions: list[Any] = list(dict.fromkeys(kind or "fp32" for _, kind in chosen))
+    precisions = list(dict.fromkeys(kind for _, kind in chosen))
     rates = roofline.measured(precisions, device)
     operations, traffic = roofline.counted(job, precisions)
-    rows = []
-    for name, given in chosen:
-        precision: Any = given or "fp32"
-        with _plainly(name, precision, device):
-            try:
-                made = make(name, job, precision)
-            except jax_baseline.Unsupported:
-                if engines:
-                    raise
-                continue
-            seconds, peak = _timed(made, device, rounds)
-            stages_ms = {stage: 1e3 * spent / steps for stage, spent in _staged(made, device).items()}
-        step = seconds / steps
+    rows, failed = [], {}
+    for name, precision in chosen:
         floor = clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
-        spent_ms = {}
-        if name not in PLAIN and device.type == "cuda":
-            spent_ms = {kind: ms / steps for kind, ms in _profiled(made).items()}
-            spent_ms["idle"] = max(0.0, 1e3 * step - sum(spent_ms.values()))
-        peak = None if name == "jax" else peak
-        rows.append(Row(name, precision, made.how, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms))
+        try:
+            rows.append(_row(name, precision, job, floor, rounds))
+        except jax_baseline.Unsupported as error:
+            if engines:
+                failed[f"{name}:{precision}"] = str(error)
+        except Exception as error:
+            # whatever it is, what was measured before is not lost for it
+            failed[f"{name}:{precision}"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return Table(
         model, models.parameters(job.module), clients, batch, steps, _device_name(device), str(torch.__version__),
-        operations, traffic, rates, rows,
+        operations, traffic, rates, rows, failed,
     )  # fmt: skip
+
+
+def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
+    """A way to train and its precision, if there are such."""
+    way, _, kind = name.partition(":")
+    precision: Any = kind or "fp32"
+    if way not in (*PLAIN, *OURS):
+        raise unknown("engine", way, [*PLAIN, *OURS])
+    if precision not in COMPUTES:
+        raise unknown("precision", precision, COMPUTES)
+    if way == "graphed loop" and device.type != "cuda":
+        raise InvalidInput("engine", name, "a CUDA graph needs a GPU")
+    if way == "jax" and precision not in jax_baseline.precisions(device):
+        raise InvalidInput("engine", name, f"JAX computes in {', '.join(jax_baseline.precisions(device))} here")
+    return way, precision
+
+
+def _row(name: str, precision: Compute, job: Job, floor: float, rounds: int) -> Row:
+    """One way to train, measured; `floor` is the seconds of a step at the device's own rates."""
+    device, clients = job.inputs.device, len(job.partition)
+    if device.type == "cuda":
+        # what the one before held
+        gc.collect()
+        torch.cuda.empty_cache()
+    with _plainly(name, precision, device):
+        made = make(name, job, precision)
+        seconds, peak = _timed(made, device, rounds)
+        stages_ms = {stage: 1e3 * spent / job.steps for stage, spent in _staged(made, device).items()}
+    step = seconds / job.steps
+    spent_ms = {}
+    if name in OURS and device.type == "cuda":
+        spent_ms = {kind: ms / job.steps for kind, ms in _profiled(made).items()}
+        spent_ms["idle"] = max(0.0, 1e3 * step - sum(spent_ms.values()))
+    peak = None if name == "jax" else peak
+    return Row(name, precision, made.how, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms)
 
 
 def task_job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> Job:
@@ -213,13 +183,13 @@ def task_job(model: str, task: Task, clients: int, batch: int, steps: int, devic
     )  # fmt: skip
 
 
-PLAIN: dict[str, Callable[[Job], Round]] = {
-    "plain loop": baselines.loop,
-    "graphed loop": baselines.graphed_loop,
-    "vmap": baselines.mapped,
+PLAIN: dict[str, Callable[[Job, Compute], Round]] = {
+    "plain loop": lambda job, _: baselines.loop(job),
+    "graphed loop": lambda job, _: baselines.graphed_loop(job),
+    "vmap": lambda job, _: baselines.mapped(job),
     "jax": jax_baseline.mapped,
 }
-OURS = ("loop", "stacked", "auto")
+"""What the engines are measured against; torch's own precision is set around it."""
 
 
 class Contender(NamedTuple):
@@ -249,17 +219,9 @@ def _plainly(name: str, precision: Compute, device: torch.device) -> Iterator[No
 
 def make(name: Any, job: Job, precision: Compute) -> Contender:
     """The way to train of this name, set up."""
-    if name == "jax" and precision != _jax_precision(job.inputs.device):
-        raise InvalidInput("engine", f"jax:{precision}", f"JAX computes in {_jax_precision(job.inputs.device)} here")
     if name in PLAIN:
-        return Contender(name, {"round": PLAIN[name](job)})
-    if name not in OURS:
-        raise unknown("engine", name, [*PLAIN, *OURS])
+        return Contender(name, {"round": PLAIN[name](job, precision)})
     return _engine(name, job, precision)
-
-
-def _jax_precision(device: torch.device) -> Compute:
-    return "tf32" if device.type == "cuda" else "fp32"
 
 
 def _engine(name: Name, job: Job, precision: Compute) -> Contender:
@@ -297,19 +259,17 @@ def _timed(made: Contender, device: torch.device, rounds: int) -> tuple[float, i
     Several, because what one round leaves to the next is part of the loop; where a round is long it does not matter.
     """
     made.round()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     began = now(device)
     made.round()
     best = now(device) - began
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    several = 1 if best > LONG else SEVERAL
-    for _ in range(rounds):
+    several = max(1, min(SEVERAL, int(LONG / best)))
+    for _ in range(rounds if best < LONG else 0):
         began = now(device)
         for _ in range(several):
             made.round()
         best = min(best, (now(device) - began) / several)
-        if best > LONG:
-            break
     return best, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 

@@ -229,6 +229,8 @@ def bench_command(
     where = place(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     table = bench(model, clients, batch, steps, engine, where)
     print(json.dumps(table.as_dict()) if as_json else table.text())
+    if table.failed:
+        raise typer.Exit(1)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,8 +3,8 @@
 A round of all clients is one compiled program: batches are drawn, transformed and trained on in a scan, then the
 clients meet. JAX is no dependency; it is imported when a job is given to it.
 
-Products are computed at JAX's default precision, which on recent NVIDIA GPUs means tf32 for float32 operands; the
-caller may ask for another around the first round with `jax.default_matmul_precision`. Storage is float32.
+JAX's default products of float32 operands are tf32 on recent NVIDIA GPUs; fp32 asks for exact ones, bf16 has
+activations and products in 16 bits. Weights, corrections and updates are float32 in each.
 
 Shape suffixes: C clients, S a client's samples, E epochs, T steps, B batch, N all samples, H height, W width,
 K channels, F features.
@@ -16,6 +16,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from stratafl.baselines import Job, Round
 from stratafl.data.transforms import PAD, flip_and_crop
+from stratafl.engine.ops import Compute
 from stratafl.errors import InvalidInput
 
 Array = Any
@@ -58,15 +60,20 @@ def available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "jaxlib"))
 
 
-def mapped(job: Job) -> Round:
+def precisions(device: torch.device) -> tuple[Compute, ...]:
+    """Those JAX can be asked for on this device."""
+    return ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+
+
+def mapped(job: Job, precision: Compute = "fp32") -> Round:
     """`jax.vmap`: one function of one client, mapped over all of them and compiled with the whole round around it."""
-    return Clients(job).round
+    return Clients(job, precision).round
 
 
 class Clients:
     """The weights of all clients, one row each, and their round."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, precision: Compute = "fp32"):
         jax = _jax()
         clients = len(job.partition)
         device = _device(job.inputs.device)
@@ -81,11 +88,16 @@ class Clients:
         # an argument of the program, so that the compiler cannot know that it is zero
         self.corrections: Weights = jax.tree.map(jax.numpy.zeros_like, self.weights)
         self.key = jax.device_put(jax.random.key(job.seed), device)
-        self._train = jax.jit(_training(job, network), donate_argnums=(0, 1))
+        self._train = jax.jit(_training(job, network, precision), donate_argnums=(0, 1))
+        self._precision = precision
 
     def round(self) -> None:
         """Train and meet; back when the device has done it."""
-        self.weights, self.key = self._train(self.weights, self.key, self.corrections, self.data)
+        exact: AbstractContextManager[Any] = nullcontext()
+        if self._precision == "fp32":
+            exact = _jax().default_matmul_precision("float32")
+        with exact:
+            self.weights, self.key = self._train(self.weights, self.key, self.corrections, self.data)
         _jax().block_until_ready(self.weights)
 
 
@@ -110,13 +122,15 @@ def images_last(inputs: Tensor) -> Array:
     return _array(inputs.permute(0, 2, 3, 1) if inputs.dim() == 4 else inputs)
 
 
-def _training(job: Job, network: Network) -> Callable[..., tuple[Weights, Array]]:
+def _training(job: Job, network: Network, precision: Compute) -> Callable[..., tuple[Weights, Array]]:
     """The whole round as one function of arrays."""
     jax = _jax()
     jnp = jax.numpy
+    held = jnp.bfloat16 if precision == "bf16" else jnp.float32
 
     def loss(weights: Weights, inputs_B: Array, targets_B: Array, present_B: Array) -> Array:
-        log_BK = jax.nn.log_softmax(network.apply(weights, inputs_B))
+        held_weights = jax.tree.map(lambda weight: weight.astype(held), weights)
+        log_BK = jax.nn.log_softmax(network.apply(held_weights, inputs_B.astype(held)).astype(jnp.float32))
         found_B = jnp.take_along_axis(log_BK, targets_B[:, None], axis=1)[:, 0]
         return -jnp.sum(found_B * present_B) / jnp.sum(present_B)
 

@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from typer.testing import CliRunner
 
+from benchmarks import engine_docs
+from stratafl import baselines, models
 from stratafl import bench as module
 from stratafl.bench import bench, contenders
+from stratafl.bench_table import ratios
+from stratafl.cli import app
 from stratafl.engine import kernels
+from stratafl.engine.ops import COMPUTES
+from stratafl.engine.precision import computing
 from stratafl.errors import InvalidInput
 
 
@@ -30,8 +38,10 @@ def test_every_way_is_timed(model: str) -> None:
         assert row.peak_bytes is None
     ours = table.rows[-1]
     assert ours.how == "stacked" and list(ours.stages_ms) == ["train", "meet"] and min(ours.stages_ms.values()) > 0
-    assert json.loads(json.dumps(table.as_dict()))["model"] == model
-    assert all(row.engine in table.text() for row in table.rows)
+    written = json.loads(json.dumps(table.as_dict()))
+    assert written["model"] == model and written["failed"] == {}
+    assert list(written["ratios"]) == ["stacked:fp32"]
+    assert all(re.search(rf"^{row.engine} +{row.precision} ", table.text(), re.M) for row in table.rows)
 
 
 def test_it_is_known_what_every_kernel_is_for() -> None:
@@ -57,7 +67,108 @@ def test_images_and_text() -> None:
         assert [row.how for row in table.rows] == ["plain loop", "vmap", "stacked"]
 
 
-@pytest.mark.parametrize("wrong", [{"model": "mpl"}, {"model": "logistic", "clients": 1, "engines": ["fast"]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"model": "mpl"}, {"engines": ["fast"]}, {"engines": ["stacked:fp23"]}, {"engines": ["vmap", "graphed loop"]}],
+)
 def test_unknown_names(wrong: dict) -> None:
     with pytest.raises(InvalidInput):
-        bench(**wrong)
+        bench(**{"model": "logistic", "clients": 1, **wrong})
+
+
+def test_ratios_are_between_ways_of_one_precision() -> None:
+    speeds = {("plain loop", "tf32"): 10.0, ("vmap", "bf16"): 40.0, ("loop", "tf32"): 20.0, ("stacked", "tf32"): 50.0,
+              ("stacked", "bf16"): 80.0, ("stacked", "fp16"): 90.0}  # fmt: skip
+    assert ratios(speeds) == {
+        "loop:tf32": {"plain loop": 2.0},
+        "stacked:tf32": {"plain loop": 5.0},
+        "stacked:bf16": {"vmap": 2.0},
+    }
+
+
+def test_a_table_compares_within_a_precision() -> None:
+    ways = ["plain loop:fp32", "vmap:bf16", "stacked:fp32", "stacked:bf16"]
+    table = bench("logistic", clients=2, batch=4, steps=1, rounds=1, engines=ways)
+    compared = [line for line in table.text().splitlines() if re.search(r"\dx ", line)]
+    assert [re.sub(r"[\d.]+x", "_x", line) for line in compared] == [
+        "stacked, all in fp32: _x plain loop",
+        "stacked, all in bf16: _x vmap",
+    ]
+
+
+def test_on_a_gpu_every_precision_has_a_loop_in_a_cuda_graph() -> None:
+    ways = contenders("cuda")
+    assert {f"{name}:{precision}" for name in ("graphed loop", "stacked") for precision in COMPUTES} <= set(ways)
+    assert {"plain loop:tf32", "vmap:tf32", "vmap:bf16"} <= set(ways)
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job: object) -> None:
+        raise torch.OutOfMemoryError("no room\nfor so many")
+
+    monkeypatch.setattr(baselines, "mapped", fail)
+    small = ["--model", "logistic", "--clients", "1", "--batch", "2", "--steps", "1", "--device", "cpu"]
+    chosen = [word for name in ("vmap", "plain loop") for word in ("--engine", name)]
+    ran = CliRunner().invoke(app, ["bench", *small, *chosen, "--json"])
+    assert ran.exit_code == 1
+    written = json.loads(ran.stdout)
+    assert written["failed"] == {"vmap:fp32": "OutOfMemoryError: no room"}
+    assert [row["engine"] for row in written["rows"]] == ["plain loop"]
+    assert "vmap:fp32: failed: OutOfMemoryError: no room" in CliRunner().invoke(app, ["bench", *small, *chosen]).stdout
+
+
+def test_loops_train_the_librarys_lstm() -> None:
+    """A user would not write out its steps; weights and mathematics are the same."""
+    torch.manual_seed(0)
+    ours = models.lstm((7,), 5, vocabulary=9, embedding=3, hidden=4).double()
+    theirs = baselines.as_written(ours)
+    assert isinstance(ours.recurrent, models.Recurrent)
+    assert isinstance(theirs.recurrent, nn.LSTM) and not isinstance(theirs.recurrent, models.Recurrent)
+    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
+    codes = torch.randint(9, (6, 7))
+    pull = torch.randn(6, 5, dtype=torch.float64)
+    results = []
+    for each in (ours, theirs):
+        output = each(codes)
+        results.append([output, *torch.autograd.grad((output * pull).sum(), list(each.parameters()))])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+def test_recurrent_layers_have_the_precision_asked_for() -> None:
+    rnn = getattr(torch.backends.cudnn, "rnn", None)
+    if rnn is None:
+        pytest.skip("one switch for convolutions and recurrent layers")
+    before = rnn.fp32_precision
+    for precision, wanted in (("fp32", "ieee"), ("tf32", "tf32")):
+        with computing(precision, torch.device("cuda")):
+            assert rnn.fp32_precision == torch.backends.cudnn.conv.fp32_precision == wanted
+    assert rnn.fp32_precision == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("model", ["mlp", "cnn", "lstm", "resnet18_gn"])
+def test_every_way_is_timed_on_a_gpu(model: str) -> None:
+    ways = [f"{name}:{kind}" for kind in ("tf32", "bf16") for name in ("plain loop", "graphed loop", "stacked")]
+    table = bench(model, clients=2, batch=4, steps=2, rounds=1, engines=ways, device="cuda")
+    assert table.failed == {}
+    assert [f"{row.engine}:{row.precision}" for row in table.rows] == ways
+
+
+def test_documents_say_what_was_measured() -> None:
+    for path, text in engine_docs.documents().items():
+        assert path.read_text() == text, f"python -m benchmarks.engine_docs would change {path.name}"
+
+
+def test_documents_compare_within_a_precision() -> None:
+    cnn = engine_docs.Measured.read("cnn")
+    speed = cnn.client_steps
+    told = engine_docs.claim(cnn)
+    assert f"{speed['stacked', 'tf32'] / speed['vmap', 'tf32']:.1f} times `torch.func.vmap`" in told
+    assert f"{speed['stacked', 'bf16'] / speed['vmap', 'tf32']:.1f} times" not in told
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in engine_docs.table().splitlines()[2:]]
+    for precision, *baseline_cells, ours in rows:
+        own = float(ours.strip("*").replace(",", ""))
+        for cell in filter(None, baseline_cells):
+            other, ratio = re.fullmatch(r"([\d,]+) \(([\d.]+)x\)", cell).groups()
+            assert own / float(other.replace(",", "")) == pytest.approx(float(ratio), rel=0.06), precision

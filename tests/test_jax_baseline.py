@@ -103,6 +103,16 @@ def test_a_round_is_the_one_computed_by_hand(name: str, clip: float) -> None:
         torch.testing.assert_close(rows, wanted.expand_as(rows), atol=1e-5, rtol=1e-5)
 
 
+def test_sixteen_bits_are_those_of_products_only() -> None:
+    job = make_job("cnn")
+    clients = Clients(job, "bf16")
+    clients.round()
+    found, wanted = in_torch_order(clients.weights, axis=1), trained(job)
+    errors = [((rows[0] - one).norm() / one.norm()).item() for rows, one in zip(found, wanted, strict=True)]
+    assert all(rows.dtype == torch.float32 for rows in found)
+    assert 1e-6 < max(errors) < 3e-2
+
+
 @pytest.mark.parametrize("augment", [None, flip_and_crop])
 def test_a_round_changes_the_weights_and_all_clients_end_equal(augment: Any) -> None:
     job = make_job("cnn", batch=4, steps=3, augment=augment)

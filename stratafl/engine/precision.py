@@ -26,11 +26,12 @@ def computing(compute: Compute, device: torch.device) -> Iterator[None]:
         return
     # newer releases have one switch per library and complain about the older kind
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    convolve = getattr(convolution, "conv", None)
-    newer = hasattr(matmul, "fp32_precision") and hasattr(convolve, "fp32_precision")
+    layers = [getattr(convolution, name, None) for name in ("conv", "rnn")]
+    newer = all(hasattr(part, "fp32_precision") for part in (matmul, *layers))
     name = "fp32_precision" if newer else "allow_tf32"
     wanted = ("ieee" if compute == "fp32" else "tf32") if newer else compute != "fp32"
-    parts = [matmul, convolve if newer else convolution]
+    # the older switch of convolutions is that of recurrent layers, too
+    parts = [matmul, *(layers if newer else [convolution])]
     before = [getattr(part, name) for part in parts]
     try:
         for part in parts:

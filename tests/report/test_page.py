@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,4 +247,120 @@ def test_numbers_that_are_not_finite_are_gaps(page: Page, copied: Path, tmp_path
     page.open(write(copied, tmp_path / "report.html"))
     assert page.js("document.querySelector('#curve-loss .plot').data.at(-1).y[1]") is None
     assert page.lines("curve-loss", SETTINGS) == SETTINGS
+    assert page.errors() == []
+
+
+WIDTHS = (400, 1000, 1440, 1920)
+FAULTS = """
+window.faults = () => {
+  const found = [];
+  const box = (each) => each.getBoundingClientRect();
+  const name = (each) => each.id || each.closest('[id]').id;
+  const within = (inner, outer) => inner.left >= outer.left - 1 && inner.right <= outer.right + 1
+    && inner.top >= outer.top - 1 && inner.bottom <= outer.bottom + 1;
+  const cards = [...document.querySelectorAll('.card')].filter((card) => box(card).width);
+  const charts = [...document.querySelectorAll('svg.main-svg')].filter((svg) => box(svg).width);
+  for (const svg of charts) {
+    const card = svg.closest('.card');
+    if (!within(box(svg), box(card))) {
+      found.push(`${name(svg)}: svg ${box(svg).width}x${box(svg).height}, card ${box(card).width}x${box(card).height}`);
+    }
+    for (const text of svg.querySelectorAll('text')) {
+      if (text.textContent.trim() && !text.closest('.hoverlayer') && !within(box(text), box(svg))) {
+        found.push(`${name(svg)}: "${text.textContent}" is cut off`);
+      }
+    }
+  }
+  cards.forEach((card, place) => cards.slice(place + 1).forEach((other) => {
+    const [a, b] = [box(card), box(other)];
+    if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1) {
+      found.push(`${name(card)} lies over ${name(other)}`);
+    }
+  }));
+  const page = document.documentElement;
+  if (page.scrollWidth > page.clientWidth) found.push(`scrolls to ${page.scrollWidth} of ${page.clientWidth}`);
+  if (!charts.length) found.push('no charts');
+  if (window.resized) found.push('the window was resized');
+  return found;
+};
+window.addEventListener('resize', () => { window.resized = true; });
+document.addEventListener('DOMContentLoaded', () => { window.atFirst = window.faults(); });
+"""
+
+
+@pytest.fixture
+def measured(page: Page) -> Iterator[Page]:
+    """A page that knows from its first paint on whether something lies where it must not."""
+    script = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FAULTS})
+    yield page
+    page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+@pytest.fixture(scope="session")
+def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long names, huge and tiny numbers, and so many charts that the last has a row to itself."""
+    folder = tmp_path_factory.mktemp("odd")
+    copied = Path(shutil.copytree(runs, folder / "runs"))
+    for run in copied.iterdir():
+        edit(run / "run.json", lambda values: values.update(name=values["name"] + " with a name " + "as-long" * 20))
+        edit(run / "tree.json", lambda tree: tree.update(classes=[f"{n}: {'WIDE ' * 5 * n}" for n in range(10)]))
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        for number, record in enumerate(lines):
+            record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
+            record["metrics"]["negative"] = -1234.5678 * number
+        (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    return write(copied, folder / "report.html")
+
+
+def controls(page: Page) -> list[str]:
+    """Every button, option and fold of the page but the theme's, as selectors."""
+    of_section = "section:nth-of-type({}) .chips button"
+    groups = ("#axis button", "#view button", of_section.format(2), "#quantity button", "#scale button",
+              of_section.format(3), "#split option", "details")  # fmt: skip
+    counts = [page.js(f"document.querySelectorAll('{group}').length") for group in groups]
+    return [f"{group}:nth-of-type({n + 1})" for group, count in zip(groups, counts, strict=True) for n in range(count)]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_chart_stays_in_its_card(measured: Page, odd_report: Path, width: int, theme: str) -> None:
+    page = measured
+    page.prefer(theme)
+    page.size(width)
+    page.open(odd_report)
+    assert page.js("window.atFirst") == []
+    for selector in controls(page):
+        page.click(selector + (" summary" if selector.startswith("details") else ""))
+        assert page.js("faults()") == [], selector
+    page.click("#theme")
+    assert page.js("document.documentElement.dataset.theme") != theme
+    assert page.js("faults()") == []
+    assert page.errors() == []
+
+
+def test_charts_that_come_and_go_share_the_row(measured: Page, report: Path) -> None:
+    """One chart has the row to itself; when a second comes, both are drawn at half the width at once."""
+    page = measured
+    page.open(report)
+    page.js("state.data.settings.forEach(({mean, runs}) => [mean, ...runs.map((run) => run.curve)]"
+            ".forEach(({y}) => { y.kept = y.loss; delete y.loss; delete y.accuracy; })), drawAll()")  # fmt: skip
+    alone = page.js("document.querySelector('#curves svg.main-svg').clientWidth")
+    assert alone > 1000 and page.js("faults()") == []
+    page.js("state.data.settings.forEach(({mean, runs}) => [mean, ...runs.map((run) => run.curve)]"
+            ".forEach(({y}) => { y.loss = y.kept; })), drawAll()")  # fmt: skip
+    assert page.js("[...document.querySelectorAll('#curves figure')].map(({id}) => id)") == ["curve-kept", "curve-loss"]
+    assert page.js("document.querySelector('#curve-kept svg.main-svg').clientWidth") < alone / 2
+    assert page.js("faults()") == [] and page.errors() == []
+
+
+def test_charts_follow_the_room_they_have(page: Page, report: Path) -> None:
+    svg = "[...document.querySelectorAll('svg.main-svg')]"
+    fits = f"{svg}.every((svg) => Math.abs(svg.clientWidth - svg.closest('.plot').clientWidth) <= 1)"
+    page.open(report)
+    for width in (700, 1500, 400, 1280):
+        page.size(width)
+        page.until(fits)
+    # without the window's help
+    page.js("document.querySelector('main').style.maxWidth = '700px'")
+    page.until(f"{fits} && document.querySelector('#tree').clientWidth < 700")
     assert page.errors() == []

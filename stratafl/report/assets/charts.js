@@ -9,13 +9,28 @@ const CONFIG = {
   displayModeBar: TOUCH ? false : "hover",
   modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   plotlyServerURL: "",
-  responsive: true,
   toImageButtonOptions: { format: "svg" },
 };
 
-function layout(extra) {
+// Charts follow the room they have, whatever changes it: the window, a scroll bar, another chart in the row.
+const rooms = new ResizeObserver((changes) => {
+  for (const { target } of changes) {
+    const { width, height } = room(target);
+    if (!target.layout || !width || (target.layout.width === width && target.layout.height === height)) continue;
+    if (target.id === "tree") drawTree(); // other names fit now
+    else Plotly.relayout(target, { width, height });
+  }
+});
+
+// The library measures a chart once and then keeps its size, so it is told each time.
+function room(plot) {
+  return { width: plot.clientWidth, height: plot.clientHeight };
+}
+
+function layout(plot, extra) {
   const line = { gridcolor: style("--grid"), linecolor: style("--line"), zerolinecolor: style("--line"), automargin: true };
   return {
+    ...room(plot),
     margin: { l: 48, r: 14, t: TOUCH ? 10 : 30, b: 42 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -83,15 +98,34 @@ function traces(name, format) {
   return found;
 }
 
-function draw(host, id, title, note, name, yaxis, format) {
-  let figure = document.getElementById(id);
-  if (!figure) {
-    figure = element("figure", { id, className: "card" }, element("figcaption"), element("div", { className: "plot" }));
-    host.append(figure);
-  }
+// A row's width is shared by the cards in it, so all of them stand before the first chart is measured.
+function drawCards(host, cards) {
+  const figures = cards.map(({ id }) => document.getElementById(id) || card(id));
+  for (const old of [...host.children]) if (!figures.includes(old)) discard(old);
+  const wanted = figures.length ? figures : [element("p", { className: "quiet", textContent: "Nothing was recorded yet." })];
+  // a chart that stays where it is keeps what the pointer is doing in it
+  const same = wanted.length === host.children.length && wanted.every((each, place) => host.children[place] === each);
+  if (!same) host.replaceChildren(...wanted);
+  cards.forEach((shown, number) => draw(figures[number], shown));
+}
+
+function card(id) {
+  const plot = element("div", { className: "plot" });
+  rooms.observe(plot);
+  return element("figure", { id, className: "card" }, element("figcaption"), plot);
+}
+
+function discard(figure) {
+  const plot = figure.lastChild;
+  if (!plot || !plot.data) return;
+  rooms.unobserve(plot);
+  Plotly.purge(plot);
+}
+
+function draw(figure, { title, note, name, yaxis, format }) {
   figure.firstChild.replaceChildren(title, ...(note ? [element("small", { textContent: note })] : []));
   const goal = name === "accuracy" ? state.data.targets : [];
-  Plotly.react(figure.lastChild, traces(name, format), layout({
+  Plotly.react(figure.lastChild, traces(name, format), layout(figure.lastChild, {
     // zoom is kept while new rounds come in, and given up when another axis is chosen
     uirevision: `${state.axis} ${state.scale} ${name}`,
     hovermode: "x unified",
@@ -101,17 +135,6 @@ function draw(host, id, title, note, name, yaxis, format) {
     shapes: goal.map((target) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target,
       line: { color: style("--quiet"), width: 1, dash: "dot" } })),
   }), CONFIG);
-  return figure;
-}
-
-// Charts that no longer have anything to show go away.
-function keep(host, figures) {
-  for (const old of [...host.children]) {
-    if (figures.includes(old)) continue;
-    if (old.lastChild && old.lastChild.data) Plotly.purge(old.lastChild);
-    old.remove();
-  }
-  if (!figures.length) host.append(element("p", { className: "quiet", textContent: "Nothing was recorded yet." }));
 }
 
 function metricNames() {
@@ -123,29 +146,27 @@ function metricNames() {
 }
 
 function drawCurves() {
-  const host = document.getElementById("curves");
   const names = metricNames().filter((name) => !name.startsWith("drift."));
   names.sort((a, b) => (a === "accuracy" ? -1 : b === "accuracy" ? 1 : a < b ? -1 : 1));
-  keep(host, names.map((name) => {
+  drawCards(document.getElementById("curves"), names.map((name) => {
     const share = name === "accuracy";
     const title = share ? "Test accuracy" : name === "loss" ? "Test loss" : name;
-    return draw(host, `curve-${name}`, title, "", name, share ? { tickformat: ".0%" } : {}, share ? ".2%" : ".4~g");
+    return { id: `curve-${name}`, title, note: "", name, yaxis: share ? { tickformat: ".0%" } : {}, format: share ? ".2%" : ".4~g" };
   }));
 }
 
 function drawDrift() {
-  const host = document.getElementById("drift");
   const found = metricNames().filter((name) => name.startsWith("drift.")).map((name) => name.split("."));
   const quantities = Object.entries(state.data.quantities).filter(([name]) => found.some((each) => each[2] === name));
   choice("quantity", Object.fromEntries(quantities), "quantity", drawDrift);
   choice("scale", found.length ? { linear: "linear", log: "log" } : {}, "scale", drawDrift);
   document.getElementById("drift-note").textContent = found.length ? NOTES[state.quantity] || "" : "";
   const levels = found.filter((each) => each[2] === state.quantity).map((each) => Number(each[1])).sort((a, b) => a - b);
-  keep(host, levels.map((level) => {
+  drawCards(document.getElementById("drift"), levels.map((level) => {
     const { title, note } = state.data.levels[level] || { title: `Level ${level}`, note: "" };
     const told = state.quantity === "drift" ? note : `level ${level}`;
-    const axis = { type: state.scale, ...(state.scale === "linear" && state.quantity !== "cosine" ? { rangemode: "tozero" } : {}) };
-    return draw(host, `drift-${level}`, title, told, `drift.${level}.${state.quantity}`, axis, ".4~g");
+    const yaxis = { type: state.scale, ...(state.scale === "linear" && state.quantity !== "cosine" ? { rangemode: "tozero" } : {}) };
+    return { id: `drift-${level}`, title, note: told, name: `drift.${level}.${state.quantity}`, yaxis, format: ".4~g" };
   }));
 }
 

@@ -28,6 +28,13 @@ function nodeText(tree, level, node) {
   return `<b>${plain(here.names[node])}</b><br>${here.samples[node].toLocaleString("en")} samples${weight}<br>${shareText(here.labels[node], tree.classes)}`;
 }
 
+// A label beside the chart takes a third of its width at most; hovering tells the whole.
+function shortened(label, plot) {
+  const letters = Math.max(4, Math.floor(plot.clientWidth / 3 / 8));
+  const text = [...String(label)];
+  return text.length > letters ? `${text.slice(0, letters - 1).join("")}…` : label;
+}
+
 function drawTree() {
   const { trees } = state.data;
   const plot = document.getElementById("tree");
@@ -86,11 +93,13 @@ function drawTree() {
   };
   const quiet = { showgrid: false, zeroline: false, automargin: true, ticks: "" };
   const few = classes.length <= 30;
-  Plotly.react(plot, [...bands, sizes, mix], layout({
+  plot.style.height = `${190 + 44 * levels.length + (few ? 20 * classes.length : 340)}px`;
+  rooms.observe(plot);
+  Plotly.react(plot, [...bands, sizes, mix], layout(plot, {
     uirevision: `tree ${state.split}`,
-    height: 190 + 44 * levels.length + (few ? 20 * classes.length : 340),
     barmode: "overlay",
     bargap: 0,
+    uniformtext: { mode: "hide", minsize: 10 }, // rather no name than one that nobody can read
     hovermode: "closest",
     margin: { l: 56, r: 10, t: TOUCH ? 14 : 32, b: 34 },
     xaxis: { ...quiet, range: [0, width], showticklabels: false, title: { text: tree.left_out.length ? "nodes" : "clients", standoff: 6 }, anchor: "y3" },
@@ -98,7 +107,7 @@ function drawTree() {
       ticktext: levels.map((_, number) => (number === 0 ? "root" : `level ${number}`)) },
     yaxis2: { ...quiet, domain: [0.53, 0.74], fixedrange: true, nticks: 4, showgrid: true, gridcolor: style("--grid"), title: { text: "samples", standoff: 6 } },
     yaxis3: { ...quiet, domain: [0, 0.49], fixedrange: true, autorange: "reversed", title: { text: "class", standoff: 6 },
-      ...(few ? { tickvals: classes.map((_, number) => number), ticktext: classes.map(plain) } : { showticklabels: false }) },
+      ...(few ? { tickvals: classes.map((_, number) => number), ticktext: classes.map((label) => plain(shortened(label, plot))) } : { showticklabels: false }) },
   }), CONFIG);
   const missing = tree.left_out.length ? ` ${tree.left_out.join(" and ").toLocaleString()} nodes further down are too many to draw.` : "";
   document.getElementById("tree-note").textContent =
