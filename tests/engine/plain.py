@@ -124,7 +124,7 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ra
     targets = given.targets.to(dtype) if given.targets.is_floating_point() else given.targets.clone()
     flat = Flat(module)
     rows = [flat.row(client) for client in clients]
-    x, b = (Spread(torch.stack(parts)) for parts in zip(*rows, strict=True))
+    x, b = (Spread(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
     work = Work(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
     theirs = [inputs, targets, x.rows_MP, b.rows_MP, *given.partition]
     theirs += [*module.parameters(), *module.buffers()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,13 @@ from torch import nn
 
 from stratafl import models, simulate
 from stratafl.data.transforms import flip_and_crop
+from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
 from stratafl.local import Correct, Leaf, constant, leaf
 from stratafl.registry import entries
 from stratafl.simulate import Result, Simulation
+from tests.engine.plain import difference, engine, plain, problem
+from tests.engine.zoo import ZOO
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -104,3 +109,24 @@ def test_same_bits_every_time_and_for_any_chunk(model: str, precision: str) -> N
     assert bits(None) == first
     assert bits(None, capture=False) == first
     assert all(bits(chunk) == first for chunk in (1, 2, 3))
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that nobody has written to holds NaN, and single precision is meant."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# numbers are drawn differently in another precision
+@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if not entry.draws])
+@pytest.mark.parametrize("engine_name", ["loop", "vmap", "stacked"])
+@pytest.mark.filterwarnings("ignore:.*eterministic", "ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.usefixtures("poisoned")
+def test_the_zoo_in_single_precision(engine_name: Name, name: str) -> None:
+    """Against plain PyTorch in double precision on the same device."""
+    ran = engine(engine_name, problem(ZOO[name], "cuda"), torch.float32)
+    off = difference(plain(problem(ZOO[name], "cuda")), ran.clients)
+    assert not {what: by for what, by in off.items() if not by < 2e-4}, ran.how

@@ -77,3 +77,17 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
+
+
+def pair() -> dict[str, nn.Module]:
+    """Two layers."""
+    return {"a": nn.Linear(4, 6), "out": nn.Linear(6, 3)}
+
+
+def three() -> dict[str, nn.Module]:
+    """Three layers."""
+    return {"a": nn.Linear(4, 6), "b": nn.Linear(6, 6), "out": nn.Linear(6, 3)}
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    return layer.requires_grad_(False)

@@ -143,7 +143,8 @@ add("norm, batch, evaluating", IMAGE, lambda: nn.Conv2d(4, 4, 1), lambda: nn.Bat
 
 for _kind in (
     nn.CELU, nn.ELU, nn.GELU, nn.GLU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
-    nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanhshrink,
+    nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Softplus, nn.Softshrink, nn.Softsign,
+    nn.Tanhshrink,
 ):  # fmt: skip
     add(f"activation {_kind.__name__}", TABLE, lambda: nn.Linear(4, 6), _kind)
 for _name, _make in {
