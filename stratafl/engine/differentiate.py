@@ -293,7 +293,7 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
 
 
 def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Several clients' rows, each a little off these: at a module's first values much can be zero or alike by chance."""
+    """Several clients' rows, each a little off these: at a module's first values much is zero or alike by chance."""
     random = torch.Generator().manual_seed(0)
 
     def noise(like: Tensor) -> Tensor:
