@@ -120,6 +120,8 @@ class Proximal:
     """A `local` that pulls towards the model the parent gave; engines know it and add it up with the corrections."""
 
     strength: float
+    after_clip: bool = False
+    """Whether its part strength * x is added behind a leaf's clip, as weight decay is, instead of before it."""
 
     def __call__(self, x: Tensor, g: Tensor, edge: Edge) -> Tensor:
         return g + self.strength * (x - edge.model)

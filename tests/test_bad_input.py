@@ -102,6 +102,7 @@ RULES: list[Wrong] = [
     ("mu nan", lambda: fedprox(NAN), "fedprox.mu", "nan", "finite"),
     ("mu text", lambda: place({"name": "fedprox", "mu": "1"}, 2), "fedprox.mu", "'1'", "number"),
     ("alpha", lambda: feddyn(0), "feddyn.alpha", "0", "above 0"),
+    ("pull", lambda: feddyn(pull="after"), "feddyn.pull", "'after'", "before_clip"),
     ("alpha inf", lambda: feddyn(INF), "feddyn.alpha", "inf", "finite"),
     ("server lr", lambda: momentum(lr=-1), "momentum.lr", "-1", "above 0"),
     ("server beta", lambda: momentum(beta=1), "momentum.beta", "1", "below 1"),

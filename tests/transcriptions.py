@@ -143,6 +143,25 @@ def feddyn(s: Setting, alpha: float) -> np.ndarray:
     return inside_groups(s, group_round)
 
 
+def feddyn_as_released(s: Setting, alpha: float, norm: float, weight_decay: float) -> np.ndarray:
+    """As in the code released with the paper: the loss has a linear term, its gradient is clipped, and SGD has a weight
+    decay of alpha more."""
+    moved = {i: np.zeros_like(s.x0) for i in s.level(s.M)}
+
+    def group_round(group: Node, start: np.ndarray) -> np.ndarray:
+        x = {}
+        for i in s.children[group]:
+            x[i] = start
+            for _ in range(s.P[-1]):
+                g = s.gradient(i, x[i]) + alpha * (moved[i] - start)
+                g = g * min(1.0, norm / np.linalg.norm(g))
+                x[i] = x[i] - s.lr * (g + (alpha + weight_decay) * x[i])
+            moved[i] = moved[i] + x[i] - start
+        return s.mean(group, x) + sum(s.weight[i] * moved[i] for i in s.children[group])
+
+    return inside_groups(s, group_round)
+
+
 def scaffold(s: Setting) -> np.ndarray:
     control = {i: np.zeros_like(s.x0) for i in s.level(s.M)}
     server = {i[:-1]: np.zeros_like(s.x0) for i in s.level(s.M)}

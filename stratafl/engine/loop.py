@@ -12,7 +12,7 @@ from stratafl.data.batches import batches
 from stratafl.engine.habits import counters, generator_of
 from stratafl.engine.ops import Compute
 from stratafl.engine.precision import computing, honoured
-from stratafl.engine.work import Training, Work
+from stratafl.engine.work import Training, Work, behind_clip
 from stratafl.local import Correct, clip
 from stratafl.streams import Purpose, integer
 
@@ -41,6 +41,8 @@ class LoopEngine:
     def train(self, work: Work) -> tuple[Tensor, Tensor]:
         models, buffers = [], []
         lr = self.leaf.lr(work.round)
+        pulls, stages = behind_clip(work.pulls, self.leaf.stages)
+        work = work._replace(pulls=pulls)
         self.training.flat.train()
         with self._quiet():
             for client in work.active:
@@ -50,7 +52,7 @@ class LoopEngine:
                 velocity_1P = torch.zeros_like(x_1P)
                 for step, batch in enumerate(self._batches(client, work.step, work.steps), work.step):
                     direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
-                    for stage in self.leaf.stages:
+                    for stage in stages:
                         if isinstance(stage, clip):
                             factor_11 = stage.factor(direction_1P)
                             self._clipped += factor_11[0, 0] < 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from stratafl.engine.layout import Layout
 from stratafl.engine.ops import Table, move
 from stratafl.engine.spread import Spread
-from stratafl.engine.work import Work
+from stratafl.engine.work import Anchor, Pull, Work, behind_clip
 from stratafl.local import Leaf, Stage, clip, corrections, decay
 from stratafl.rule import Edge, Proximal
 
@@ -47,27 +47,32 @@ class Rows(NamedTuple):
     correction_CP: Tensor | None
     """The sum of all on a client's path to the root, and of what proximal pulls add in every step alike."""
     pulls: tuple[Pulled, ...]
+    stages: tuple[Stage, ...]
+    """The leaf's chain, with what pulls add behind its clip."""
     strength: float = 0.0
     """The sum of all proximal pulls' mu: mu (x - model) is -mu model, alike in every step, and mu x, which is not."""
     sum_CP: Tensor | None = None
     """Room for the correction and strength * x together."""
 
     @staticmethod
-    def holding(work: Work, clients: int, momentum: float) -> Rows:
+    def holding(work: Work, clients: int, leaf: Leaf) -> Rows:
         """Room for so many clients' part of this work."""
 
         def new(given: Spread) -> Tensor:
             return room(clients, given.rows_MP.shape[1], given.rows_MP)
 
-        proximal = _proximal(work)
+        pulls, stages = behind_clip(work.pulls, leaf.stages)
+        anchors = _anchors(pulls)
+        strength = sum((pull.local.strength for pull in pulls if anchors and isinstance(pull.local, Proximal)), 0.0)
         return Rows(
             new(work.x),
             new(work.b),
-            new(work.x) if momentum else None,
-            new(work.x) if work.corrections or proximal else None,
-            () if proximal else tuple(Pulled(pull.local, pull.edge(new)) for pull in work.pulls),
-            sum(strength for strength, _ in proximal),
-            new(work.x) if proximal else None,
+            new(work.x) if leaf.momentum else None,
+            new(work.x) if work.corrections or anchors else None,
+            () if anchors else tuple(Pulled(pull.local, pull.edge(new)) for pull in pulls),
+            stages,
+            strength,
+            new(work.x) if strength else None,
         )
 
     def load(self, work: Work, leaves: Sequence[int], layout: Layout) -> None:
@@ -78,7 +83,7 @@ class Rows(NamedTuple):
             self.velocity_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
-            (factor, first), *others = terms + [(-strength, model) for strength, model in _proximal(work)]
+            (factor, first), *others = terms + [(-strength, model) for strength, model in _anchors(work.pulls)]
             layout.into(self.correction_CP, first, leaves)
             if factor != 1:
                 self.correction_CP.mul_(factor)
@@ -105,10 +110,10 @@ class Rows(NamedTuple):
         return direction_CP
 
 
-def _proximal(work: Work) -> list[tuple[float, Spread]]:
+def _anchors(pulls: Sequence[Pull]) -> list[tuple[float, Spread]]:
     """Strengths and models of the pulls, where all of them are proximal and may be added up in any order."""
-    found = [(pull.local.strength, pull.model) for pull in work.pulls if isinstance(pull.local, Proximal)]
-    return found if len(found) == len(work.pulls) else []
+    found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
+    return found if len(found) == len(pulls) else []
 
 
 class Chain(NamedTuple):
@@ -118,16 +123,16 @@ class Chain(NamedTuple):
     decay: float
 
     @staticmethod
-    def of(leaf: Leaf, pulls: bool) -> Chain | None:
+    def of(rows: Rows) -> Chain | None:
         """None where the chain is another, or rules have directions of their own."""
-        rest: list[Stage] = list(leaf.stages)
-        if pulls or not rest or rest.pop(0) is not corrections:
+        rest: list[Stage] = list(rows.stages)
+        if rows.pulls or not rest or rest.pop(0) is not corrections:
             return None
         norm = rest.pop(0) if rest and isinstance(rest[0], clip) else None
-        rate = rest.pop(0) if rest and isinstance(rest[0], decay) else None
-        if rest:
+        rates = [stage.rate for stage in rest if isinstance(stage, decay)]
+        if len(rates) < len(rest):
             return None
-        return Chain(norm.norm if isinstance(norm, clip) else None, rate.rate if isinstance(rate, decay) else 0.0)
+        return Chain(norm.norm if isinstance(norm, clip) else None, sum(rates, 0.0))
 
 
 class Wanted(NamedTuple):
@@ -157,13 +162,13 @@ def step(
     clipped: Tensor,
 ) -> None:
     """One step of all rows, in place; to `clipped` is added how many of them a clip shortened."""
-    chain = Chain.of(leaf, bool(rows.pulls))
+    chain = Chain.of(rows)
     if chain is not None:
         g_CP, squares = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
         ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares, clipped)
         return
     direction_CP = gradients(ALONE).g_CP
-    for stage in leaf.stages:
+    for stage in rows.stages:
         if isinstance(stage, clip):
             factor_C1 = stage.factor(direction_CP)
             clipped += (factor_C1 < 1).sum()

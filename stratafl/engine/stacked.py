@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ class StackedEngine:
         self.training.flat.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
-                rows = Rows.holding(work, len(chunk.leaves), 0.0)
+                rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, momentum=0.0))
                 rows.load(work, chunk.leaves, self._way(rows).layout)
                 g_CP = self._gradients(rows, chunk, 0, work.step).g_CP
                 self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
@@ -142,7 +143,7 @@ class StackedEngine:
     def _way(self, rows: Rows) -> Differentiate:
         """How these rows' gradients are computed. A rule's own direction and a user's stages may treat one parameter
         unlike another, so that they see rows in the module's order."""
-        way = self._ordered if Chain.of(self.leaf, bool(rows.pulls)) is None else self._differentiate
+        way = self._ordered if Chain.of(rows) is None else self._differentiate
         assert way is not None
         return way
 
@@ -187,7 +188,7 @@ class StackedEngine:
     def _trained(self, work: Work, chunk: Chunk, lr: float) -> Rows:
         """The chunk's rows after all steps."""
         captured = self._captured_for(work, chunk)
-        rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
+        rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
         if captured:
             captured.run(chunk.samples, work.step, lr)
@@ -247,7 +248,7 @@ class StackedEngine:
         def attempt(few: int) -> None:
             work = Work(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
-                rows = Rows.holding(work, few, self.leaf.momentum)
+                rows = Rows.holding(work, few, self.leaf)
                 rows.load(work, chunk.leaves, self._way(rows).layout)
 
                 def gradients(wanted: Wanted) -> Gradients:
@@ -300,7 +301,7 @@ class StackedEngine:
 
             step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops, self._clipped)
 
-        rows = Rows.holding(work, len(chunk.leaves), self.leaf.momentum)
+        rows = Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
         before = self._clipped.clone()
         try:

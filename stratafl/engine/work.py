@@ -14,8 +14,8 @@ from torch import Tensor
 from stratafl.data.batches import Sampling
 from stratafl.engine.spread import Spread
 from stratafl.flat import Flat
-from stratafl.local import Leaf
-from stratafl.rule import Edge
+from stratafl.local import Leaf, Stage, clip, decay
+from stratafl.rule import Edge, Proximal
 
 Augment = Callable[[Tensor, int, int | Tensor, int | Tensor], Tensor]
 """(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it can it also takes
@@ -52,6 +52,32 @@ class Pull(NamedTuple):
     def edge(self, rows: Callable[[Spread], Tensor]) -> Edge:
         """The edge of the leaves whose rows are asked for."""
         return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.rate))
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The part of a proximal pull that is alike in every step: -strength * the model the parent gave."""
+
+    strength: float
+
+    def __call__(self, x: Tensor, g: Tensor, edge: Edge) -> Tensor:
+        return g - self.strength * edge.model
+
+
+def behind_clip(pulls: tuple[Pull, ...], stages: tuple[Stage, ...]) -> tuple[tuple[Pull, ...], tuple[Stage, ...]]:
+    """The pulls and the chain to train with, where some pulls ask for their strength * x behind the clip: there it is
+    weight decay, and what is left of them is an anchor. A chain with no clip, or nothing that rules add, stays."""
+    last = max((place for place, stage in enumerate(stages) if isinstance(stage, clip)), default=None)
+    adds = any(not isinstance(stage, clip | decay) for stage in stages)
+    rate, kept = 0.0, []
+    for pull in pulls:
+        if isinstance(pull.local, Proximal) and pull.local.after_clip:
+            rate += pull.local.strength
+            pull = pull._replace(local=Anchor(pull.local.strength))
+        kept.append(pull)
+    if last is None or not adds or not rate:
+        return pulls, stages
+    return tuple(kept), (*stages[: last + 1], decay(rate), *stages[last + 1 :])
 
 
 class Work(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from stratafl.plots import COLOURS, pyplot, save
 from stratafl.recipes.paper import Rounds, table1
-from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
+from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED
 from stratafl.reproduce.judge import Panel, heading, word
 from stratafl.reproduce.measure import Measured, Results, Value, span
 from stratafl.reproduce.stock import Curve
@@ -17,14 +17,18 @@ from stratafl.reproduce.stock import Curve
 GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
 COLOUR = {
     "hfedavg": GREY,
+    "fedprox_released": GREEN,
     "fedprox": GREEN,
     "scaffold": VIOLET,
+    "feddyn_released": TEAL,
     "feddyn": TEAL,
     "local_correction": BLUE,
     "group_correction": ORANGE,
     "mtgc": RED,
 }
 MARKER = {"hfedavg": "o", "local_correction": "s", "group_correction": "^", "mtgc": "D"}
+DASHED = tuple(TUNED)
+"""Lines beside one of the same method and colour, with another value."""
 INK = "#444444"
 LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
 """For lines of one method: the more, the darker."""
@@ -75,7 +79,7 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
                 found = results.get(panel, line)
                 colour = COLOUR.get(line) or LADDER[number % len(LADDER)]
                 if found is not None:
-                    _line(here, found, along, colour, _title(line), line == "mtgc")
+                    _line(here, found, along, colour, line)
             if results.target is not None:
                 here.axhline(results.target, color=INK, linewidth=0.8, linestyle=":")
             here.set_title(_short(panel, rows), fontsize=9)
@@ -120,26 +124,33 @@ def _focus(axes: Any, curves: Sequence[Curve], target: float | None) -> None:
 
 
 def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
-    columns = max(4, 2 * axes.shape[1])
     shown: dict[str, Any] = {}
     for each in axes.flat:
         for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
             shown.setdefault(text, handle)
     shown = {text: shown[text] for text in order if text in shown}
     place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-    figure.legend(shown.values(), shown.keys(), ncols=min(len(shown), columns), **place)
+    columns = min(len(shown), max(4, 2 * axes.shape[1]))
+    while columns > 1 and _legend_width(list(shown), columns) > figure.get_figwidth():
+        columns -= 1
+    figure.legend(shown.values(), shown.keys(), ncols=columns, **place)
 
 
-def _line(
-    axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float]], colour: str, title: str, bold: bool
-) -> None:
+def _legend_width(titles: Sequence[str], columns: int) -> float:
+    """In inches, about, at the size of type it has: a column is as wide as its longest title, and has a sample."""
+    rows = -(-len(titles) // columns)
+    return sum(0.55 + 0.06 * max(map(len, titles[at : at + rows])) for at in range(0, len(titles), rows))
+
+
+def _line(axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float]], colour: str, line: str) -> None:
     """The mean over seeds as far as all have come, and the range between them."""
-    curves = measured.curves
+    curves, bold = measured.curves, line == "mtgc"
+    style = {"linestyle": "--" if line in DASHED else "-", "linewidth": 2.2 if bold else 1.5}
     shortest = min(len(curve.rounds) for curve in curves)
     xs = list(along(curves[0]))[:shortest]
     values = [[curve.accuracy[i] for curve in curves] for i in range(shortest)]
     mean = [statistics.fmean(each) for each in values]
-    axes.plot(xs, mean, color=colour, linewidth=2.2 if bold else 1.5, label=title, zorder=3 if bold else 2)
+    axes.plot(xs, mean, color=colour, label=_title(line), zorder=3 if bold else 2, **style)
     if len(curves) > 1:
         axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.18, linewidth=0)
 
@@ -162,8 +173,8 @@ def _short(panel: Panel, rows: int) -> str:
     if "x" in panel[0] and panel[0].replace("x", "").isdigit():
         groups, _, clients = panel[0].partition("x")
         return f"{groups} groups of {clients} clients"
-    if panel[0] in METHODS:
-        return METHODS[panel[0]]
+    if panel[0] in TUNED:
+        return TUNED[panel[0]]
     return TITLES[panel[0]] if rows > 1 else heading(panel).replace(", ", "\n")
 
 

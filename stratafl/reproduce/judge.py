@@ -90,7 +90,8 @@ def percent(value: Value | None) -> str:
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
-    """In every panel the line ends with the highest accuracy of all, or of these."""
+    """In every panel the line ends with the highest accuracy of all, or of these. One that is higher is enough to say
+    no, whatever those do that were not measured."""
 
     def findings(results: Results) -> list[Finding]:
         found = []
@@ -98,10 +99,10 @@ def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Find
             rest = [each for each in results.lines(panel) if each != line and (not others or each in others)]
             ours = results.accuracy(panel, line)
             scores = {each: score for each in rest if (score := results.accuracy(panel, each)) is not None}
-            if ours is None or len(scores) < len(rest) or not rest:
+            rival = max(scores, key=lambda each: scores[each].mean, default=None)
+            if ours is None or rival is None or (len(scores) < len(rest) and ours.mean > scores[rival].mean):
                 found.append(Finding(label(panel), None, ""))
                 continue
-            rival = max(scores, key=lambda each: scores[each].mean)
             said = f"{percent(ours)}, {METHODS.get(rival, rival)} {percent(scores[rival])}"
             found.append(Finding(label(panel), ours.mean > scores[rival].mean, said))
         return found

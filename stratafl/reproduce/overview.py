@@ -9,8 +9,9 @@ from typing import Any
 from stratafl.errors import InvalidInput
 from stratafl.recipes import RECIPES
 from stratafl.recipes.base import Scale
-from stratafl.recipes.chosen import CHOSEN
+from stratafl.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
 from stratafl.recipes.paper import TABLE1
+from stratafl.recipes.settings import TUNED
 from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.judge import OPEN
 from stratafl.reproduce.measure import span
@@ -89,19 +90,24 @@ def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:
 
 def _chosen(search: dict[str, Any] | None, scale: Scale) -> list[str]:
     lines = []
-    link = f"[search]({search['stem']}.md)" if search else ""
-    for method, params in CHOSEN.items():
-        tried = (search or {}).get("best", {}).get(method)
-        for name, value in params.items():
-            how = (
-                f"the best of a {link}" if tried == params
-                else f"the {link} here found {tried[name]:g} better" if tried
-                else "found by `stratafl reproduce search`, which was not done here"
-            )  # fmt: skip
-            lines.append(f"- {method}'s {name} = {value:g}: {how}.")
+    for method, title in TUNED.items():
+        name, _ = CANDIDATES[method]
+        released, chosen = RELEASED[method][name], CHOSEN[method][name]
+        best = f"{chosen:g}, {_found(search, method, name)}"
+        lines.append(f"- {title}'s {name}: {released:g} in the code released with the paper; and {best}.")
     if scale == "paper":
         lines += [f"- {recipe.figure}: {recipe.note}" for recipe in RECIPES.values() if recipe.note]
     return lines
+
+
+def _found(search: dict[str, Any] | None, method: str, name: str) -> str:
+    """What the search says about the value that was chosen."""
+    if search is None:
+        return "found by `stratafl reproduce search`, which was not done here"
+    link, best = f"[search]({search['stem']}.md)", search["best"].get(method)
+    if best is None:
+        return f"the best so far of a {link} in which some candidates are {OPEN}"
+    return f"the best of a {link}" if best == CHOSEN[method] else f"though the {link} here found {best[name]:g} better"
 
 
 def _elsewhere(folder: Path) -> list[str]:

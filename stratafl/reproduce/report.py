@@ -14,7 +14,7 @@ from stratafl.recipes.chosen import CANDIDATES
 from stratafl.recipes.paper import TEXT_DISAGREES, WHY_FAR, Rounds, table1
 from stratafl.recipes.settings import METHODS
 from stratafl.reproduce.claims import claims_of
-from stratafl.reproduce.judge import Panel, heading
+from stratafl.reproduce.judge import OPEN, Panel, heading
 from stratafl.reproduce.measure import Measured, Results, Value, extra_models, times
 from stratafl.reproduce.stock import Curve
 from stratafl.store.files import make_folder, write_json, writing
@@ -229,20 +229,20 @@ SHOWN = {
 
 
 def table(
-    found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading
+    found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; a column nobody has a value for is left out."""
+    """Headings and cells; a column nobody has a value for is left out. `missing` stands where a line has none."""
     keys = [key for key in SHOWN[form] if any(key in row for row in found["rows"])]
     rows = [
         [name(tuple(row["panel"])), METHODS.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
-         *(str(row.get(key, "")) for key in keys)]
+         *(str(row.get(key, missing if key == keys[0] and not row["seeds"] else "")) for key in keys)]
         for row in found["rows"]
     ]  # fmt: skip
     return ["setting", "method", "seeds done", *(COLUMNS[key] for key in keys)], rows
 
 
 def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
-    headings, rows = table(found, form)
+    headings, rows = table(found, form, missing=OPEN)
     lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
     lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
     lines += as_table(headings, rows)

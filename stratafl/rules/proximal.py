@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from stratafl.errors import number
+from stratafl.errors import InvalidInput, number
 from stratafl.registry import register
 from stratafl.rule import Edge, Proximal, Rows, Rule, average
 
@@ -18,9 +20,16 @@ def fedprox(mu: float = 0.01) -> Rule:
 
 
 @register("feddyn")
-def feddyn(alpha: float = 0.01) -> Rule:
-    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was pulled."""
+def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "before_clip") -> Rule:
+    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was pulled.
+
+    `pull` says where a leaf's step adds alpha * x; the rest of the pull, -alpha * model, and the linear term are always
+    clipped. With "before_clip" so is alpha * x: the clip bounds the gradient of FedDyn's whole objective. With
+    "after_clip" alpha * x is weight decay, as in the code released with the paper. Without a clip both are the same.
+    """
     number("feddyn.alpha", alpha, above=0)
+    if pull not in ("before_clip", "after_clip"):
+        raise InvalidInput("feddyn.pull", pull, 'must be "before_clip" or "after_clip"')
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
         return {"h": state["h"] - alpha * (x - edge.model)}, {"model": x}
@@ -35,5 +44,5 @@ def feddyn(alpha: float = 0.01) -> Rule:
         open=lambda x: {"h": torch.zeros_like(x)},
         merge=merge,
         correction=lambda state, note: -state["h"],
-        local=Proximal(alpha),
+        local=Proximal(alpha, after_clip=pull == "after_clip"),
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import models, simulate
+from stratafl import feddyn, models, simulate
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
@@ -74,6 +74,13 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
 def test_every_kind_of_layer(model: str, participation: list | None) -> None:
     settings = {"model": model, "participation": participation}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
+
+
+def test_a_pull_behind_the_clip() -> None:
+    rule = feddyn(0.5, pull="after_clip")
+    settings = {"model": "convolutional", "rules": ["fedprox", rule], "leaf": leaf(0.1, clip_norm=0.5)}
+    expected = federation(**settings, engine="loop").run()
+    assert apart(expected, federation(**settings, engine="stacked").run()) < 1e-4
 
 
 def test_a_stage_that_treats_one_parameter_unlike_another() -> None:

@@ -144,7 +144,7 @@ def model():
 
 inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(2))
 chain = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
-for rules in ("mtgc", ["mtgc", "fedprox"]):
+for rules in ("mtgc", ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "after_clip"}]):
     given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict()}
     expected = pairs.federation(**given).run()
     sim = pairs.stacked(pairs.federation(**given), chunk=2)

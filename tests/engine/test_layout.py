@@ -13,6 +13,7 @@ from stratafl.engine.spread import Spread
 from stratafl.flat import Flat
 from stratafl.local import Leaf, constant, leaf
 from stratafl.rule import average
+from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
 
 
@@ -44,13 +45,23 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"rules": ["mtgc", "mtgc"]},
         {"rules": ["mtgc", "fedprox"], "participation": [0.5, 2], "rounds": 4},
+        {"rules": ["mtgc", feddyn(0.5, pull="after_clip")], "leaf": leaf(0.2, clip_norm=0.2)},
         {"rules": {"name": "mtgc", "restart": "gradient"}, "rounds": 3},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))]},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: g + ramp(x) * (x - edge.model))], "chunk": 2},
         {"leaf": Leaf(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), 0.5)},
         {"leaf": leaf(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
     ],
-    ids=["two corrections", "a pull", "from gradients", "a direction", "one for each parameter", "a stage", "momentum"],
+    ids=[
+        "two corrections",
+        "a pull",
+        "a pull behind the clip",
+        "from gradients",
+        "a direction",
+        "one for each parameter",
+        "a stage",
+        "momentum",
+    ],
 )
 @pytest.mark.usefixtures("channels_last")
 def test_the_same_run(settings: dict) -> None:

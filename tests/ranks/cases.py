@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl import Draw, Simulation, leaf, mtgc, simulate
+from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
 from stratafl.ranks.group import Ranks
 from stratafl.registry import entries
 from stratafl.tree import Shape, Tree
@@ -93,6 +93,7 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
     add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
     add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
+    add(f"a pull behind the clip, {shape}", shape, [feddyn(0.5, pull="after_clip")] * depth, ragged=True)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))

@@ -17,7 +17,7 @@ from stratafl.reproduce.claims import CLAIMS
 from stratafl.reproduce.draw import draw
 from stratafl.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
 from stratafl.reproduce.measure import Results, Value, less, times
-from stratafl.reproduce.report import covered, made_with, time_taken
+from stratafl.reproduce.report import covered, describe, made_with, markdown, time_taken
 from tests.reproduce.histories import reaching, results
 
 
@@ -169,12 +169,63 @@ def test_a_panel_that_is_unfinished_says_so_in_the_figure(
 
 def test_the_lowest_and_the_most_restless() -> None:
     shaky = [0.1, 0.4] * 50
-    found = results("fig3", lambda case: shaky if case.line == "feddyn" else [0.6] * 100)
+    found = results("fig3", lambda case: shaky if case.line == "feddyn_released" else [0.6] * 100)
     assert judge("fig3_feddyn", found).status == HELD
     assert judge("fig3_unstable", found).status == HELD
     calm = results("label_shift", lambda case: shaky if case.line == "mtgc" else [0.6] * 100)
     assert judge("label_calm", calm).status == NOT_HELD
     assert judge("label_best", calm).status == NOT_HELD
+
+
+def test_feddyn_is_judged_as_released_whatever_the_search_found() -> None:
+    high, low = {"feddyn_released": 0.4, "feddyn": 0.3, "fedprox": 0.2}, {"feddyn": 0.2}
+    assert judge("fig3_feddyn", results("fig3", levels(high))).status == HELD
+    verdict = judge("fig3_feddyn", results("fig3", levels({**low, "feddyn_released": 0.6})))
+    assert verdict.status == NOT_HELD
+    assert "FedDyn (released: alpha = 0.01) 60.0 %, lowest other" in verdict.sentence
+    shaky = results("fig3", lambda case: [0.1, 0.4] * 50 if case.line == "feddyn" else [0.6] * 100)
+    assert judge("fig3_unstable", shaky).status == NOT_HELD
+    missing = results("fig3", lambda case: None if case.line == "feddyn_released" else [0.5] * 100)
+    assert judge("fig3_feddyn", missing).status == judge("fig3_unstable", missing).status == OPEN
+
+
+def test_mtgc_is_compared_with_both_values_of_a_strength() -> None:
+    for rival in ("feddyn", "feddyn_released", "fedprox", "fedprox_released"):
+        assert judge("fig3_best", results("fig3", levels({"mtgc": 0.8, rival: 0.9}))).status == NOT_HELD
+
+
+def test_a_higher_line_is_enough_to_say_no_and_a_missing_one_to_leave_it_open() -> None:
+    def history(case: Case) -> list[float] | None:
+        if case.line.endswith("_released"):
+            return None
+        return [0.9 if (case.line, case.panel[0]) == ("feddyn", "cifar100") else 0.5 + 0.1 * (case.line == "mtgc")] * 50
+
+    verdict = judge("fig3_best", results("fig3", history))
+    assert verdict.status == NOT_HELD
+    assert verdict.sentence.startswith("CIFAR-100 both: 60.0 %, FedDyn (best of search: alpha = 0.1) 90.0 %")
+    assert "cannot be told: EMNIST-L both, Fashion-MNIST both, CIFAR-10 both" in verdict.sentence
+
+
+def test_lines_that_are_missing_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rcParams, "svg.fonttype", "none")
+    found = results("fig3", lambda case: None if case.line == "feddyn_released" else [0.5] * 50)
+    page = markdown(describe(found, 1), "curves", [])
+    missing = [row for row in page.splitlines() if OPEN in row and row.startswith("| ")]
+    assert len(missing) == 4 and all("| FedDyn (released: alpha = 0.01) | 0/1 |" in row for row in missing)
+    assert "released: alpha" not in draw(found, tmp_path / "figure")[1].read_text()
+
+
+def test_values_of_one_method_are_told_apart_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(figure))
+    drawn: list[Figure] = []
+    draw(results("fig3", levels({})), tmp_path / "fig3")
+    lines = {str(line.get_label()): line for line in drawn[0].axes[0].get_lines()}
+    assert len(lines) == 7
+    for title in ("FedProx ({}: mu = {})", "FedDyn ({}: alpha = {})"):
+        released = lines[title.format("released", "0.0001" if "mu" in title else "0.01")]
+        searched = lines[title.format("best of search", "0.1")]
+        assert released.get_color() == searched.get_color()
+        assert (released.get_linestyle(), searched.get_linestyle()) == ("-", "--")
 
 
 def test_the_lead_on_cifar100() -> None:

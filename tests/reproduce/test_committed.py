@@ -34,6 +34,12 @@ def test_results_follow_from_the_records(name: str, stock: Stock) -> None:
     assert json.loads(json.dumps(describe(results, committed["seeds"]))) == committed
 
 
+@pytest.mark.parametrize("line", ["fedprox", "feddyn"])
+def test_runs_with_the_best_of_the_search_are_known_as_such(line: str) -> None:
+    rows = json.loads((RESULTS / "fig3.json").read_text())["rows"]
+    assert all(row["seeds"] for row in rows if row["line"] == line)
+
+
 def test_nothing_that_was_measured_is_left_out(stock: Stock) -> None:
     options = Options()
     measured = {

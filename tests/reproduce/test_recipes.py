@@ -17,11 +17,11 @@ from stratafl.experiment import experiment
 from stratafl.recipes import ALL, RECIPES, Case, Options, recipe, run_name, runs_of
 from stratafl.recipes.appendix import SEARCH_SEED
 from stratafl.recipes.base import essence
-from stratafl.recipes.chosen import CANDIDATES, CHOSEN
+from stratafl.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
 from stratafl.recipes.cost import H200, SAMPLES, expected_steps
 from stratafl.recipes.figures import EH
 from stratafl.recipes.paper import TABLE1, table1
-from stratafl.recipes.settings import CORRECTIONS, TASKS
+from stratafl.recipes.settings import CORRECTIONS, METHODS, TASKS
 
 ROOT = Path(__file__).parents[2]
 EVERY = [(name, scale) for name in RECIPES for scale in ("quick", "paper")]
@@ -197,14 +197,23 @@ def test_the_rates_are_those_of_the_benchmarks() -> None:
         assert {precision: round(rate) for precision, rate in measured.items()} == rates
 
 
+def test_figure_3_has_the_released_values_and_the_best_of_the_search_each_named() -> None:
+    for data in ("emnist_letters", "fashion_mnist", "cifar10", "cifar100"):
+        method = {case.line: case.config.method for case in recipe("fig3").cases(Options(), [f"{data}/"])}
+        assert method["fedprox_released"] == {"name": "fedprox", "mu": 0.0001}
+        assert method["feddyn_released"] == {"name": "feddyn", "alpha": 0.01, "pull": "after_clip"}
+        assert method["fedprox"] == {"name": "fedprox", **CHOSEN["fedprox"]}
+        assert method["feddyn"] == {"name": "feddyn", **CHOSEN["feddyn"]}
+    assert METHODS["feddyn_released"] == "FedDyn (released: alpha = 0.01)"
+    assert METHODS["fedprox"] == f"FedProx (best of search: mu = {CHOSEN['fedprox']['mu']:g})"
+
+
 def test_open_settings_are_candidates_of_the_search_with_a_seed_of_its_own() -> None:
-    for method, params in CHOSEN.items():
-        parameter, values = CANDIDATES[method]
-        assert params[parameter] in values
+    for method, (parameter, values) in CANDIDATES.items():
+        assert {CHOSEN[method][parameter], RELEASED[method][parameter]} <= set(values)
     assert {case.config.run.seed for case in recipe("search").cases(Options())} == {SEARCH_SEED}
 
 
 def test_chosen_settings_are_the_best_of_the_recorded_search() -> None:
-    record = ROOT / "docs/results/search.json"
-    if record.exists():
-        assert json.loads(record.read_text())["best"] == CHOSEN
+    best = json.loads((ROOT / "docs/results/search.json").read_text())["best"]
+    assert best == {method: CHOSEN[method] for method in best}

@@ -1,0 +1,138 @@
+"""FedDyn's pull before or behind a leaf's clip: the released order by hand, in every engine, chain and place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from stratafl import average, clip, constant, corrections, decay, feddyn, leaf
+from stratafl.local import Correct, Leaf, Stage
+from tests import transcriptions
+from tests.deploy.trees import Deployed, simulation
+from tests.engine.pairs import CLOSE, compare
+from tests.problems import SHAPES, LeastSquares, root
+from tests.test_parity import LR, ROUNDS, assert_close, problem_and_setting
+
+ALPHA, NORM, DECAY = 0.7, 1.2, 0.05
+RELEASED, CLIPPED = feddyn(ALPHA, pull="after_clip"), feddyn(ALPHA)
+every_engine = pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+
+
+@every_engine
+@pytest.mark.parametrize("weighted", ["uniform", "given"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> None:
+    problem, setting = problem_and_setting(shape, weighted)
+    expected = transcriptions.feddyn_as_released(setting, ALPHA, NORM, DECAY)
+    chain = leaf(LR, clip_norm=NORM, weight_decay=DECAY)
+    rules = [average()] * (setting.M - 1)
+    sim = problem.simulation([*rules, RELEASED], rounds=ROUNDS, lr=chain, engine=engine)
+    assert_close(root(sim.run()), expected)
+    assert 0 < sim.engine.clipped < ROUNDS * setting.P[0] * problem.tree.leaves
+    whole = problem.run([*rules, CLIPPED], rounds=ROUNDS, lr=chain, engine=engine)
+    assert np.abs(root(whole) - expected).max() > 1e-2
+
+
+@every_engine
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("chain", [leaf(LR), leaf(LR, weight_decay=DECAY, momentum=0.5)], ids=["plain", "momentum"])
+def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: str) -> None:
+    problem, setting = problem_and_setting(shape, "given")
+    one, other = (
+        problem.run([rule] * setting.M, rounds=ROUNDS, lr=chain, engine=engine) for rule in (RELEASED, CLIPPED)
+    )
+    np.testing.assert_array_equal(root(one), root(other))
+
+
+def halved(direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+    """A stage of one's own, which adds what the rules add."""
+    return 0.5 * correct(x, direction)
+
+
+def cut(direction: np.ndarray, norm: float) -> np.ndarray:
+    return direction * min(1.0, norm / np.linalg.norm(direction))
+
+
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""(gradient, model, the model the parent gave) -> direction, in a first round, where FedDyn's linear term is zero."""
+CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
+    "decay before the clip": (
+        (corrections, decay(DECAY), clip(NORM)),
+        lambda g, x, start: cut(g - ALPHA * start + DECAY * x, NORM) + ALPHA * x,
+    ),
+    "corrections behind the clip": (
+        (clip(NORM), corrections),
+        lambda g, x, start: cut(g, NORM) + ALPHA * (x - start),
+    ),
+    "two clips": (
+        (corrections, clip(2 * NORM), decay(DECAY), clip(NORM), decay(DECAY)),
+        lambda g, x, start: cut(cut(g - ALPHA * start, 2 * NORM) + DECAY * x, NORM) + (ALPHA + DECAY) * x,
+    ),
+    "a stage of one's own before the clip": (
+        (halved, clip(NORM), decay(DECAY)),
+        lambda g, x, start: cut(0.5 * (g - ALPHA * start), NORM) + (ALPHA + DECAY) * x,
+    ),
+    "a stage of one's own and no clip": (
+        (halved, decay(DECAY)),
+        lambda g, x, start: 0.5 * (g + ALPHA * (x - start)) + DECAY * x,
+    ),
+    "nothing of a rule's": (
+        (clip(NORM), decay(DECAY)),
+        lambda g, x, start: cut(g, NORM) + DECAY * x,
+    ),
+}  # fmt: skip
+
+
+@every_engine
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_of_one_s_own(name: str, engine: str) -> None:
+    stages, direction = CHAINS[name]
+    problem = LeastSquares(1)
+    x = problem.x0
+    for _ in range(5):
+        x = x - LR * direction(problem.gradient(0, x), x, problem.x0)
+    result = problem.run([RELEASED], periods=[5], rounds=1, lr=Leaf(constant(LR), stages), engine=engine)
+    assert_close(result.models[1][0].numpy(), x)
+
+
+def shrinks(x: Tensor, g: Tensor, edge) -> Tensor:
+    return 0.5 * g * (1 + (x - edge.model).abs())
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [RELEASED],
+        [RELEASED, RELEASED, RELEASED],
+        [RELEASED, "mtgc"],
+        ["mtgc", "fedprox", RELEASED],
+        [CLIPPED, RELEASED],
+        [average()._replace(local=shrinks), RELEASED],
+    ],
+    ids=["depth 1", "every edge", "above", "beside another pull", "both orders", "beside a direction of one's own"],
+)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        leaf(0.2, clip_norm=0.3, weight_decay=0.01, momentum=0.5),
+        Leaf(constant(0.2), (halved, clip(0.3), lambda direction, x, correct: direction * x.cos())),
+    ],
+    ids=["usual", "own"],
+)
+def test_engines_agree_on_every_edge(rules: list, chain: Leaf) -> None:
+    assert compare(rules=rules, depth=len(rules), leaf=chain) < CLOSE
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_deployed_it_is_the_simulation_s(depth: int) -> None:
+    given = {"leaf": leaf(0.2, clip_norm=0.3, weight_decay=0.01), "weights": "samples"}
+    sim = simulation({"name": "feddyn", "alpha": ALPHA, "pull": "after_clip"}, depth, **given)
+    deployed = Deployed(sim, by_samples=True).run()
+    final = sim.run().models[0][0]
+    torch.testing.assert_close(deployed.model(), final, rtol=0, atol=1e-6)
+    clipped = simulation({"name": "feddyn", "alpha": ALPHA}, depth, **given).run().models[0][0]
+    assert (clipped - final).abs().max() > 1e-3
