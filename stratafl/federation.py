@@ -24,7 +24,7 @@ from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
 from stratafl.placing import Placed, placed
-from stratafl.refusal import Met, Refusal, carried, changed, far_off, largest, suspicious
+from stratafl.refusal import Met, Refusal, carried, changed, far_off, largest, suspicious, update_limits
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
@@ -57,15 +57,14 @@ class Federation:
         b_B: Tensor,
         participation: Sequence[Participation],
         seed: int,
-        limits: Sequence[float | None] | None = None,
+        update_limit: float | None = None,
     ):
-        """limits: of an edge level's updates, against their siblings'; see `refusal`. None for no limits."""
         self.tree, self.seed = tree, seed
         self.device = x_P.device
         # Lists are indexed by level; edge things have an unused entry 0 so that index m is edge level m.
         self.rules: list[Rule] = [average(), *rules]
         self.participation: list[Participation] = [None, *participation]
-        self.limits: list[float | None] = [None, *(limits or (None,) * tree.depth)]
+        self.limits: list[float | None] = [None, *update_limits(update_limit, rules)]
         self.own = [x_P.repeat(n, 1) for n in tree.sizes]
         """Each node's model as it last sent it up, before its parent's answer replaced it."""
         self.held = self.own[:-1]

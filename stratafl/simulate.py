@@ -33,7 +33,7 @@ from stratafl.ranks.deal import deal, leaf_work
 from stratafl.ranks.group import Ranks
 from stratafl.ranks.parts import check_whole, state_part, whole_state
 from stratafl.record import RoundResult, Seen, hopeless, record
-from stratafl.refusal import Refusal, update_limits
+from stratafl.refusal import Refusal
 from stratafl.registry import RuleLike, rules_for
 from stratafl.result import Result
 from stratafl.schedule import Participation, Schedule, check_participation, expected
@@ -313,7 +313,6 @@ def simulate(
     if weights is not None:
         shape = shape.weighted(weights, [len(part) for part in parts])
     edge_rules = rules_for(rules, shape.depth)
-    limits = update_limits(update_limit, edge_rules)
     schedule = Schedule.of(periods.periods if isinstance(periods, Schedule) else periods, shape.depth)
     chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
     rounds = whole("rounds", rounds, at_least=1)
@@ -355,7 +354,7 @@ def simulate(
         work_N = leaf_work([len(part) for part in parts], batch, sampling) * expected(shares, shape)
         cuts = deal(shape, work_N, schedule.meetings, ranks.count)
         here, first = Branch.of_rank(shape, cuts, ranks), int(cuts[ranks.rank])
-    federation = Federation(here, edge_rules, x_P, b_B, shares, seed, limits)
+    federation = Federation(here, edge_rules, x_P, b_B, shares, seed, update_limit)
     placed_parts = [part.to(device) for part in parts[first : first + here.leaves]]
     training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment, first)
     if diagnose == "drift":
