@@ -143,7 +143,7 @@ def _refusals(refused: Mapping[str, int], too_large: Mapping[str, int], most: in
     """Who was left out, how often and why, the first few of them."""
     for node, times in islice(refused.items(), most):
         large = too_large.get(node, 0)
-        why = "not finite" if large == 0 else "far larger than its siblings'"
+        why = "not finite" if large == 0 else "far too large"
         if 0 < large < times:
             why = f"not finite, or {large} times {why}"
         yield f"refused {times} times, its update was {why}: {node}"

@@ -24,7 +24,7 @@ from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
 from stratafl.placing import Placed, placed
-from stratafl.refusal import Met, Refusal, carried, changed, far_off, largest, suspicious, update_limits
+from stratafl.refusal import Met, Refusal, carried, changed, far_off, finite, largest, suspicious, update_limits
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
@@ -246,7 +246,7 @@ class Federation:
         lost_N = large_N = np.zeros_like(came_N)
         # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
         doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all() or merged.doubtful_N.any()
-        if tree.agreed(level, doubt) or merged is None:
+        if tree.agreed(level, bool(doubt)) or merged is None:
             lost_N, large_N = self._unsound(level, sent, came_N)
             merged = self._merge(level, sent, came_N & ~lost_N & ~large_N, seen=True)
         heard_M = merged.share_M > 0
@@ -285,14 +285,12 @@ class Federation:
         """Of those that came, whose message is not finite, and whose is but has a model that is too far off."""
         judged = {**sent, BUFFERS: self._judged(level, sent[BUFFERS])}
         sizes = dict(zip(judged, largest(*judged.values()), strict=True))
-        lost_N = came_N & ~np.isfinite(list(sizes.values())).all(axis=0)
+        lost_N = came_N & ~finite(list(sizes.values()))
         present_N, start_MP = came_N & ~lost_N, self.held[level - 1]
-        return lost_N, far_off(
-            self.tree, level, sent["model"], sizes["model"], start_MP, present_N, self.limits[level]
-        )
+        return lost_N, far_off(self.tree, level, sent["model"], sizes["model"], start_MP, present_N, self.limits[level])
 
     def _judged(self, level: int, buffers_NB: Tensor) -> Tensor:
-        """Children's buffers, less what may be as it is: entries that are not finite but are those their parent gave."""
+        """Children's buffers, less what their parent gave and is as it was, whether finite or not."""
         if not self._masked:
             return buffers_NB
         return changed(buffers_NB, self.tree.spread(level, self.held_buffers[level - 1]))
@@ -323,7 +321,7 @@ class Federation:
         parents = [model_MP, changed(buffers_MB, given_MB) if self._masked else buffers_MB, *mean.values()]
         looks = [] if seen else self._looks(level, sent)
         sizes = largest(*parents, *(rows_NP for rows_NP, _ in looks))
-        finite_M = np.isfinite(sizes[: len(parents)]).all(axis=0)
+        finite_M = finite(sizes[: len(parents)])
         doubts = [suspicious(each_N, limit) for each_N, (_, limit) in zip(sizes[len(parents) :], looks, strict=True)]
         doubtful_N = present_N & np.any(doubts, axis=0)
         return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M, doubtful_N)

@@ -42,7 +42,7 @@ class RoundResult:
     drift: Levels = field(default_factory=dict)
     """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
     too_large: tuple[str, ...] = ()
-    """Those refused whose update was finite, but far larger than their siblings'; the others' was not finite."""
+    """Those of them whose update was finite, but far too large: see `refusal`."""
     renewed: bool = True
     """Whether the root's model is a new one: it is not where everything that came was refused, or nobody came."""
 
@@ -177,7 +177,7 @@ def hopeless(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> Invalid
 def _why(result: RoundResult) -> str:
     too_large = dict.fromkeys(result.too_large)
     not_finite = [name for name in dict.fromkeys(result.refused) if name not in too_large]
-    words = {"not finite": not_finite, "far larger than its siblings'": list(too_large)}
+    words = {"not finite": not_finite, "far too large": list(too_large)}
     return "; ".join(f"{why}: {shown(names)}" for why, names in words.items() if names)
 
 

@@ -41,5 +41,5 @@ class Result:
 
     @property
     def too_large(self) -> dict[str, int]:
-        """How often of these because it was, though finite, far larger than its siblings'."""
+        """How often of these because it was finite, but far too large."""
         return dict(Counter(name for each in self.history for name in each.too_large))

@@ -186,8 +186,8 @@ def test_what_was_refused_is_told_with_its_reason() -> None:
     lines = list(_refusals(refused, {"1": 3, "2": 1}))
     assert lines[:3] == [
         "refused 3 times, its update was not finite: 0",
-        "refused 3 times, its update was far larger than its siblings': 1",
-        "refused 3 times, its update was not finite, or 1 times far larger than its siblings': 2",
+        "refused 3 times, its update was far too large: 1",
+        "refused 3 times, its update was not finite, or 1 times far too large: 2",
     ]
     assert lines[-1] == "refused, too: 29,990 more, all in summary.json" and len(lines) == 11
     assert list(_refusals({}, {})) == []

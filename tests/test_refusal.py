@@ -275,10 +275,9 @@ def test_the_median_of_the_others() -> None:
 @every_depth
 def test_a_run_in_which_everything_is_refused_says_so_and_ends(depth: int, capsys: pytest.CaptureFixture) -> None:
     sim = study("mtgc", depth, scale=torch.nan, rounds=10)
-    seen = []
+    seen = [next(sim) for _ in range(LOST_ROUNDS)]
     with pytest.raises(InvalidInput, match=f"round = {LOST_ROUNDS}: every update was refused") as problem:
-        for each in sim:
-            seen.append(each)
+        next(sim)
     assert [each.renewed for each in seen] == [False] * LOST_ROUNDS
     assert "\n" not in str(problem.value) and "not finite" in str(problem.value)
     (line,) = capsys.readouterr().err.splitlines()

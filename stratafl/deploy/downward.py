@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
-from stratafl.refusal import carried, changed, largest, too_large
+from stratafl.refusal import carried, changed, finite, largest, too_large
 from stratafl.rule import Rows
 from stratafl.tree import median_of_siblings
 
@@ -142,7 +142,7 @@ class Downward:
         buffers_1B = carried(buffers_1B, now.buffers)
         share_11 = torch.full((1, 1), share, dtype=job.dtype)
         memory, model_1P = rule.merge(now.memory, now.held, mean, share_11)
-        if not np.isfinite(largest(model_1P, changed(buffers_1B, now.buffers), *mean.values())).all():
+        if not finite(largest(model_1P, changed(buffers_1B, now.buffers), *mean.values())).all():
             now.refused += (self._me,)
             return
 
@@ -164,7 +164,7 @@ class Downward:
         buffers_KB = torch.cat([r.buffers for r in reports if r.buffers is not None])
         message = {key: torch.cat([r.message[key] for r in reports]) for key in reports[0].message}
         sizes = largest(*message.values(), changed(buffers_KB, now.buffers))
-        sound_K = np.isfinite(sizes).all(axis=0)
+        sound_K = finite(sizes)
         if limit is not None:
             update_K, start_1 = largest(message["model"] - now.held, now.held)
             siblings_K = median_of_siblings(update_K, sound_K, np.zeros(len(reports), dtype=np.int64))
