@@ -6,7 +6,8 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -133,9 +134,21 @@ def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["final"].items())
     print(f"{title}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
     print(f"sent and received per client: {_bytes(summary['bytes_per_client'])}")
-    for node, times in summary["refused"].items():
-        print(f"refused {times} times, its update was not finite: {node}")
+    for line in _refusals(summary["refused"], summary["too_large"]):
+        print(line)
     print(f"written to {done.path}")
+
+
+def _refusals(refused: Mapping[str, int], too_large: Mapping[str, int], most: int = 10) -> Iterator[str]:
+    """Who was left out, how often and why, the first few of them."""
+    for node, times in islice(refused.items(), most):
+        large = too_large.get(node, 0)
+        why = "not finite" if large == 0 else "far too large"
+        if 0 < large < times:
+            why = f"not finite, or {large} times {why}"
+        yield f"refused {times} times, its update was {why}: {node}"
+    if len(refused) > most:
+        yield f"refused, too: {len(refused) - most:,} more, all in summary.json"
 
 
 @app.command("demo")

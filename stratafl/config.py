@@ -7,7 +7,7 @@
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
 [run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
-            precision, diagnose, plugins
+            precision, diagnose, update_limit, plugins
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ class RunConfig:
     precision: str = "fp32"
     diagnose: str = "drift"
     """What is measured beside the metrics: "drift", also the "ideal" corrections, or "none"."""
+    update_limit: float | None = None
+    """Updates so many times larger than their siblings' median are refused; 0 for none."""
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 

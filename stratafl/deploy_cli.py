@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.record import shown
 from stratafl.store.signals import Interrupted
 
 deploy = typer.Typer(help="Run a tree of real sites on Flower.", no_args_is_help=True)
@@ -85,7 +86,7 @@ def _in_words(line: str, rounds: int) -> str:
     """A line of rounds.jsonl."""
     seen = json.loads(line)
     numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
-    apart = "".join(f"  {word}: {', '.join(seen[word])}" for word in ("absent", "refused") if seen[word])
+    apart = "".join(f"  {word}: {shown(seen[word])}" for word in ("absent", "refused") if seen[word])
     return f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}"
 
 

@@ -174,6 +174,7 @@ def study(config: Config, ranks: Ranks | None = None) -> Study:
         engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
         precision=config.run.precision,  # type: ignore[arg-type]
         diagnose=config.run.diagnose,  # type: ignore[arg-type]
+        update_limit=config.run.update_limit,
         ranks=ranks,
     )
     return Study(simulation, Holdings.of(held))

@@ -24,6 +24,7 @@ from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
 from stratafl.placing import Placed, placed
+from stratafl.refusal import Met, Refusal, carried, changed, far_off, finite, largest, suspicious, update_limits
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
@@ -43,6 +44,8 @@ class Merged(NamedTuple):
     finite_M: np.ndarray
     share_M: np.ndarray
     """Of the children's weight that went into it."""
+    doubtful_N: np.ndarray
+    """Whose message may be unsound although the mean is finite."""
 
 
 class Federation:
@@ -54,12 +57,14 @@ class Federation:
         b_B: Tensor,
         participation: Sequence[Participation],
         seed: int,
+        update_limit: float | None = None,
     ):
         self.tree, self.seed = tree, seed
         self.device = x_P.device
         # Lists are indexed by level; edge things have an unused entry 0 so that index m is edge level m.
         self.rules: list[Rule] = [average(), *rules]
         self.participation: list[Participation] = [None, *participation]
+        self.limits: list[float | None] = [None, *update_limits(update_limit, rules)]
         self.own = [x_P.repeat(n, 1) for n in tree.sizes]
         """Each node's model as it last sent it up, before its parent's answer replaced it."""
         self.held = self.own[:-1]
@@ -83,10 +88,12 @@ class Federation:
         self._placed = Placed(self.device)
         self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
+        self._masked = not bool(b_B.isfinite().all())
+        """Whether buffers began with entries that are not finite, such as a mask's -inf: they cannot be averaged."""
         for level in self._edges():
             self._correct(level)
 
-    GIVEN = ("tree", "seed", "device", "rules", "participation", "drift", "_placed")
+    GIVEN = ("tree", "seed", "device", "rules", "participation", "limits", "drift", "_placed", "_masked")
     """What a federation is made of; everything else it holds is its state."""
 
     def saved(self) -> State:
@@ -99,6 +106,7 @@ class Federation:
         fit = fitted(self.saved(), state, "federation")
         self.communication.restore(fit.pop("communication"))
         vars(self).update(fit)
+        self._masked = not all(bool(rows.isfinite().all()) for rows in self.held_buffers)
 
     def _edges(self, top: int = 1) -> range:
         return range(max(top, 1), self.tree.depth + 1)
@@ -129,7 +137,9 @@ class Federation:
         that take part."""
         fresh = [level for level in self._edges(self.top + 1) if self.rules[level].from_gradient]
         g_NP = _placed(self.active_N[-1], g_AP, torch.zeros_like(self.own[-1]))
-        there_N = self.active_N[-1] & _finite(g_NP)
+        (largest_N,) = largest(g_NP)
+        there_N = self.active_N[-1] & np.isfinite(largest_N)
+        there_N &= ~far_off(self.tree, self.tree.depth, g_NP, largest_N, None, there_N, self.limits[-1])
         for level in range(self.tree.depth, fresh[0] - 1, -1):
             share_M = self.tree.share(level, there_N)
             mean_MP = self.tree.mean(level, g_NP, there_N, share_M)
@@ -202,11 +212,12 @@ class Federation:
         self.own_buffers[-1] = _placed(active_N, b_AB, self.own_buffers[-1])
         self.rate_N[-1] = self.rate_N[-1] + rate * active_N
 
-    def meet(self, top: int) -> list[str]:
-        """Synchronise the edge levels from the leaves' up to `top`; the names of those refused."""
-        refused: list[str] = []
+    def meet(self, top: int) -> Met:
+        """Synchronise the edge levels from the leaves' up to `top`."""
+        refused: list[Refusal] = []
         for level in reversed(self._edges(top)):
-            refused += self._meet(level, relayed=level > top)
+            met = self._meet(level, relayed=level > top)
+            refused += met.refused
         for level in self._edges(top):
             self.rate_N[level] = np.zeros_like(self.rate_N[level])
             if level > top:
@@ -220,9 +231,9 @@ class Federation:
                 self._owed[level] |= any(correction is not None for correction in above)
             self._correct(level)
         self.top = top
-        return refused
+        return Met(refused, met.renewed)
 
-    def _meet(self, level: int, relayed: bool) -> list[str]:
+    def _meet(self, level: int, relayed: bool) -> Met:
         tree, rule, own = self.tree, self.rules[level], self.own[level]
         start = self._children(level, self.held[level - 1])
         edge = Edge(start, self.correction[level], self._column(("rate", level), self.rate_N[level]))
@@ -230,20 +241,20 @@ class Federation:
         sent = {**message, BUFFERS: self.own_buffers[level]}
 
         came_N = self.active_N[level] & (self.rate_N[level] > 0)
-        present_N = came_N
         self.communication.up.add(level, came_N, _row_bytes(sent))
+        merged = self._merge(level, sent, came_N) if rule.reduce is None else None
+        lost_N = large_N = np.zeros_like(came_N)
         # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
-        trusting = rule.reduce is None
-        merged = self._merge(level, sent, present_N) if trusting else None
-        doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all()
-        if tree.agreed(level, doubt) or merged is None:
-            present_N = came_N & _finite(*sent.values())
-            merged = self._merge(level, sent, present_N)
-        refused = tree.named(level, came_N & ~present_N)
+        doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all() or merged.doubtful_N.any()
+        if tree.agreed(level, bool(doubt)) or merged is None:
+            lost_N, large_N = self._unsound(level, sent, came_N)
+            merged = self._merge(level, sent, came_N & ~lost_N & ~large_N, seen=True)
         heard_M = merged.share_M > 0
         sane_M = heard_M & merged.finite_M
-        refused += tree.named(level - 1, heard_M & ~sane_M)
-        present_N = present_N & sane_M[tree.parents[level]]
+        too_large = set(tree.named(level, large_N))
+        refused = [Refusal(name, name in too_large) for name in tree.named(level, lost_N | large_N)]
+        refused += [Refusal(name, False) for name in tree.named(level - 1, heard_M & ~sane_M)]
+        present_N = came_N & ~lost_N & ~large_N & sane_M[tree.parents[level]]
         if self.drift is not None:
             models = own, self.held[level - 1], merged.mean_MP, merged.model_MP
             share_M = merged.share_M * sane_M
@@ -268,10 +279,30 @@ class Federation:
             self._stale[level] = ~present_N
             self.communication.down.add(level, present_N, self._parcel(level))
         self.state[level] = state
-        return refused
+        return Met(refused, bool(sane_M.any()))
 
-    def _merge(self, level: int, sent: Rows, present_N: np.ndarray) -> Merged:
-        """What the parents make of what those present sent."""
+    def _unsound(self, level: int, sent: Rows, came_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of those that came, whose message is not finite, and whose is but has a model that is too far off."""
+        judged = {**sent, BUFFERS: self._judged(level, sent[BUFFERS])}
+        sizes = dict(zip(judged, largest(*judged.values()), strict=True))
+        lost_N = came_N & ~finite(list(sizes.values()))
+        present_N, start_MP = came_N & ~lost_N, self.held[level - 1]
+        return lost_N, far_off(self.tree, level, sent["model"], sizes["model"], start_MP, present_N, self.limits[level])
+
+    def _judged(self, level: int, buffers_NB: Tensor) -> Tensor:
+        """Children's buffers, less what their parent gave and is as it was, whether finite or not."""
+        if not self._masked:
+            return buffers_NB
+        return changed(buffers_NB, self.tree.spread(level, self.held_buffers[level - 1]))
+
+    def _looks(self, level: int, sent: Rows) -> list[tuple[Tensor, float | None]]:
+        """Children's rows whose soundness does not show in their mean, with the limit of their size."""
+        limit = self.limits[level]
+        models = [] if limit is None else [(sent["model"], limit)]
+        return models + ([(self._judged(level, sent[BUFFERS]), None)] if self._masked else [])
+
+    def _merge(self, level: int, sent: Rows, present_N: np.ndarray, seen: bool = False) -> Merged:
+        """What the parents make of what those present sent. `seen`: it was looked at and found sound."""
         tree, reduce = self.tree, self.rules[level].reduce
         share_M = tree.share(level, present_N)
 
@@ -281,11 +312,19 @@ class Federation:
             return tree.reduce(level, rows_NP, present_N, reduce)
 
         mean = {name: merged(rows) for name, rows in sent.items() if name != BUFFERS}
-        buffers_MB = tree.mean(level, sent[BUFFERS], present_N, share_M)
+        given_MB, buffers_MB = self.held_buffers[level - 1], tree.mean(level, sent[BUFFERS], present_N, share_M)
+        if self._masked:
+            buffers_MB = carried(buffers_MB, given_MB)
         share_M1 = self._column(("share", level), share_M)
         memory, model_MP = self.rules[level].merge(self.memory[level], self.held[level - 1], mean, share_M1)
-        finite_M = _finite(model_MP, buffers_MB, *mean.values())
-        return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M)
+
+        parents = [model_MP, changed(buffers_MB, given_MB) if self._masked else buffers_MB, *mean.values()]
+        looks = [] if seen else self._looks(level, sent)
+        sizes = largest(*parents, *(rows_NP for rows_NP, _ in looks))
+        finite_M = finite(sizes[: len(parents)])
+        doubts = [suspicious(each_N, limit) for each_N, (_, limit) in zip(sizes[len(parents) :], looks, strict=True)]
+        doubtful_N = present_N & np.any(doubts, axis=0)
+        return Merged(memory, mean["model"], model_MP, buffers_MB, finite_M, share_M, doubtful_N)
 
     # -- small things -----------------------------------------------------------------------------------------------
 
@@ -318,13 +357,6 @@ class Federation:
     def _column(self, name: object, values_N: np.ndarray) -> Tensor:
         """One number per node, to combine with rows."""
         return self._placed(name, values_N, self.held[0].dtype)[:, None]
-
-
-def _finite(*matrices: Tensor) -> np.ndarray:
-    """Which rows are finite in all of them: the largest magnitude of a row is, in one pass and without a mask."""
-    different = {id(rows): rows for rows in matrices if rows.shape[1]}.values()
-    largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in different]
-    return np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:

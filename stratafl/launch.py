@@ -131,6 +131,7 @@ class Launch:
                 for record in simulation:
                     folder.add(record)
                     watch(record)
+                    simulation.check()
                     if simulation.done:
                         break
                     asked = max(self.ranks.all(stop.asked))

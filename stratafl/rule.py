@@ -10,7 +10,7 @@ What happens around one meeting of edge level m, in order:
 
     leaves train              direction = local(x, g + corrections on the path to the root, edge)
     children send             state, message = up(state, x, edge)
-    the parent reduces        mean = weighted mean of the messages that came and are finite
+    the parent reduces        mean = weighted mean of the messages that came and are sound
     the parent merges         memory, model = merge(memory, start, mean, share)
     children learn            state = down(state, x, edge)
     if the parent meets its own parent at the same moment, a newer model comes from above:

@@ -6,7 +6,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -34,42 +34,16 @@ from stratafl.ranks.branch import Branch
 from stratafl.ranks.deal import deal, leaf_work
 from stratafl.ranks.group import Ranks
 from stratafl.ranks.parts import check_whole, state_part, whole_state
-from stratafl.record import RoundResult, Seen, record
+from stratafl.record import RoundResult, Seen, hopeless, record
+from stratafl.refusal import Refusal
 from stratafl.registry import RuleLike, rules_for
+from stratafl.result import Result
 from stratafl.schedule import Participation, Schedule, check_participation, expected
 from stratafl.state import State
 from stratafl.streams import Purpose, integer
 from stratafl.tree import Shape, Tree
 
 Data = tuple[Tensor, Tensor] | Dataset
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run as it stands: rows are nodes in the tree's order, columns parameters in the module's order."""
-
-    tree: Tree
-    module: nn.Module
-    """The root's model."""
-    models: list[Tensor]
-    """Per level, root first: each node's model just before its parent's replaced it."""
-    corrections: list[Tensor | None]
-    """Per edge level, root first: what each node's subtree adds to its gradients."""
-    history: list[RoundResult]
-    communication: Communication
-    flat: Flat = field(repr=False)
-    buffers: list[Tensor] = field(repr=False)
-
-    def model_of(self, name: str) -> nn.Module:
-        """A named node's model as a module."""
-        level, number = self.tree.find(name)
-        return self.flat.build(self.models[level][number], self.buffers[level][number])
-
-    @property
-    def refused(self) -> dict[str, int]:
-        """How often each node's update was refused."""
-        names = [name for each in self.history for name in each.refused]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 class Simulation:
@@ -100,6 +74,7 @@ class Simulation:
         self.stop_at = stop_at
         self.history: list[RoundResult] = []
         self.step = 0
+        self._problem: InvalidInput | None = None
 
     @property
     def leaf(self) -> Leaf:
@@ -123,6 +98,7 @@ class Simulation:
         return self
 
     def __next__(self) -> RoundResult:
+        self.check()
         if self.done:
             raise StopIteration
         round = len(self.history)
@@ -130,7 +106,7 @@ class Simulation:
         began = time.perf_counter()
         federation, drift = self.federation, self.federation.drift
         number("leaf.lr", self.leaf.lr(round), at_least=0)
-        refused: list[list[str]] = []
+        refused: list[list[Refusal]] = []
         clipped_before = self.engine.clipped
         client_steps = 0
         for steps, top in self.schedule.events():
@@ -144,11 +120,13 @@ class Simulation:
             client_steps += steps * len(work.active)
             x_AP, b_AB = self.engine.train(work)
             federation.trained(x_AP, b_AB, self.leaf.rate(round, steps))
-            refused.append(federation.meet(top))
+            met = federation.meet(top)
+            refused.append(met.refused)
             self.step += steps
         evaluated = self.test is not None and ((round + 1) % self.evaluate_every == 0 or round + 1 == self.rounds)
         seen = Seen(
             refused=refused,
+            renewed=met.renewed,
             tally=self._tally(0, 0, share=True) if evaluated else None,
             nodes=self._evaluate_nodes() if evaluated else [],
             client_bytes=federation.client_bytes,
@@ -160,7 +138,15 @@ class Simulation:
         seconds = time.perf_counter() - began
         result = record(federation.tree.whole, parts, round + 1, self.step, self.leaf.lr(round), seconds)
         self.history.append(result)
+        self._problem = hopeless(federation.tree.whole, self.history, self.ranks.is_first)
         return result
+
+    def check(self) -> None:
+        """Raise what the last round showed to be wrong with the run as a whole; asked again, it may go on."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            self.ranks.agreed_on = problem
+            raise problem
 
     def _clipped(self, before: int) -> int | None:
         clips = any(isinstance(stage, clip) for stage in self.leaf.stages)
@@ -299,6 +285,7 @@ def simulate(
     engine: Name | None = None,
     precision: Compute = "fp32",
     diagnose: Diagnose = "drift",
+    update_limit: float | None = None,
     ranks: Ranks | None = None,
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
@@ -325,6 +312,8 @@ def simulate(
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
     diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.
+    update_limit: an update so many times larger than its siblings' median is refused, 0 for none; unless given, a
+        million where a rule takes the mean of its children. See docs/rules.md.
     ranks: the processes that share the run, each of which must call this with the same arguments; see docs/ranks.md.
     """
     shape = Tree.of(tree)
@@ -379,7 +368,7 @@ def simulate(
         work_N = leaf_work([len(part) for part in parts], batch, sampling) * expected(shares, shape)
         cuts = deal(shape, work_N, schedule.meetings, ranks.count)
         here, first = Branch.of_rank(shape, cuts, ranks), int(cuts[ranks.rank])
-    federation = Federation(here, edge_rules, x_P, b_B, shares, seed)
+    federation = Federation(here, edge_rules, x_P, b_B, shares, seed, update_limit)
     placed_parts = [part.to(device) for part in parts[first : first + here.leaves]]
     training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment, first)
     if diagnose == "drift":

@@ -10,6 +10,7 @@ Shape suffixes: N nodes of the level, M nodes of the level above, P parameters.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -81,7 +82,7 @@ class Tree:
             raise InvalidInput("tree", shape, "all leaves must be at the same depth")
         every = [name for level in names for name in level]
         if len(set(every)) != len(every):
-            twice = next(name for name in every if every.count(name) > 1)
+            twice = next(name for name, count in Counter(every).items() if count > 1)
             raise InvalidInput("tree", shape, f"two nodes are named {twice!r}")
         arrays = [np.array(p, dtype=np.int64) for p in parents]
         arrays[0] = np.empty(0, dtype=np.int64)
@@ -103,10 +104,13 @@ class Tree:
 
     def find(self, name: str) -> tuple[int, int]:
         """The level and the number of a named node."""
-        for level, names in enumerate(self.names):
-            if name in names:
-                return level, names.index(name)
-        raise InvalidInput("node", name, "no node of the tree has this name")
+        if name not in self._places:
+            raise InvalidInput("node", name, "no node of the tree has this name")
+        return self._places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        return {name: (level, i) for level, names in enumerate(self.names) for i, name in enumerate(names)}
 
     def children(self, level: int) -> np.ndarray:
         """How many children each node of this level has."""
@@ -184,6 +188,10 @@ class Tree:
         """Whether anybody has a doubt, of those who have parents on edge level `level` in common."""
         return doubt
 
+    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray) -> np.ndarray:
+        """For each node, the median of its siblings' values, of those present: see `median_of_siblings`."""
+        return median_of_siblings(values_N, present_N, self.parents[level])
+
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
     ) -> Tensor:
@@ -247,6 +255,22 @@ class Tree:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):
             return "x".join(str(self.children(level)[0]) for level in range(self.depth))
         return " > ".join(map(str, self.sizes)) + " nodes"
+
+
+def median_of_siblings(values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray) -> np.ndarray:
+    """For each node that is present, the median of the others' values among its siblings that are: the lower one where
+    two are in the middle, so that two of three cannot hide behind each other. Zero where there are no others."""
+    medians_N = np.zeros(len(values_N))
+    here = np.flatnonzero(present_N)
+    value, parent = values_N[here], parent_N[here]
+    ordered = value[np.lexsort((value, parent))]
+    count = np.bincount(parent)
+    end = np.cumsum(count)
+    # the middle of all but one is the middle of all, or the next one where that one lies at or below it
+    middle = (end - count + np.maximum(count - 2, 0) // 2)[parent]
+    lower, upper = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
+    medians_N[here] = np.where(count[parent] > 1, np.where(value <= lower, upper, lower), 0.0)
+    return medians_N
 
 
 def reduced(reducer: Reducer, rows_KP: Tensor, weights: np.ndarray) -> Tensor:

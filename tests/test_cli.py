@@ -147,3 +147,47 @@ def test_models_lists_the_paper_s_with_their_sizes(monkeypatch, capsys) -> None:
     assert command(monkeypatch, "models", "--json") == 0
     sizes = {each["name"]: each["parameters"] for each in json.loads(capsys.readouterr().out)}
     assert sizes == {"logistic": 7850, "mlp": 199210, "cnn": 797962, "resnet18_gn": 11227812, "lstm": 133520}
+
+
+BROKEN = """
+import torch
+
+class Broken(torch.nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.out = torch.nn.Linear(input_shape[-1] * input_shape[-2], classes)
+
+    def forward(self, x):
+        x = self.out(x.flatten(1))
+        return x * float("nan") if self.training else x
+"""
+
+
+def test_a_run_in_which_everything_is_refused_fails_in_one_line(config, monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    changes = ["--set", "model.name=broken.py:Broken", "--set", "run.rounds=50", "--set", "run.checkpoint_every=2"]
+    assert command(monkeypatch, "run", config, "--quiet", *changes) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("round 1: every update was refused")
+    assert last.startswith("error: round = 3: every update was refused, 3 rounds in a row: not finite: 0/0, 0/1")
+    (path,) = (tmp_path / "runs").iterdir()
+    run = read_run(path)
+    assert (run.status, run.round, len(run.rounds)) == ("failed", 3, 3)
+    assert f"error: {run.reason}" == last
+    # gone on with, it fails again after a round
+    assert command(monkeypatch, "run", "--resume", path, "--quiet") == 2
+    assert "every update was refused, 3 rounds in a row" in capsys.readouterr().err
+
+
+def test_what_was_refused_is_told_with_its_reason() -> None:
+    from stratafl.cli import _refusals
+
+    refused = {str(node): 3 for node in range(30_000)}
+    lines = list(_refusals(refused, {"1": 3, "2": 1}))
+    assert lines[:3] == [
+        "refused 3 times, its update was not finite: 0",
+        "refused 3 times, its update was far too large: 1",
+        "refused 3 times, its update was not finite, or 1 times far too large: 2",
+    ]
+    assert lines[-1] == "refused, too: 29,990 more, all in summary.json" and len(lines) == 11
+    assert list(_refusals({}, {})) == []

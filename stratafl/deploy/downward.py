@@ -14,7 +14,9 @@ from torch import Tensor
 
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.refusal import carried, changed, finite, largest, too_large
 from stratafl.rule import Rows
+from stratafl.tree import median_of_siblings
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Downward:
         self._job, self._level, self._rule = job, level, job.rules[level]
         self._numbers = job.children(level, number)
         self.names: Sequence[str] = [job.tree.names[level + 1][child] for child in self._numbers]
+        self._places = {name: place for place, name in enumerate(self.names)}
         self._me = job.tree.names[level][number]
         self.now = now
 
@@ -65,7 +68,7 @@ class Downward:
         return Downward(job, level, number, Below(x_1P, b_1B, job.rules[level].open(x_1P), children))
 
     def child(self, name: str) -> Child:
-        return self.now.children[self.names.index(name)]
+        return self.now.children[self._places[name]]
 
     # -- the start of a round ---------------------------------------------------------------------------------------
 
@@ -124,20 +127,22 @@ class Downward:
         came = [name for name in self.names if name in reports and reports[name].rate > 0]
         if len(came) < job.patience_at(self._level + 1).min_children:
             return
-        present = [name for name in came if _finite(reports[name])]
-        now.refused += tuple(name for name in came if name not in present)
+        sound_K = self._sound([reports[name] for name in came])
+        present = [name for name, sound in zip(came, sound_K, strict=True) if sound]
+        now.refused += tuple(name for name, sound in zip(came, sound_K, strict=True) if not sound)
         if not present:
             return
 
-        weights_K = self._weights()[np.isin(self.names, present)]
+        weights_K = self._weights()[[self._places[name] for name in present]]
         share, own = weights_K.sum(), [reports[name] for name in present]
         parts_K = torch.as_tensor(weights_K / share, dtype=job.dtype)
         reduce = rule.reduce or _mean
         mean = {key: reduce(torch.cat([r.message[key] for r in own]), parts_K)[None] for key in own[0].message}
         buffers_1B = _mean(torch.cat([r.buffers for r in own if r.buffers is not None]), parts_K)[None]
+        buffers_1B = carried(buffers_1B, now.buffers)
         share_11 = torch.full((1, 1), share, dtype=job.dtype)
         memory, model_1P = rule.merge(now.memory, now.held, mean, share_11)
-        if not all(bool(torch.isfinite(rows).all()) for rows in (model_1P, buffers_1B, *mean.values())):
+        if not finite(largest(model_1P, changed(buffers_1B, now.buffers), *mean.values())).all():
             now.refused += (self._me,)
             return
 
@@ -151,6 +156,21 @@ class Downward:
             if answered:
                 child.answer, child.stale = Answer(now.step, rate, parcel), False
 
+    def _sound(self, reports: Sequence[Report]) -> np.ndarray:
+        """Whose report is finite, and has a model that is not far off the others'."""
+        now, limit = self.now, self._job.limits[self._level]
+        if not reports:
+            return np.zeros(0, dtype=bool)
+        buffers_KB = torch.cat([r.buffers for r in reports if r.buffers is not None])
+        message = {key: torch.cat([r.message[key] for r in reports]) for key in reports[0].message}
+        sizes = largest(*message.values(), changed(buffers_KB, now.buffers))
+        sound_K = finite(sizes)
+        if limit is not None:
+            update_K, start_1 = largest(message["model"] - now.held, now.held)
+            siblings_K = median_of_siblings(update_K, sound_K, np.zeros(len(reports), dtype=np.int64))
+            sound_K &= ~too_large(update_K, siblings_K, start_1, limit)
+        return sound_K
+
     @property
     def samples(self) -> int:
         return sum(child.samples for child in self.now.children)
@@ -159,11 +179,6 @@ class Downward:
         if self._job.by_samples:
             return np.array([child.samples for child in self.now.children]) / self.samples
         return self._job.tree.weights[self._level + 1][self._numbers]
-
-
-def _finite(report: Report) -> bool:
-    assert report.buffers is not None
-    return all(bool(torch.isfinite(rows).all()) for rows in (*report.message.values(), report.buffers))
 
 
 def _mean(rows_KP: Tensor, weights_K: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Study
 from stratafl.metrics import evaluate
+from stratafl.record import shown
 from stratafl.store import files
 from stratafl.store.tensors import write_tensors
 
@@ -174,7 +175,7 @@ def _lead(here: Assembled, link: GridLink) -> None:
         root.greet()
     while root.round < here.job.rounds:
         here.durable.show(doing="round", round=root.round + 1, contacts=link.contact)
-        began = time.perf_counter()
+        began, before = time.perf_counter(), root.down.now.held
         refused, absent = root.one_round()
         metrics = _metrics(made, root)
         line = {"round": root.round, "metrics": metrics, "refused": refused, "absent": absent}
@@ -182,6 +183,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
         with files.open_to_append(here.folder / "rounds.jsonl") as file:
             files.append(file, here.folder / "rounds.jsonl", json.dumps(line).encode() + b"\n")
         say(f"round {root.round}: {metrics}")
+        if refused and root.down.now.held is before:
+            say(f"round {root.round}: every update was refused, so the model stays as it was: {shown(refused)}")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:

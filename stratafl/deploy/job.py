@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from stratafl.errors import InvalidInput
+from stratafl.refusal import update_limits
 from stratafl.rule import Rule
 from stratafl.schedule import Participation, Schedule, draw
 from stratafl.tree import Tree
@@ -48,6 +49,8 @@ class Job:
     """Whether children count by the samples they report, rather than by the tree's weights."""
     patience: tuple[Patience, ...] = ()
     """Per edge level, root first."""
+    update_limit: float | None = None
+    """Updates so many times larger than their siblings' median are refused: see `refusal`."""
 
     def __post_init__(self) -> None:
         for level, rule in enumerate(self.rules, 1):
@@ -61,6 +64,11 @@ class Job:
     def every(self) -> tuple[int, ...]:
         """Local steps between two meetings of an edge level; entry 0, which is no edge, is that of the root's."""
         return (self.schedule.steps[0], *self.schedule.steps)
+
+    @cached_property
+    def limits(self) -> list[float | None]:
+        """Of updates, per edge level, root first."""
+        return update_limits(self.update_limit, self.rules)
 
     def meetings_below(self, level: int) -> int:
         """How often a node of this level meets its children before it meets its parent; the root once a round."""

@@ -118,4 +118,5 @@ def job_of(site: Site, config: Config) -> Job:
         patience=tuple(
             Patience(deadline, least) for deadline, least in zip(site.deadline, site.min_children, strict=True)
         ),
+        update_limit=config.run.update_limit,
     )

@@ -89,6 +89,20 @@ class Branch(Tree):
         share_M[places] = self.ranks.add_numbers(partial, shares.circle)[mine]
         return share_M
 
+    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray) -> np.ndarray:
+        shares, span = self._shares[level], self._spans[level]
+        if shares is None:
+            return super().siblings(level, values_N, present_N)
+        # what the level looks like where this rank or its siblings' ranks see it; nobody is there elsewhere
+        seen = np.zeros((2, self.full.sizes[level]))
+        seen[:, span] = values_N, present_N
+        shared = np.isin(self.full.parents[level], [parent.number for parent in shares.parents])
+        mine = np.zeros_like(shared)
+        mine[span] = self.counted(level)
+        numbers = np.where(mine[shared] & (seen[1, shared] > 0), seen[:, shared], 0.0)
+        seen[:, shared] = self.ranks.add_numbers(numbers, shares.circle)
+        return self.full.siblings(level, seen[0], seen[1] > 0)[span]
+
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
     ) -> Tensor:
@@ -98,9 +112,11 @@ class Branch(Tree):
         if share_M is None:
             share_M = self.share(level, here_N)
         per_child_N = np.where(share_M > 0, share_M, 1.0)[self.parents[level]]
-        weights_N = self.weights[level] * here_N * self.counted(level) / per_child_N
-        if not here_N.all():
-            rows_NP = torch.where(placed(here_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
+        mine_N = here_N & self.counted(level)
+        weights_N = self.weights[level] * mine_N / per_child_N
+        if not mine_N.all():
+            # those that do not count may hold anything, also infinity, which no weight of zero takes away
+            rows_NP = torch.where(placed(mine_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
         sums_MP = self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
         if rows_NP.shape[1]:
             self.ranks.add_rows([(parent.members, sums_MP[place]) for place, parent in self._shared(level)])

@@ -174,6 +174,7 @@ def summary(result: Result) -> dict[str, Any]:
         "final": last,
         "seconds": sum(r.seconds for r in result.history),
         "refused": result.refused,
+        "too_large": result.too_large,
         "bytes_per_client": communication.bytes_per_client,
         "communication": [
             {"level": level, **dataclasses.asdict(communication.level(level))}

@@ -80,6 +80,48 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.held_buffers[0][0], **TOLERANCE)
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.inf, torch.nan]))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return self.out(x + self.mask[0])
+
+
+@every_depth
+@pytest.mark.parametrize("method", ["mtgc", "median"])
+def test_a_mask_with_infinities_among_the_buffers(method: str, depth: int) -> None:
+    sim = simulation(method, depth, model=Masked)
+    deployed = Deployed(sim, by_samples=True).run()
+    sim.run()
+    assert sim.result().refused == {}
+    assert_agrees(deployed, sim)
+    ours, theirs = deployed.root.down.now.buffers[0], sim.federation.held_buffers[0][0]
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **TOLERANCE)
+    assert ours[1] == -torch.inf and ours[4] != 0
+
+
+@every_depth
+@pytest.mark.parametrize("method", ["mtgc", "scaffold", "median"])
+@pytest.mark.parametrize("limit", [None, 0, 20.0])
+def test_huge_updates_are_refused_as_in_the_simulation(method: str, depth: int, limit: float | None) -> None:
+    sim = simulation(method, depth, huge={1: -1e15}, batch=None, update_limit=limit)
+    deployed = Deployed(sim, by_samples=True, update_limit=limit)
+    deployed.root.greet()
+    for seen in sim:
+        refused, _ = deployed.root.one_round()
+        assert sorted(refused) == sorted(seen.refused)
+        assert bool(seen.too_large) == (limit == 20 or (limit is None and method != "median"))
+    deployed.root.end()
+    if limit != 0:
+        assert_agrees(deployed, sim)
+
+
 def test_what_cannot_be_deployed_is_refused() -> None:
     with pytest.raises(InvalidInput, match="restart from gradients"):
         Deployed(simulation({"name": "mtgc", "restart": "gradient"}, 2))

@@ -80,6 +80,12 @@ def test_a_parent_s_bad_arrays_are_refused(deployed: Deployed, changes: dict[str
         receive_bundle(encode(bundle(**changes)), deployed.job)
 
 
+def test_a_mask_among_the_buffers_may_be_infinite() -> None:
+    job = dataclasses.replace(Deployed(simulation("mtgc", 1)).job, buffers=2)
+    masked = bundle(buffers=torch.tensor([[0.0, -torch.inf]]))
+    assert same(receive_bundle(encode(masked), job), masked)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

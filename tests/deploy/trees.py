@@ -20,12 +20,14 @@ PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
 ROUNDS = 3
 
 
-def simulation(rules: Any, depth: int, **settings: Any) -> Simulation:
+def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **settings: Any) -> Simulation:
     leaves = {1: 3, 2: 5, 3: 6}[depth]
     random = torch.Generator().manual_seed(1)
     inputs = torch.randn(leaves * 7, 4, generator=random)
     targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
     parts = [np.arange(leaf * 7, leaf * 7 + 4 + leaf % 3) for leaf in range(leaves)]
+    for leaf, size in (huge or {}).items():
+        inputs[parts[leaf]] = size
     settings = {"weights": "samples", "seed": 4, "batch": 3, "model": lambda: nn.Linear(4, 3), **settings}
     model = settings.pop("model")
     return simulate(
@@ -41,6 +43,7 @@ class Deployed:
         sim: Simulation,
         patience: Patience | None = None,
         by_samples: bool = False,
+        update_limit: float | None = None,
         wrap: Callable[[Handler], Handler] = lambda node: node,
     ):
         federation = sim.federation
@@ -58,6 +61,7 @@ class Deployed:
             dtype=flat.dtype,
             by_samples=by_samples,
             patience=(patience or Patience(),) * tree.depth,
+            update_limit=update_limit,
         )
         self.engine, self.wrap = sim.engine, wrap
         assert isinstance(sim.engine, LoopEngine)

@@ -38,12 +38,34 @@ class Normed(nn.Module):
         return self.out(torch.dropout(torch.relu(self.norm(self.into(x))), 0.2, self.training))
 
 
+class Masked(nn.Module):
+    """With buffers that are not finite and stay so, beside one that moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.inf, torch.nan]))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return self.out(x)
+
+
 def every_second(draw: Draw) -> np.ndarray:
     return (np.arange(draw.tree.sizes[draw.level]) + draw.round) % 2 == 0
 
 
 def make(
-    ranks: Ranks | None, shape: str, rules: Any, *, ragged: bool = False, broken: int | None = None, **settings: Any
+    ranks: Ranks | None,
+    shape: str,
+    rules: Any,
+    *,
+    ragged: bool = False,
+    broken: int | None = None,
+    huge: dict[int, float] | None = None,
+    **settings: Any,
 ) -> Simulation:
     tree = Tree.of(SHAPES[shape])
     random = torch.Generator().manual_seed(3)
@@ -55,6 +77,8 @@ def make(
     test = inputs[:7].clone(), targets[:7]
     if broken is not None:
         inputs[parts[broken]] = float("nan")
+    for client, size in (huge or {}).items():
+        inputs[parts[client]] = size
     given = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
     model = given.pop("model")
     return simulate(
@@ -97,6 +121,14 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
+    add(f"a mask among the buffers, {shape}", shape, "mtgc", model=Masked, participation=[0.7] * depth)
+    add(f"NaN beside a mask, {shape}", shape, "hfedavg", model=Masked, broken=3)
+for shape in SHAPES:
+    depth = Tree.of(SHAPES[shape]).depth
+    free = {"leaf": leaf(0.1), "broken": 4}
+    add(f"a huge client, {shape}", shape, "mtgc", huge={1: -1e38}, **free)
+    add(f"huge clients, {shape}", shape, ["mtgc"] * depth, huge={0: 1e30, 3: 1e60}, participation=[0.8] * depth, **free)
+    add(f"a huge gradient, {shape}", shape, [mtgc(restart="gradient")] * depth, huge={2: 1e100}, **free)
 
 IN_TWO_GOES = ["scaffold, one large group", "gradient restart, uneven, depth 3", "stacked, uneven, depth 3"]
 """Cases that are also stopped after their first round, to go on on another number of ranks."""

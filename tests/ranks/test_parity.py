@@ -84,6 +84,13 @@ def test_refusals_are_there_to_compare(found: dict[int, dict[str, Any]]) -> None
     assert refused == [("1/0/1",) * 4] * 2
 
 
+def test_huge_clients_are_there_to_compare(found: dict[int, dict[str, Any]]) -> None:
+    """Of the large group all but its first client lie on other ranks."""
+    history = found[4]["a huge client, one large group"]["state"]["history"]
+    assert [each["refused"] for each in history] == [("0/1", "0/4") * 2] * 2
+    assert [each["too_large"] for each in history] == [("0/1",) * 2] * 2
+
+
 @pytest.mark.parametrize("name", IN_TWO_GOES)
 def test_four_ranks_go_on_where_two_stopped(found: dict[int, dict[str, Any]], alone: dict[str, Any], name: str) -> None:
     assert not list(differences(run_alone(alone, name), found[4][f"{name}, after halves2"]))

@@ -177,5 +177,5 @@ const NOTES = {
   bias: "Distance between the corrections and the ideal ones (Z of clients, Y of groups).",
   cosine: "Cosine between the corrections and the ideal ones: 1 where they point the same way.",
   clipped: "Share of the clients’ steps that were shortened by clipping.",
-  refused: "Updates refused because they were not finite.",
+  refused: "Updates refused because they were not finite, or far too large.",
 };

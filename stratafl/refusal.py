@@ -1,0 +1,135 @@
+"""What a parent refuses of what its children sent: what is not finite, and what is far larger than the rest.
+
+Both are pure functions of rows, so that a simulated parent and a deployed one refuse the same.
+
+Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values or a block of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.errors import InvalidInput, number
+from stratafl.rule import Rule
+from stratafl.tree import Tree
+
+LIMIT = 1e6
+"""How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
+BLOCK = 2**25
+"""Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
+
+
+class Refusal(NamedTuple):
+    """A node whose update, or what it made of its children's, was left out."""
+
+    name: str
+    too_large: bool
+    """Finite, but far larger than its siblings'; otherwise it was not finite."""
+
+
+class Met(NamedTuple):
+    """What a meeting came to."""
+
+    refused: list[Refusal]
+    renewed: bool
+    """Whether any of the topmost parents made a new model of it."""
+
+
+def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | None]:
+    """The limit of each edge level, None for no limit.
+
+    Unless one is given, a rule with a reducer of its own has none: what it makes of its children's messages is not at
+    the mercy of one of them. 0 stands for no limit anywhere.
+    """
+    if given is None:
+        return [LIMIT if rule.reduce is None else None for rule in rules]
+    if 0 < number("update_limit", given, at_least=0) < 1:
+        raise InvalidInput("update_limit", given, "must be 0, for no limit, or a number of at least 1")
+    return [float(given) or None for _ in rules]
+
+
+def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
+    """Whose update may be too large or is not finite, judged by the largest magnitude of the model alone.
+
+    An update over the limit is over it times the model it began from, and over it times 1, so that the new model is
+    larger than the limit less 1, too; half of it leaves room for rounding.
+    """
+    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else limit / 2 - 1))
+
+
+def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, limit: float) -> np.ndarray:
+    """Whose update is over the limit, all measured by the largest magnitude of a row, which no rounding and no order
+    of a sum can change: times the siblings' median, times the model they were given, and times 1.
+
+    Where siblings have nothing to learn any more, or there are none, it is the latter two that count.
+    """
+    with np.errstate(over="ignore"):
+        return update_N > limit * np.maximum(np.maximum(siblings_N, start_N), 1.0)
+
+
+def far_off(
+    tree: Tree,
+    level: int,
+    rows_NP: Tensor,
+    largest_N: np.ndarray,
+    start_MP: Tensor | None,
+    present_N: np.ndarray,
+    limit: float | None,
+) -> np.ndarray:
+    """Of those present, whose rows are too far from what their parents gave, or from zero where that is None.
+
+    largest_N: the rows' largest magnitudes. All who have parents of this level in common must ask.
+    """
+    if limit is None or not tree.agreed(level, bool((present_N & suspicious(largest_N, limit)).any())):
+        return np.zeros_like(present_N)
+    update_N, start_N = largest_N, np.zeros(len(largest_N))
+    if start_MP is not None:
+        columns = max(1, BLOCK // len(rows_NP))
+        blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+        update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
+        start_N = largest(start_MP)[0][tree.parents[level]]
+    return present_N & too_large(update_N, tree.siblings(level, update_N, present_N), start_N, limit)
+
+
+def changed(rows_NB: Tensor, given_NB: Tensor) -> Tensor:
+    """The rows with zeros where they are what was given, also where that is not finite: a mask that nobody touches may
+    hold -inf."""
+    same_NB = (rows_NB == given_NB) | (rows_NB.isnan() & given_NB.isnan())
+    return rows_NB.masked_fill(same_NB, 0.0)
+
+
+def carried(mean_NB: Tensor, given_NB: Tensor) -> Tensor:
+    """The mean, but what was given where that is not finite and the mean is not, either: 0 times -inf is no number."""
+    return torch.where(mean_NB.isfinite() | given_NB.isfinite(), mean_NB, given_NB)
+
+
+def largest(*matrices: Tensor) -> list[np.ndarray]:
+    """Each row's largest magnitude, matrix by matrix, in one read from the device and without a mask.
+
+    It is not finite where a row is not.
+    """
+    # most rules hand the mean on as the model: what is asked for twice is looked at once
+    found = {key: _largest(rows) for key, rows in {id(rows): rows for rows in matrices}.items()}
+    numbers = torch.cat(list(found.values())).cpu().double().numpy()
+    ends = np.cumsum([len(each) for each in found.values()])
+    parts = dict(zip(found, np.split(numbers, ends[:-1]), strict=True))
+    return [parts[id(rows)] for rows in matrices]
+
+
+def finite(sizes: Sequence[np.ndarray]) -> np.ndarray:
+    """Which rows are finite in every matrix, from what `largest` found of them."""
+    return np.logical_and.reduce([np.isfinite(each) for each in sizes])
+
+
+def _largest(rows: Tensor) -> Tensor:
+    if rows.shape[1] == 0:
+        return rows.new_zeros(len(rows))
+    if rows.is_cuda:
+        return torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    # on a CPU that norm takes twenty times as long as these two
+    return torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
