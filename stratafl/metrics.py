@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,31 +18,34 @@ class Tally(NamedTuple):
 
     loss: float
     samples: int
-    right: int
+    right: float
+    """NaN where a score is no number: it has no best class."""
     seen: int
     """Classes that were asked for; 0 where there are none to ask for."""
 
 
 @torch.no_grad()
 def tally(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> Tally:
-    total_loss, right, seen = 0.0, 0, 0
+    total_loss, right, seen = 0.0, 0.0, 0
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
             continue
         outputs = predict(x)
         total_loss += float(loss(outputs, y)) * len(x)
         if is_classification(outputs, y):
-            right += int((outputs.argmax(dim=1) == y).sum())
+            # a score of minus infinity only rules its class out
+            right += int((outputs.argmax(dim=1) == y).sum()) if bool((outputs < math.inf).all()) else math.nan
             seen += y.numel()
     return Tally(total_loss, len(inputs), right, seen)
 
 
 def metrics(parts: Sequence[Tally]) -> dict[str, float]:
-    """Mean loss, and the accuracy where the targets are classes and the outputs their scores."""
+    """Mean loss, and the accuracy where the targets are classes and the outputs their scores; with a loss that is not
+    finite there is no accuracy."""
     losses, samples, right, seen = (sum(numbers) for numbers in zip(*parts, strict=True))
     result = {"loss": losses / samples}
     if seen:
-        result["accuracy"] = right / seen
+        result["accuracy"] = right / seen if math.isfinite(losses) else math.nan
     return result
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from stratafl import checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
+from stratafl.divergence import diverged
 from stratafl.drift import Diagnose, Drift
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.loop import LoopEngine
@@ -68,6 +69,11 @@ class Result:
         """How often each node's update was refused."""
         names = [name for each in self.history for name in each.refused]
         return {name: names.count(name) for name in dict.fromkeys(names)}
+
+    @property
+    def diverged(self) -> int | None:
+        """The round from which on the test loss is not finite; None where the run lives."""
+        return diverged(vars(each) for each in self.history)
 
 
 class Simulation:
@@ -161,16 +167,16 @@ class Simulation:
         clips = any(isinstance(stage, clip) for stage in self.leaf.stages)
         return self.engine.clipped - before if clips else None
 
-    def state(self) -> State:
+    def state(self, history: bool = True) -> State:
         """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy
-        of it, or what is written from it, for ever).
+        of it, or what is written from it, for ever). Whoever keeps the records elsewhere can leave out the history.
 
         The random streams need no place in it: a draw is a function of the step, the node and the seed.
         """
         federation = whole_state(self.ranks, self.federation.tree, self.federation.saved())
         return {
             "step": self.step,
-            "history": [asdict(result) for result in self.history],
+            **({"history": [asdict(result) for result in self.history]} if history else {}),
             "federation": federation,
             # how many clients share a batched product can change its last bits, and what fits depends on the moment
             "chunk": getattr(self.engine, "chunk", None),

@@ -12,6 +12,7 @@ from typing import Any
 from stratafl.metrics import rounds_to
 from stratafl.report.curves import Curve, curve_of, mean_curve
 from stratafl.store import StoredRun
+from stratafl.store.layout import flat_config
 
 SEED = "run.seed"
 SPEAKING = ("method.name", "model.name", "data.name")
@@ -119,18 +120,6 @@ def shared(found: Sequence[Setting]) -> dict[str, str]:
     differing = differences(found)
     first = _shown(found[0].runs) if found else {}
     return {key: value for key, value in sorted(first.items()) if key not in differing}
-
-
-def flat_config(config: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested table as one of dotted keys; an empty table says nothing."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict):
-            flat |= flat_config(value, name)
-        else:
-            flat[name] = value
-    return flat
 
 
 def number_text(value: Number | None, digits: int) -> str:
