@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stratafl.metrics import rounds_to
+from stratafl.printable import printable
 from stratafl.report.curves import Curve, curve_of, mean_curve
 from stratafl.store import StoredRun
 from stratafl.store.layout import flat_config
@@ -32,8 +33,9 @@ class Setting:
     mean: Curve
 
     @property
-    def seeds(self) -> list[Any]:
-        return [flat_config(run.config).get(SEED) for run in self.runs]
+    def seeds(self) -> list[int | str | None]:
+        found = [flat_config(run.config).get(SEED) for run in self.runs]
+        return [seed if seed is None or type(seed) is int else _text(seed) for seed in found]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class Row:
     runs: int
     rounds: int
     """Of the run that has the fewest."""
+    diverged: list[int]
+    """In which round each run that diverged did."""
     final: dict[str, Number]
+    """Where none of the runs diverged."""
     best: Number | None
     """Highest accuracy of each run."""
     targets: list[Reached]
@@ -84,7 +89,7 @@ def settings(runs: Sequence[StoredRun]) -> list[Setting]:
         groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
     families = list(groups.values())
     found = []
-    for label, family in zip(_labels(families), families, strict=True):
+    for label, family in zip(map(printable, _labels(families)), families, strict=True):
         curves = [curve_of(run) for run in family]
         found.append(Setting(label, family, curves, mean_curve(curves)))
     return found
@@ -129,6 +134,13 @@ def number_text(value: Number | None, digits: int) -> str:
     return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
 
 
+def diverged_text(rounds: Sequence[int], runs: int) -> str:
+    """What stands in the place of a final value."""
+    if runs == 1:
+        return f"diverged at round {rounds[0]}"
+    return f"{len(rounds)} of {runs} diverged, the first at round {min(rounds)}"
+
+
 def reached_text(reached: Reached) -> str:
     """As the paper writes it: "52.7 ± 1.2", or ">500" where a run did not get there."""
     if reached.rounds is None:
@@ -147,6 +159,7 @@ def _row(setting: Setting, targets: Sequence[float]) -> Row:
         label=setting.label,
         runs=len(curves),
         rounds=min(rounds),
+        diverged=[curve.diverged for curve in curves if curve.diverged is not None],
         final=final,
         best=best,
         targets=[_reached(curves, target) for target in targets],
