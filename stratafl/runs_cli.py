@@ -55,7 +55,8 @@ def runs_command(
     ]
     if pack is not None:
         size = pack_runs(chosen, folder, pack)
-        print(f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB", file=sys.stderr if as_json else sys.stdout)
+        told = f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB"
+        print(told, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"runs": [_row(run) for run in chosen],
                           "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
@@ -81,11 +82,11 @@ def runs_command(
         table.add_row(name, run.status, f"{run.round}/{run.total}", *cells[: len(details)])
     console.print(table)
     for run in chosen:
-        name = run.path.relative_to(folder)
+        name = printable(run.path.relative_to(folder))
         if run.reason:
-            print(printable(f"{name}: {run.status}: {run.reason}"))
+            print(f"{name}: {run.status}: {printable(run.reason)}")
         if run.diverged is not None:
-            print(printable(f"{name}: diverged at round {run.diverged}"))
+            print(f"{name}: diverged at round {run.diverged}")
     for each in broken:
         print(printable(f"unreadable: {each.reason}"))
 

@@ -7,7 +7,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stratafl.metrics import rounds_to
 from stratafl.printable import printable

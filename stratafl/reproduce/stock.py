@@ -83,7 +83,8 @@ class Stock:
     def has(self, wanted: Config) -> bool:
         """Whether all of it is there, computed in the same place and precision."""
         return any(
-            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE) and _cut(config, run, wanted).complete
+            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE)
+            and _cut(config, run, wanted).complete
             for config, run in self._by_essence[essence(wanted)]
         )
 
@@ -95,12 +96,12 @@ def _cut(config: Config, run: StoredRun, wanted: Config) -> Curve:
     kept = []
     complete = False
     for record, seconds in zip(run.rounds[:limit], elapsed, strict=False):
-        values = measured(record)
-        accuracy = values.get("accuracy", math.nan)
-        reached = goal is not None and accuracy >= goal
+        found = measured(record)
+        value = found.get("accuracy", math.nan)
+        reached = goal is not None and value >= goal
         complete = reached or record["round"] == limit
-        if "accuracy" in values:
-            kept.append((record["round"], accuracy, record["bytes_per_client"], seconds))
+        if "accuracy" in found:
+            kept.append((record["round"], value, record["bytes_per_client"], seconds))
         if complete:
             break
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())

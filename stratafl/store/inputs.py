@@ -36,15 +36,17 @@ class Inputs(NamedTuple):
     def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Inputs:
         """As they are now: the files that the config names, what those imported from beside them, and those that are
         known from before."""
-        named = dict.fromkeys(_named(config))
-        sources = {name: _source(name) for name in (*named, *_imported(named), *(known or ()))}
-        return Inputs(dict(config), {name: _digest(path) for name, path in sources.items() if path or name in (known or ())})
+        named, before = dict.fromkeys(_named(config)), known or {}
+        sources = {name: _source(name) for name in (*named, *_imported(named), *before)}
+        files = {name: _digest(path) for name, path in sources.items() if path is not None or name in before}
+        return Inputs(dict(config), files)
 
     @staticmethod
     def read(path: Path, stored: object) -> Inputs:
         """From a file, or the complaint."""
         layout.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
+        layout.check_depth(path, stored)
         layout.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
         return Inputs(stored["config"], stored["files"])
 

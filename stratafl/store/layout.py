@@ -72,7 +72,7 @@ def read_description(folder: Path) -> dict[str, Any]:
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if found["format"] != FORMAT:
         raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
-    _check_depth(path, found)
+    check_depth(path, found)
     check_time(path, "created", found["created"])
     if "inputs" in found:
         check_fields(path, found["inputs"], {"config": str, "files": dict})
@@ -121,7 +121,7 @@ def check_time(path: Path, key: str, text: str) -> None:
         raise unreadable(path, f"{key!r} is no time") from None
 
 
-def _check_depth(path: Path, found: object) -> None:
+def check_depth(path: Path, found: object) -> None:
     """Refuse what only a program nests so deeply; whoever walks through it would give up somewhere."""
     inside, depth = [found], 0
     while inside:

@@ -178,7 +178,9 @@ def test_a_resumed_run_s_texts_are_cleaned_too(runs: Path, monkeypatch, capsys) 
 def test_a_sweep_passes_a_damaged_run_by(runs: Path, monkeypatch, capsys) -> None:
     hurt = named(runs, "hurt")
     (hurt / "status.json").write_text(json.dumps({"status": "\x1b[31m", "reason": 3}))
-    (runs.parent / "runs.toml").write_text('[base]\nschedule.periods = [1, 1]\nrun.rounds = 1\nmodel.name = "logistic"\n')
+    (runs.parent / "runs.toml").write_text(
+        '[base]\nschedule.periods = [1, 1]\nrun.rounds = 1\nmodel.name = "logistic"\n'
+    )
     assert command(monkeypatch, "sweep", runs.parent / "runs.toml", "--runs", runs.parent, "--workers", 1) == 0
     check_text(capsys, "1/1")
 
