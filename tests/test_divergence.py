@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ from stratafl.report.compare import settings, summary
 from stratafl.report.curves import curve_of, mean_curve
 from stratafl.report.figures import figures
 from stratafl.report.payload import payload
+from stratafl.reproduce.claims import claims_of
+from stratafl.reproduce.draw import draw
+from stratafl.reproduce.report import describe
 from stratafl.store import read_run
 from stratafl.sweep import Entry, table
 from tests.reproduce.histories import results, stored
@@ -212,14 +216,14 @@ def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
     assert curve.known("accuracy") == [(1, 0.5), (2, 0.6)] and curve.diverged == 3
 
 
-def test_reproduce_counts_a_dead_run_as_nothing() -> None:
+def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:
     def history(case) -> list[float]:
         last = {"mtgc": 0.9, "feddyn": 0.95}.get(case.line, 0.5)
         return [0.4] * (case.config.run.rounds // 2) + [last] * (case.config.run.rounds - case.config.run.rounds // 2)
 
     found = results("fig3", history, scale="quick", seeds=2)
     panel = found.panels[0]
-    claims = {claim.id: claim for claim in _claims("fig3")}
+    claims = {claim.id: claim for claim in claims_of("fig3")}
     assert claims["fig3_best"].judge(found).status == "not held"
     measured_line = found.measured[panel, "feddyn"]
     dead = [_died(curve, 3) for curve in measured_line.curves]
@@ -232,18 +236,13 @@ def test_reproduce_counts_a_dead_run_as_nothing() -> None:
     assert line.accuracy(line.last).text() == "diverged" and line.reach(0.9).beyond
     assert line.unrest(line.last) is None and line.best(line.last).mean == 0.4
     assert line.at_cost(line.curves[0].sent[-1]) == 0.0
+    rows = [row for row in describe(found, 2)["rows"] if row["line"] == "feddyn"]
+    assert all((row["diverged"], row["accuracy_text"]) == ("3, 3", "diverged") for row in rows)
+    assert b"diverged" in draw(found, tmp_path / "fig3")[1].read_bytes()
     one = type(line)(line.case, (dead[0], measured_line.curves[1]))
     assert one.accuracy(one.last).text(2).endswith("(1 of 2 diverged)")
 
 
-def _claims(recipe: str):
-    from stratafl.reproduce.claims import claims_of
-
-    return claims_of(recipe)
-
-
 def _died(curve, round: int):
-    from dataclasses import replace
-
     values = tuple(NAN if r >= round else a for r, a in zip(curve.rounds, curve.accuracy, strict=True))
     return replace(curve, accuracy=values, diverged=round)
