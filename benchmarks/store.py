@@ -10,6 +10,7 @@ A plain copy writes the same files' bytes from memory in chunks and syncs them.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -28,9 +29,12 @@ from stratafl.flat import Flat
 from stratafl.launch import Launch
 from stratafl.registry import rules_for
 from stratafl.state import State
+from stratafl.store import layout
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
 from stratafl.store.folder import RunFolder
+from stratafl.store.inputs import Inputs
+from stratafl.store.records import Mark
 from stratafl.store.tensors import CHUNK
 from stratafl.tree import Tree
 
@@ -54,17 +58,18 @@ def paper_state(method: str, device: torch.device) -> State:
     for level in kept:
         federation.state[level] = {name: trained(rows) for name, rows in federation.state[level].items()}
         federation._correct(level)  # what follows from a state is part of a checkpoint, too
-    return {"step": 0, "history": [], "federation": federation.saved(), "chunk": None}
+    return {"step": 0, "federation": federation.saved(), "chunk": None}
 
 
 def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str, Any]:
     state = paper_state(method, device)
     (folder / "checkpoints").mkdir(parents=True)
+    (folder / layout.ROUNDS).touch()
     checkpoints = Checkpoints(folder, "benchmark")
     written, copied, read = [], [], []
     for number in range(TIMES):
         began = time.perf_counter()
-        checkpoints.write(0, state)
+        checkpoints.write(0, state, Mark(0, hashlib.sha256().hexdigest()), Inputs({}, {}))
         written.append(time.perf_counter() - began)
         contents = [path.read_bytes() for path in checkpoints.path(0).iterdir()]
         began = time.perf_counter()
@@ -112,9 +117,9 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     assert isinstance(launch.folder, RunFolder)
     write = launch.folder.checkpoints.write
 
-    def timed(round: int, state: State) -> None:
+    def timed(round: int, state: State, records: Mark, inputs: Inputs) -> None:
         began = time.perf_counter()
-        write(round, state)
+        write(round, state, records, inputs)
         spent.append(time.perf_counter() - began)
 
     launch.folder.checkpoints.write = timed  # type: ignore[method-assign]

@@ -24,6 +24,7 @@ from stratafl.errors import InvalidInput, MissingExtra, whole
 from stratafl.experiment import experiment, import_plugins
 from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
+from stratafl.printable import printable
 from stratafl.progress import Display
 from stratafl.ranks.group import Ranks
 from stratafl.ranks.session import session
@@ -70,6 +71,10 @@ def run_command(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the interrupted or failed run in this folder.")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Go on with a run also where its config, your files or its data were changed."),
+    ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events, in the run's own folder.")
     ] = False,
@@ -93,9 +98,11 @@ def run_command(
                     raise InvalidInput("CONFIG", config, "give either a config file, or --resume and a run's folder")
                 if resume is not None and (change or name is not None):
                     raise InvalidInput("--resume", resume, "a run goes on as it began: give no --set or --name")
+                if force and resume is None:
+                    raise InvalidInput("--force", force, "is for --resume")
                 settings = None if config is None else Config.load(config, change or ())
             if resume is not None:
-                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks)
+                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force)
             else:
                 assert config is not None and settings is not None
                 launch = Launch.new(settings, name or layout.slug(config.stem), runs, ranks)
@@ -110,13 +117,13 @@ def run_command(
 def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:
     def say(text: str) -> None:
         if ranks.is_first:
-            print(f"{title}: {text}", file=sys.stderr)
+            print(printable(f"{title}: {text}"), file=sys.stderr)
 
     return say
 
 
 def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None:
-    title, before = launch.name, len(launch.simulation.history)
+    title, before = printable(launch.name), len(launch.simulation.history)
     with contextlib.ExitStack() as open_now:
         display = open_now.enter_context(Display(title, launch.simulation.rounds, quiet, done=before))
         board = open_now.enter_context(Board(launch.folder.path, before)) if tensorboard else None
@@ -133,10 +140,12 @@ def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None
         return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["final"].items())
     print(f"{title}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
+    if summary["diverged"] is not None:
+        print(f"diverged at round {summary['diverged']}: from there on the test loss is not finite")
     print(f"sent and received per client: {_bytes(summary['bytes_per_client'])}")
     for line in _refusals(summary["refused"], summary["too_large"]):
-        print(line)
-    print(f"written to {done.path}")
+        print(printable(line))
+    print(f"written to {printable(done.path)}")
 
 
 def _refusals(refused: Mapping[str, int], too_large: Mapping[str, int], most: int = 10) -> Iterator[str]:
@@ -278,11 +287,11 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (InvalidInput, MissingExtra) as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print(printable(f"error: {problem}"), file=sys.stderr)
         sys.exit(2)
     except OSError as problem:
-        print(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}", file=sys.stderr)
+        print(printable(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}"), file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
-        print(stopped.note, file=sys.stderr)
+        print(printable(stopped.note), file=sys.stderr)
         sys.exit(stopped.exit_code)

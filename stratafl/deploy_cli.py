@@ -12,9 +12,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.printable import printable
 from stratafl.record import shown
 from stratafl.store.signals import Interrupted
 
@@ -23,6 +25,9 @@ TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy
 Out = Annotated[Path, typer.Option(help="The folder with one folder per site.")]
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sites, made by `deploy init`.")]
 
+SHOWN = ("doing", "round", "bytes_in", "arrays_in", "bytes_out", "arrays_out")
+"""Of a site's status."""
+
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
@@ -30,7 +35,7 @@ def _need_flower() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @deploy.command("init")
@@ -87,7 +92,7 @@ def _in_words(line: str, rounds: int) -> str:
     seen = json.loads(line)
     numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
     apart = "".join(f"  {word}: {shown(seen[word])}" for word in ("absent", "refused") if seen[word])
-    return f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}"
+    return printable(f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}")
 
 
 @deploy.command("status")
@@ -99,15 +104,10 @@ def status_command(out: Out = Path("sites")) -> None:
     names = ("runs", "doing", "round", "contact", "bytes in", "arrays", "bytes out", "arrays")
     table = Table(Column("site", no_wrap=True), *(Column(name, overflow="fold") for name in names))
     for seen in whole.look(out):
-        status, ago = seen.status, seen.contact
-        table.add_row(
-            seen.site.name,
-            "yes" if seen.running else "no",
-            str(status.get("doing", "-")),
-            str(status.get("round", "-")),
-            "-" if ago is None else f"{ago:.0f} s ago",
-            *(str(status.get(name, "-")) for name in ("bytes_in", "arrays_in", "bytes_out", "arrays_out")),
-        )
+        ago = seen.contact
+        told = [escape(printable(seen.status.get(name, "-"))) for name in SHOWN]
+        running, contact = "yes" if seen.running else "no", "-" if ago is None else f"{ago:.0f} s ago"
+        table.add_row(escape(printable(seen.site.name)), running, *told[:2], contact, *told[2:])
     Console().print(table)
 
 

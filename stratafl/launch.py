@@ -33,6 +33,7 @@ from stratafl.store import files, layout
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
 from stratafl.store.folder import RunFolder
+from stratafl.store.inputs import Inputs, changes, changes_since, in_short
 from stratafl.store.lock import Lock
 from stratafl.store.signals import Interrupted, Stop
 
@@ -102,8 +103,11 @@ class Launch:
         return Launch(name, config, made.simulation, folder)
 
     @staticmethod
-    def resume(path: Path, say: Say = _silent, ranks: Ranks | None = None) -> Launch:
-        """From the last good checkpoint of a run that was interrupted or failed."""
+    def resume(path: Path, say: Say = _silent, ranks: Ranks | None = None, force: bool = False) -> Launch:
+        """From the last good checkpoint of a run that was interrupted or failed.
+
+        force: go on also where its config, the user's files or its data are no longer what they were, and note that.
+        """
         ranks = Ranks() if ranks is None else ranks
         lock: Lock | None = None
         try:
@@ -116,7 +120,7 @@ class Launch:
                     described = layout.read_description(path)
                     if _is_done(path):
                         raise InvalidInput("--resume", path, "this run is done")
-            return _resumed(path, lock, ranks.first(described), say, ranks)
+            return _resumed(path, lock, ranks.first(described), say, ranks, force)
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -136,7 +140,7 @@ class Launch:
                         break
                     asked = max(self.ranks.all(stop.asked))
                     if asked or (every and record.round % every == 0):
-                        folder.checkpoint(record.round, simulation.state())
+                        folder.checkpoint(record.round, simulation.state(history=False))
                     if asked:
                         together = True
                         raise Interrupted(asked)
@@ -155,7 +159,7 @@ class Launch:
     def _finish(self) -> dict[str, Any]:
         done = len(self.simulation.history)
         if self.config.run.keep_state:
-            self.folder.checkpoint(done, self.simulation.state())
+            self.folder.checkpoint(done, self.simulation.state(history=False))
         summary = self.folder.finish(self.simulation.result())
         self.folder.keep_only(*([done] if self.config.run.keep_state else []))
         return summary
@@ -173,8 +177,17 @@ class Launch:
             return
 
 
-def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say, ranks: Ranks) -> Launch:
+def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say, ranks: Ranks, force: bool) -> Launch:
     config = Config.of(described["config"])
+    checkpoints = Checkpoints(path, described["id"]) if lock is not None else None
+    with ranks.together():
+        if checkpoints is not None:
+            changed = _changes(described, config, checkpoints, list(checkpoints.newest_first()), say)
+            if changed and not force:
+                told = f"is no longer what this run began with: {in_short(changed)}; --force goes on all the same"
+                raise InvalidInput("--resume", path, told)
+            for each in changed:
+                say(f"goes on all the same: {each}")
     now, then = environment(), described["environment"]
     for name in SAME:
         if then.get(name) != now[name]:
@@ -185,13 +198,13 @@ def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say,
     with ranks.together():
         engine = dataclasses.replace(config.run, engine=described["engine"])
         made = study(dataclasses.replace(config, run=engine), ranks)
-        if made.holdings.fingerprint != described["data"]:
+        has_other_data = made.holdings.fingerprint != described["data"]
+        if has_other_data and not force:
             raise InvalidInput("--resume", path, "the data, or how it is split, is no longer what this run began with")
         if made.simulation.engine.name != described["engine"]:
             told = f"its clients were trained by {described['engine']}; here: {made.simulation.engine.how}"
             raise InvalidInput("--resume", path, told)
     simulation = made.simulation
-    checkpoints = Checkpoints(path, described["id"]) if lock is not None else None
     for round in ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
         state: State = {}
         try:
@@ -209,8 +222,28 @@ def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say,
     with ranks.together():
         if checkpoints is not None and lock is not None:
             checkpoints.believe(done)
-            folder = RunFolder.reopen(path, lock, checkpoints, simulation.history, config.run.rounds, described)
+            changed = _changes(described, config, checkpoints, [done] if done else [])
+            changed += ["the data, or how it is split, was changed"] if has_other_data else []
+            inputs = Inputs.of(config.as_dict(), described.get("inputs", {}).get("files"))
+            folder = RunFolder.reopen(path, lock, checkpoints, made, inputs, described, changed)
     return Launch(described["name"], config, simulation, folder)
+
+
+def _changes(
+    described: dict[str, Any], config: Config, checkpoints: Checkpoints, rounds: list[int], say: Say = _silent
+) -> list[str]:
+    """What is no longer as it was when the first good one of these checkpoints was written, or else at the start."""
+    for round in rounds:
+        try:
+            before = checkpoints.inputs(round)
+            then = before._replace(config=Config.of(before.config).as_dict())
+        except InvalidInput:
+            continue  # whoever wants to go on from it will be told
+        return changes(then, Inputs.of(config.as_dict(), before.files))
+    if "inputs" not in described:
+        say("it is not noted what config and files this run began with: whether they changed cannot be told")
+        return []
+    return changes_since(described["inputs"], Inputs.of(config.as_dict(), described["inputs"]["files"]))
 
 
 def _is_done(path: Path) -> bool:

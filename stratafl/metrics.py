@@ -79,11 +79,12 @@ def _are_scores(outputs: Tensor) -> bool:
 
 
 def metrics(parts: Sequence[Tally]) -> dict[str, float]:
-    """Mean loss, and the accuracy where the targets are classes and the outputs their scores."""
+    """Mean loss, and the accuracy where the targets are classes and the outputs their scores; with a loss that is not
+    finite there is no accuracy."""
     losses, weight, right, seen = (sum(numbers) for numbers in zip(*parts, strict=True))
     result = {"loss": losses / weight if weight else math.nan}
     if seen:
-        result["accuracy"] = right / seen
+        result["accuracy"] = right / seen if math.isfinite(losses) else math.nan
     return result
 
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from stratafl.printable import printable
 from stratafl.record import shown
 from stratafl.simulate import RoundResult
 from stratafl.store import layout
@@ -30,7 +31,7 @@ class Display:
             console=self.console,
             disable=not self.live,
         )
-        self._task = self._bar.add_task(title, total=rounds, completed=done, metrics="")
+        self._task = self._bar.add_task(escape(title), total=rounds, completed=done, metrics="")
 
     def __enter__(self) -> Display:
         self._bar.start()
@@ -47,12 +48,12 @@ class Display:
     def show(self, result: RoundResult) -> None:
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
         if result.refused:
-            text += f"  refused {shown(sorted(set(result.refused)))}"
+            text += escape(printable(f"  refused {shown(sorted(set(result.refused)))}"))
         if self.live:
             self._bar.update(self._task, completed=result.round, metrics=text)
         elif not self.quiet:
             self.console.print(
-                f"{self.title}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s",
+                f"{escape(self.title)}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -60,7 +61,7 @@ class Display:
     def say(self, text: str) -> None:
         """One line besides the rounds."""
         if not self.quiet:
-            self.console.print(f"{self.title}: {text}", highlight=False, soft_wrap=True, markup=False)
+            self.console.print(printable(f"{self.title}: {text}"), highlight=False, soft_wrap=True, markup=False)
 
 
 class SweepDisplay:
@@ -94,7 +95,7 @@ class SweepDisplay:
         name, values = event.name, event.values
         if event.kind == "began":
             self._tasks[name] = self._bar.add_task(
-                escape(name), total=values["rounds"], completed=values["done"], text=""
+                escape(printable(name)), total=values["rounds"], completed=values["done"], text=""
             )
         elif event.kind == "round":
             self._bar.update(self._tasks[name], completed=values["round"])
@@ -113,4 +114,4 @@ class SweepDisplay:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stratafl.errors import InvalidInput, number
+from stratafl.printable import printable
 from stratafl.report.compare import settings, usual_targets
 from stratafl.report.figures import figures
 from stratafl.report.gather import gather
@@ -48,19 +49,19 @@ def report_command(
         return
     runs, unreadable = gather(places)
     for line in unreadable:
-        print(f"left out: {line}", file=sys.stderr)
+        print(printable(f"left out: {line}"), file=sys.stderr)
     if not runs:
         raise InvalidInput("DIR", [str(place) for place in places], "no runs in it that can be read")
     data = payload(runs, targets, unreadable)
     with writing(out, sync=False) as file:
         file.write(page(data).encode())
     _print_summary(data)
-    print(f"report: {out}")
+    print(f"report: {printable(out)}")
     if figures_folder is not None:
         found = settings(runs)
         goals = usual_targets(found) if targets is None else targets
         drawn = figures(figures_folder, found, goals)
-        print(f"figures: {len(drawn)} in {figures_folder}")
+        print(f"figures: {len(drawn)} in {printable(figures_folder)}")
 
 
 def _watch(places: list[Path], targets: list[float] | None, port: int) -> None:
@@ -99,7 +100,7 @@ def _print_summary(data: dict[str, Any]) -> None:
         shown.append(head.index("loss"))
     table = Table()
     for column in shown:
-        table.add_column(head[column], justify="right" if column else "left", min_width=0 if column else 10)
+        table.add_column(escape(head[column]), justify="right" if column else "left", min_width=0 if column else 10)
     for row in rows:
-        table.add_row(*(escape(row[column]) for column in shown))
+        table.add_row(*(escape(printable(row[column])) for column in shown))
     Console().print(table)

@@ -16,6 +16,7 @@ from stratafl import plots
 from stratafl.checks import place
 from stratafl.errors import InvalidInput, number, whole
 from stratafl.launch import check_parent
+from stratafl.printable import printable
 from stratafl.progress import SweepDisplay
 from stratafl.recipes import ALL, Case, Options, Recipe, recipe
 from stratafl.recipes.cost import Rates, expected_steps, needs
@@ -100,7 +101,7 @@ def reproduce_command(
         for each, values in zip(chosen, found, strict=True):
             _print(each, values)
         for note in notes:
-            print(note)
+            print(printable(note))
         print(f"written to {out}")
     if failed:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from stratafl.communication import Communication
+from stratafl.divergence import diverged
 from stratafl.flat import Flat
 from stratafl.record import RoundResult
 from stratafl.tree import Tree
@@ -43,3 +44,8 @@ class Result:
     def too_large(self) -> dict[str, int]:
         """How often of these because it was finite, but far too large."""
         return dict(Counter(name for each in self.history for name in each.too_large))
+
+    @property
+    def diverged(self) -> int | None:
+        """The round from which on the test loss is not finite; None where the run lives."""
+        return diverged(vars(each) for each in self.history)

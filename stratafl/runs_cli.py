@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stratafl.divergence import measured
 from stratafl.errors import InvalidInput, unknown
+from stratafl.printable import printable
 from stratafl.store import layout
 from stratafl.store.carry import pack_runs
 from stratafl.store.read import Broken, StoredRun, scan
@@ -53,7 +55,8 @@ def runs_command(
     ]
     if pack is not None:
         size = pack_runs(chosen, folder, pack)
-        print(f"{len(chosen)} runs in {pack}, {size / 1e6:.2f} MB", file=sys.stderr if as_json else sys.stdout)
+        told = f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB"
+        print(told, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"runs": [_row(run) for run in chosen],
                           "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
@@ -73,20 +76,23 @@ def runs_command(
         table.add_column(heading, no_wrap=True)
     for run in chosen:
         row = _row(run)
-        accuracy = row["final"].get("accuracy")
-        cells = ["" if accuracy is None else f"{accuracy:.4f}", f"{row['seconds']:.1f}"]
-        name = escape(str(run.path.relative_to(folder)))
+        accuracy = "" if row["final"].get("accuracy") is None else f"{row['final']['accuracy']:.4f}"
+        cells = [accuracy if row["diverged"] is None else "diverged", f"{row['seconds']:.1f}"]
+        name = escape(printable(run.path.relative_to(folder)))
         table.add_row(name, run.status, f"{run.round}/{run.total}", *cells[: len(details)])
     console.print(table)
     for run in chosen:
+        name = printable(run.path.relative_to(folder))
         if run.reason:
-            print(f"{run.path.relative_to(folder)}: {run.status}: {run.reason}")
+            print(f"{name}: {run.status}: {printable(run.reason)}")
+        if run.diverged is not None:
+            print(f"{name}: diverged at round {run.diverged}")
     for each in broken:
-        print(f"unreadable: {each.reason}")
+        print(printable(f"unreadable: {each.reason}"))
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
-    last: dict[str, float] = next((r["metrics"] for r in reversed(run.rounds) if r.get("metrics")), {})
+    last = next((found for record in reversed(run.rounds) if (found := measured(record))), {})
     return {
         "path": str(run.path),
         "name": run.name,
@@ -98,6 +104,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "created": run.created,
         "updated": run.updated,
         "final": last,
+        "diverged": run.diverged,
         "seconds": sum(r.get("seconds", 0.0) for r in run.rounds),
     }
 

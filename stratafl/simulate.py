@@ -152,16 +152,16 @@ class Simulation:
         clips = any(isinstance(stage, clip) for stage in self.leaf.stages)
         return self.engine.clipped - before if clips else None
 
-    def state(self) -> State:
+    def state(self, history: bool = True) -> State:
         """Where the run stands: enough to go on to the same bits, and valid until the next round begins (a deep copy
-        of it, or what is written from it, for ever).
+        of it, or what is written from it, for ever). Whoever keeps the records elsewhere can leave out the history.
 
         The random streams need no place in it: a draw is a function of the step, the node and the seed.
         """
         federation = whole_state(self.ranks, self.federation.tree, self.federation.saved())
         return {
             "step": self.step,
-            "history": [asdict(result) for result in self.history],
+            **({"history": [asdict(result) for result in self.history]} if history else {}),
             "federation": federation,
             # another engine's bits are others
             "engine": self.engine.name,

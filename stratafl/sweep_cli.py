@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from stratafl.errors import number
+from stratafl.printable import printable
 from stratafl.progress import SweepDisplay
 from stratafl.store import layout
-from stratafl.store.read import read_run
+from stratafl.store.read import StoredRun, read_run
 from stratafl.sweep import Outcome, Plan, Row, run_all, table
 
 
@@ -37,16 +38,22 @@ def sweep_command(
     if as_json:
         print(json.dumps({
             "name": plan.name, "target": goal, "groups": [row.as_dict() for row in rows],
-            "runs": [{**vars(outcome), "path": str(outcome.path or "")} for outcome in outcomes],
+            "runs": [
+                {**vars(outcome), "path": str(outcome.path or ""),
+                 "diverged": stored[outcome.name].diverged if outcome.name in stored else None}
+                for outcome in outcomes
+            ],
         }))  # fmt: skip
     else:
-        _print(plan.name, rows, goal, outcomes)
-        print(f"written to {folder}")
+        _print(plan.name, rows, goal, outcomes, stored)
+        print(f"written to {printable(folder)}")
     if any(outcome.status != layout.DONE for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _print(title: str, rows: list[Row], target: float | None, outcomes: list[Outcome]) -> None:
+def _print(
+    title: str, rows: list[Row], target: float | None, outcomes: list[Outcome], stored: dict[str, StoredRun]
+) -> None:
     shown = Table(title=escape(title))
     shown.add_column("runs of", overflow="fold")
     shown.add_column("done", justify="right")
@@ -54,7 +61,7 @@ def _print(title: str, rows: list[Row], target: float | None, outcomes: list[Out
     if target is not None:
         shown.add_column(f"rounds to {target:g}", justify="right")
     for row in rows:
-        cells = [escape(row.group), f"{row.done}/{row.runs}", row.accuracy_text]
+        cells = [escape(printable(row.group)), f"{row.done}/{row.runs}", row.accuracy_text]
         shown.add_row(*cells, *([row.rounds_text] if target is not None else []))
     Console().print(shown)
     skipped = sum(outcome.was_done for outcome in outcomes)
@@ -62,4 +69,6 @@ def _print(title: str, rows: list[Row], target: float | None, outcomes: list[Out
         print(f"{skipped} of {len(outcomes)} runs were done before")
     for outcome in outcomes:
         if outcome.status != layout.DONE:
-            print(f"{outcome.name}: {outcome.status}: {outcome.reason}")
+            print(printable(f"{outcome.name}: {outcome.status}: {outcome.reason}"))
+        elif stored[outcome.name].diverged is not None:
+            print(printable(f"{outcome.name}: diverged at round {stored[outcome.name].diverged}"))

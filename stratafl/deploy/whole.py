@@ -36,7 +36,7 @@ class Seen:
     def contact(self) -> float | None:
         """Seconds since it last spoke with its parent."""
         at = self.status.get("contact")
-        return None if at is None else time.time() - float(at)
+        return time.time() - at if isinstance(at, float) else None
 
 
 def sites(out: Path) -> dict[str, Path]:
@@ -64,9 +64,10 @@ def look(out: Path) -> list[Seen]:
 
 def _status(folder: Path) -> dict[str, Any]:
     try:
-        return dict(files.read_json(folder / "state" / STATUS))
+        found = files.read_json(folder / "state" / STATUS)
     except InvalidInput:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_done(root: Path) -> bool:

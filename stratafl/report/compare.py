@@ -7,11 +7,12 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stratafl.metrics import rounds_to
+from stratafl.printable import printable
 from stratafl.report.curves import Curve, curve_of, mean_curve
 from stratafl.store import StoredRun
+from stratafl.store.layout import flat_config
 
 SEED = "run.seed"
 SPEAKING = ("method.name", "model.name", "data.name")
@@ -31,8 +32,9 @@ class Setting:
     mean: Curve
 
     @property
-    def seeds(self) -> list[Any]:
-        return [flat_config(run.config).get(SEED) for run in self.runs]
+    def seeds(self) -> list[int | str | None]:
+        found = [flat_config(run.config).get(SEED) for run in self.runs]
+        return [seed if seed is None or type(seed) is int else _text(seed) for seed in found]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ class Row:
     runs: int
     rounds: int
     """Of the run that has the fewest."""
+    diverged: list[int]
+    """In which round each run that diverged did."""
     final: dict[str, Number]
+    """Where none of the runs diverged."""
     best: Number | None
     """Highest accuracy of each run."""
     targets: list[Reached]
@@ -83,7 +88,7 @@ def settings(runs: Sequence[StoredRun]) -> list[Setting]:
         groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
     families = list(groups.values())
     found = []
-    for label, family in zip(_labels(families), families, strict=True):
+    for label, family in zip(map(printable, _labels(families)), families, strict=True):
         curves = [curve_of(run) for run in family]
         found.append(Setting(label, family, curves, mean_curve(curves)))
     return found
@@ -121,23 +126,18 @@ def shared(found: Sequence[Setting]) -> dict[str, str]:
     return {key: value for key, value in sorted(first.items()) if key not in differing}
 
 
-def flat_config(config: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested table as one of dotted keys; an empty table says nothing."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict):
-            flat |= flat_config(value, name)
-        else:
-            flat[name] = value
-    return flat
-
-
 def number_text(value: Number | None, digits: int) -> str:
     """ "0.912 ± 0.003", or the mean alone where there is one run."""
     if value is None:
         return ABSENT
     return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+
+
+def diverged_text(rounds: Sequence[int], runs: int) -> str:
+    """What stands in the place of a final value."""
+    if runs == 1:
+        return f"diverged at round {rounds[0]}"
+    return f"{len(rounds)} of {runs} diverged, the first at round {min(rounds)}"
 
 
 def reached_text(reached: Reached) -> str:
@@ -158,6 +158,7 @@ def _row(setting: Setting, targets: Sequence[float]) -> Row:
         label=setting.label,
         runs=len(curves),
         rounds=min(rounds),
+        diverged=[curve.diverged for curve in curves if curve.diverged is not None],
         final=final,
         best=best,
         targets=[_reached(curves, target) for target in targets],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from stratafl.divergence import diverged, measured
 from stratafl.store import StoredRun
 
 Points = list[float | None]
@@ -29,6 +30,8 @@ class Curve:
     y: dict[str, Points]
     spread: dict[str, Points]
     """Standard deviation over the runs of a mean; empty for one run."""
+    diverged: int | None = None
+    """The round from which on the test loss is not finite: the curves of the metrics end before it."""
 
     def known(self, name: str) -> list[tuple[float, float]]:
         """(round, value) wherever there is a value."""
@@ -36,6 +39,9 @@ class Curve:
         return [(r, v) for r, v in zip(rounds, values, strict=False) if r is not None and v is not None]
 
     def last(self, name: str) -> float | None:
+        """The final value; None where the run diverged, however far it had come before."""
+        if self.diverged is not None:
+            return None
         return next((value for value in reversed(self.y.get(name, [])) if value is not None), None)
 
 
@@ -52,11 +58,11 @@ def curve_of(run: StoredRun) -> Curve:
     for place, record in enumerate(records):
         for name, value in _values(record):
             columns.setdefault(name, [None] * len(records))[place] = value
-    return Curve(x, columns, {})
+    return Curve(x, columns, {}, diverged(records))
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of several runs, over the rounds that all of them have reached.
+    """The mean of several runs, over the rounds that all of them have reached, until the first of them diverged.
 
     The standard deviation is that of the population, as in the paper's tables.
     """
@@ -76,6 +82,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         {axis: over(lambda curve: curve.x[axis], statistics.fmean) for axis in AXES},
         {name: over(lambda curve: curve.y[name], statistics.fmean) for name in names},
         {name: over(lambda curve: curve.y[name], statistics.pstdev) for name in names},
+        min((curve.diverged for curve in curves if curve.diverged is not None), default=None),
     )
 
 
@@ -91,8 +98,8 @@ def number(value: object) -> float | None:
 
 
 def _values(record: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    for name, value in _table(record.get("metrics")).items():
-        yield str(name), number(value)
+    for name, value in measured(record).items():
+        yield name, number(value)
     for level, quantities in _table(record.get("drift")).items():
         for name, value in _table(quantities).items():
             yield f"drift.{level}.{name}", number(value)

@@ -9,9 +9,11 @@ from typing import Any
 
 from stratafl.errors import InvalidInput
 from stratafl.plots import pyplot, save
+from stratafl.printable import printable
 from stratafl.report.compare import Setting
 from stratafl.report.curves import AXES
 from stratafl.report.payload import QUANTITIES
+from stratafl.store.layout import slug
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a87400", "#3d9bd1", "#5b6470")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
@@ -33,10 +35,10 @@ def figures(folder: Path, found: Sequence[Setting], targets: Sequence[float] = (
     written = []
     for name in (name for name in names if not name.startswith("drift.")):
         goals = targets if name == "accuracy" else ()
-        written += _write(folder / name, [("", name)], f"test {name}", found, goals)
+        written += _write(folder / slug(name), [("", name)], f"test {printable(name)}", found, goals)
     parts = [name.split(".") for name in names if name.startswith("drift.")]
     for quantity, told in QUANTITIES.items():
-        levels = sorted({level for _, level, each in parts if each == quantity})
+        levels = sorted({part[1] for part in parts if len(part) == 3 and part[1].isdigit() and part[2] == quantity})
         panels = [(f"level {level}", f"drift.{level}.{quantity}") for level in levels]
         if panels:
             written += _write(folder / f"drift_{quantity}", panels, told, found)
@@ -53,7 +55,7 @@ def _write(
         width = 3.6 * len(panels) + 0.6
         # a legend has room of its own below
         room = int(LETTERS * width)
-        columns = min(4, max(1, room // (max(len(setting.label) for setting in found) + SAMPLE)))
+        columns = min(4, max(1, room // (max(len(_told(setting)) for setting in found) + SAMPLE)))
         size = (width, 2.9 + LINE * (math.ceil(len(found) / columns) if len(found) <= TOLD_APART else 1))
         figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
         for axes, (title, name) in zip(row[0], panels, strict=True):
@@ -64,7 +66,7 @@ def _write(
                 axes.axhline(target, color="#5b6470", linewidth=0.8, linestyle=":")
         if len(found) > TOLD_APART:
             figure.supxlabel(f"{len(found)} settings: the report names them", fontsize=9)
-        elif len(found) > 1:
+        elif len(found) > 1 or found[0].mean.diverged is not None:
             handles, labels = row[0][0].get_legend_handles_labels()
             longest = room - SAMPLE
             labels = [label if len(label) <= longest else f"{label[: longest - 1]}…" for label in labels]
@@ -74,6 +76,12 @@ def _write(
             figure.savefig(path, metadata={"Date": None})
         save(figure, written[0])
     return written
+
+
+def _told(setting: Setting) -> str:
+    """A setting in a legend."""
+    died = setting.mean.diverged
+    return setting.label if died is None else f"{setting.label} (diverged at round {died})"
 
 
 def _panel(axes: Any, found: Sequence[Setting], name: str) -> None:
@@ -91,7 +99,9 @@ def _panel(axes: Any, found: Sequence[Setting], name: str) -> None:
         dash = DASHES[number // len(COLOURS) % len(DASHES)]
         xs, ys, spread = ([point[part] for point in points] for part in range(3))
         # a leading underscore would keep a name out of the legend
-        label = f" {setting.label}" if setting.label.startswith("_") else setting.label
+        label = f" {_told(setting)}" if setting.label.startswith("_") else _told(setting)
+        if curve.diverged is not None:
+            axes.plot(xs[-1:], ys[-1:], color=colour, marker="x", markersize=7, linestyle="")
         axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.8, marker="o" if len(xs) == 1 else "", label=label)
         if name in curve.spread:
             low, high = ([y + sign * s for y, s in zip(ys, spread, strict=True)] for sign in (-1, 1))

@@ -64,6 +64,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
                 "reason": run.reason,
                 "round": run.round,
                 "total": run.total,
+                "diverged": curve.diverged,
                 "curve": _curve(curve),
             }
             for run, curve, seed in zip(setting.runs, setting.curves, setting.seeds, strict=True)
@@ -91,7 +92,7 @@ def _level_title(level: int, depths: set[int]) -> dict[str, str]:
 
 def _table(rows: Sequence[Row], targets: Sequence[float]) -> dict[str, Any]:
     """Texts, with the first column for names and the others for numbers."""
-    has_accuracy = any("accuracy" in row.final for row in rows)
+    has_accuracy = any("accuracy" in row.final or row.best is not None for row in rows)
     head = ["setting", "runs", "rounds"]
     if has_accuracy:
         head += ["accuracy, %", "best, %", *(f"rounds to {100 * target:g} %" for target in targets)]
@@ -102,10 +103,11 @@ def _table(rows: Sequence[Row], targets: Sequence[float]) -> dict[str, Any]:
     body = []
     for row in rows:
         cells = [row.label, str(row.runs), str(row.rounds)]
+        dead = compare.diverged_text(row.diverged, row.runs) if row.diverged else None
         if has_accuracy:
-            cells += [_scaled(row.final.get("accuracy"), 100, 1), _scaled(row.best, 100, 1)]
+            cells += [dead or _scaled(row.final.get("accuracy"), 100, 1), _scaled(row.best, 100, 1)]
             cells += [compare.reached_text(each) for each in row.targets]
-        cells.append(compare.number_text(row.final.get("loss"), 3))
+        cells.append(dead or compare.number_text(row.final.get("loss"), 3))
         cells.append(
             _scaled(None if row.bytes_per_client is None else Number(row.bytes_per_client.mean, None), 1e-6, 2)
         )
@@ -165,7 +167,7 @@ def _tree(stored: dict[str, Any]) -> dict[str, Any] | None:
             for above, below in itertools.pairwise(levels)
         )
         classes = [str(name) for name in stored["classes"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     if not sound or not levels or len(levels[0]["names"]) != 1:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,12 +115,15 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
 def _focus(axes: Any, curves: Sequence[Curve], target: float | None) -> None:
     """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin below the axis, but
     not the target."""
-    later = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
+    halves = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
+    later = [accuracy for accuracy in halves if not math.isnan(accuracy)]
+    if not later:
+        return
     top, low = max(later), min(later)
     bottom = top - CLIMB * (top - low)
     if target is not None:
         bottom = min(bottom, target - 0.1 * (top - low))
-    if bottom < top and min(min(curve.accuracy) for curve in curves) < bottom:
+    if bottom < top and any(accuracy < bottom for curve in curves for accuracy in curve.accuracy):
         axes.set_ylim(bottom, top + 0.1 * (top - bottom))
 
 
@@ -143,7 +147,8 @@ def _legend_width(titles: Sequence[str], columns: int) -> float:
 
 
 def _line(axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float]], colour: str, line: str) -> None:
-    """The mean over seeds as far as all have come, and the range between them."""
+    """The mean over seeds as far as all have come, and the range between them; a cross where it ends since one of them
+    diverged."""
     curves, bold = measured.curves, line == "mtgc"
     style = {"linestyle": "--" if line in DASHED else "-", "linewidth": 2.2 if bold else 1.5}
     shortest = min(len(curve.rounds) for curve in curves)
@@ -151,8 +156,14 @@ def _line(axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float
     values = [[curve.accuracy[i] for curve in curves] for i in range(shortest)]
     mean = [statistics.fmean(each) for each in values]
     axes.plot(xs, mean, color=colour, label=_title(line), zorder=3 if bold else 2, **style)
+    if any(curve.diverged is not None for curve in curves):
+        ends = [place for place, value in enumerate(mean) if not math.isnan(value)]
+        x, y = (xs[ends[-1]], mean[ends[-1]]) if ends else (xs[0], 0.0)
+        axes.plot([x], [y], color=colour, marker="x", linestyle="", zorder=4)
+        axes.annotate("diverged", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour)
     if len(curves) > 1:
-        axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.18, linewidth=0)
+        known = [v if not any(map(math.isnan, v)) else [math.nan] for v in values]
+        axes.fill_between(xs, [min(v) for v in known], [max(v) for v in known], color=colour, alpha=0.18, linewidth=0)
 
 
 def _title(line: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
-from stratafl.reproduce.measure import Results, Value
+from stratafl.reproduce.measure import DEAD, Results, Value
 
 HELD, SO_FAR, PARTLY, OPEN = "held", "held as far as measured", "held in part", "not measured yet"
 NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
@@ -86,7 +86,9 @@ def word(part: str) -> str:
 
 
 def percent(value: Value | None) -> str:
-    return "?" if value is None else f"{100 * value.mean:.1f} %"
+    if value is None or value.diverged == DEAD:
+        return "?" if value is None else DEAD
+    return f"{100 * value.mean:.1f} %" + (f" ({value.diverged})" if value.diverged else "")
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from stratafl.reproduce.stock import Curve, Stock
 
 WINDOW = 0.1
 """The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a throw of the dice."""
+DEAD = "diverged"
+"""What is said of a line all of whose runs are."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,24 @@ class Value:
     deviation: float | None = None
     """Standard deviation (of a sample); None for fewer than two."""
     beyond: bool = False
+    diverged: str = ""
+    """How many of the seeds count as nothing, since their runs had diverged by then."""
 
     @staticmethod
     def of(values: Sequence[float], beyond: bool = False) -> Value:
-        return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, beyond)
+        """Those that are NaN count as 0: a model without scores gets nothing right."""
+        dead = sum(map(math.isnan, values))
+        known = [0.0 if math.isnan(value) else value for value in values]
+        told = "" if not dead else DEAD if dead == len(values) else f"{dead} of {len(values)} diverged"
+        return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """As the paper writes it: ">T" where the target was not reached within T rounds."""
+        if self.diverged == DEAD:
+            return DEAD
+        return self._number(digits, unit) + (f" ({self.diverged})" if self.diverged else "")
+
+    def _number(self, digits: int, unit: str) -> str:
         if self.beyond:
             return f">{self.mean:.{digits}f}".removesuffix(".0") + unit
         spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
@@ -72,33 +86,34 @@ class Measured:
         return min((curve.rounds[-1] for curve in self.curves), default=0)
 
     def accuracy(self, until: int) -> Value | None:
-        """Of the last tenth of the rounds up to this one."""
+        """Of the last tenth of the rounds up to this one; NaN for a run that has diverged there."""
         finals = []
         for curve in self.curves:
             seen = zip(curve.rounds, curve.accuracy, strict=True)
             within = [accuracy for round, accuracy in seen if (1 - WINDOW) * until < round <= until]
             if within:
-                finals.append(statistics.fmean(within))
+                finals.append(math.nan if math.isnan(within[-1]) else statistics.fmean(_known(within)))
         return Value.of(finals) if finals else None
 
     def best(self, until: int) -> Value | None:
         """The highest accuracy of any round up to this one."""
         finals = [
-            max(accuracy for round, accuracy in zip(curve.rounds, curve.accuracy, strict=True) if round <= until)
+            max(_known(a for round, a in zip(curve.rounds, curve.accuracy, strict=True) if round <= until), default=0.0)
             for curve in self.curves
             if curve.rounds[0] <= until
         ]
         return Value.of(finals) if finals else None
 
     def unrest(self, until: int) -> float | None:
-        """How far the accuracy jumps from round to round, on average over the second half of the rounds."""
+        """How far the accuracy jumps from round to round, on average over the second half of the rounds; None where
+        it is not known in all of them."""
         jumps = [
             abs(b - a)
             for curve in self.curves
             for r, a, b in zip(curve.rounds[1:], curve.accuracy, curve.accuracy[1:], strict=False)
             if until / 2 < r <= until
         ]
-        return statistics.fmean(jumps) if jumps else None
+        return statistics.fmean(jumps) if jumps and not any(map(math.isnan, jumps)) else None
 
     def reach(self, target: float) -> Value | None:
         """Rounds to a test accuracy."""
@@ -126,7 +141,11 @@ class Measured:
         them: rounds of one method are larger than another's. None before the first is over."""
         if not self.curves or any(sent < curve.sent[0] for curve in self.curves):
             return None
-        return statistics.fmean(float(np.interp(sent, curve.sent, curve.accuracy)) for curve in self.curves)
+        return Value.of([float(np.interp(sent, curve.sent, curve.accuracy)) for curve in self.curves]).mean
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def span(counts: Iterable[int]) -> str:

@@ -88,6 +88,9 @@ def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any
         row |= _beside_table1(results, panel, line)
     if not measured.curves:
         return row
+    died = [curve.diverged for curve in measured.curves if curve.diverged is not None]
+    if died:
+        row["diverged"] = ", ".join(map(str, died))
     if results.recipe.form == "rounds":
         if results.target is not None and results.target > NEARER:
             row |= _numbers("rounds_to_nearer", measured.reach(NEARER), 1)
@@ -202,6 +205,7 @@ COLUMNS = {
     "megabytes_a_round": "MB a round",
     "times_hfedavg": "times HFedAvg, both ways",
     "extra_models": "models more a round",
+    "diverged": "diverged at round",
 }
 SHOWN = {
     "rounds": (
@@ -232,7 +236,7 @@ def table(
     found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and cells; a column nobody has a value for is left out. `missing` stands where a line has none."""
-    keys = [key for key in SHOWN[form] if any(key in row for row in found["rows"])]
+    keys = [key for key in (*SHOWN[form], "diverged") if any(key in row for row in found["rows"])]
     rows = [
         [name(tuple(row["panel"])), METHODS.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
          *(str(row.get(key, missing if key == keys[0] and not row["seeds"] else "")) for key in keys)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config import Config
+from stratafl.divergence import diverged, measured
 from stratafl.errors import InvalidInput
 from stratafl.recipes.base import PLACE, essence
 from stratafl.store.read import StoredRun, list_runs
@@ -25,6 +27,7 @@ class Curve:
 
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
+    """NaN where the scores were not finite."""
     sent: tuple[float, ...]
     """Bytes sent and received by a client so far."""
     seconds: tuple[float, ...]
@@ -39,6 +42,8 @@ class Curve:
     """When it was computed: begin and end, in seconds since 1970."""
     made_with: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The environments it was computed in, each with the precision."""
+    diverged: int | None = None
+    """The round from which on its test loss is not finite."""
 
     @property
     def paused(self) -> bool:
@@ -71,37 +76,40 @@ class Stock:
     def curve(self, wanted: Config) -> Curve | None:
         """The newest that is complete, wherever it was computed, or the longest: of two that reached their target, the
         slower is no better."""
-        found = [_cut(run, wanted) for _, run in self._by_essence[essence(wanted)]]
+        found = [_cut(config, run, wanted) for config, run in self._by_essence[essence(wanted)]]
         newest = reversed([curve for curve in found if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
     def has(self, wanted: Config) -> bool:
         """Whether all of it is there, computed in the same place and precision."""
         return any(
-            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE) and _cut(run, wanted).complete
+            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE)
+            and _cut(config, run, wanted).complete
             for config, run in self._by_essence[essence(wanted)]
         )
 
 
-def _cut(run: StoredRun, wanted: Config) -> Curve:
+def _cut(config: Config, run: StoredRun, wanted: Config) -> Curve:
     """A run's records up to where the wanted one would end."""
     goal, limit = wanted.run.stop_at, wanted.run.rounds
     elapsed = list(accumulate(record["seconds"] for record in run.rounds))
     kept = []
     complete = False
     for record, seconds in zip(run.rounds[:limit], elapsed, strict=False):
-        accuracy = record["metrics"].get("accuracy")
-        reached = goal is not None and accuracy is not None and accuracy >= goal
+        found = measured(record)
+        value = found.get("accuracy", math.nan)
+        reached = goal is not None and value >= goal
         complete = reached or record["round"] == limit
-        if accuracy is not None:
-            kept.append((record["round"], accuracy, record["bytes_per_client"], seconds))
+        if "accuracy" in found:
+            kept.append((record["round"], value, record["bytes_per_client"], seconds))
         if complete:
             break
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
     steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
-    chosen = {key: run.config["run"][key] for key in ("device", "precision")}
+    chosen = {key: getattr(config.run, key) for key in ("device", "precision")}
     made_with = tuple({**each, **chosen} for each in run.environments(rounds[-1] if rounds else 0))
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (run.created, run.updated))
     if len(kept) < len(run.rounds):  # the rest of it went into something else
         end = min(end, begin + (seconds[-1] if seconds else 0.0))
-    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with)
+    died = diverged(run.rounds[: rounds[-1]]) if rounds else None
+    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)

@@ -1,11 +1,12 @@
 """Checkpoints: where a run stood after a round, kept twice, and checked before it is believed.
 
 checkpoints/000010/
-    state.json            which run and round, and the state's plain part
+    state.json            which run and round, what the run depends on, and the state's plain part
     tensors.safetensors   its tensors and arrays
     SHA256SUMS            of both files; `sha256sum -c SHA256SUMS` checks them, too
 
-The folder gets its name when all three are on the disk, so a checkpoint is whole or not there.
+The folder gets its name when all three are on the disk, so a checkpoint is whole or not there. The records of the
+rounds so far are in rounds.jsonl, and a checkpoint knows them again: its size does not grow with them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from stratafl.state import State
 from stratafl.store import files, layout
+from stratafl.store.inputs import Inputs
 from stratafl.store.pack import pack, unpack
+from stratafl.store.records import Mark, read_marked
 from stratafl.store.tensors import read_tensors, write_tensors
 
+FORMAT = 2
+"""Of checkpoints; the first one's held all records themselves, and did not say what a run depends on."""
 KEPT = 2
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
+CHANGED = "its checksums are not those of its files"
 _NAME = re.compile(r"\d{6,}")
 
 
@@ -32,7 +38,7 @@ class Checkpoints:
     """Those of one run. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, run: str):
-        self.folder, self.run = folder / layout.CHECKPOINTS, run
+        self.run_folder, self.folder, self.run = folder, folder / layout.CHECKPOINTS, run
         self.kept = sorted(self._present())
         """The rounds of those that may be good."""
 
@@ -47,15 +53,18 @@ class Checkpoints:
     def path(self, round: int) -> Path:
         return self.folder / f"{round:06d}"
 
-    def write(self, round: int, state: State) -> None:
-        """One more; then all but the last two are removed. If it cannot be written, they stay as they are."""
+    def write(self, round: int, state: State, records: Mark, inputs: Inputs) -> None:
+        """One more; then all but the last two are removed. If it cannot be written, they stay as they are.
+
+        records: those of all rounds so far, which take the place of the state's history.
+        """
         final = self.path(round)
         partial = self.folder / f".{final.name}.{os.getpid()}{files.PARTIAL}"
         try:
             self.folder.mkdir(exist_ok=True)
             files.remove(partial)
             partial.mkdir()
-            self._fill(partial, round, state)
+            self._fill(partial, round, state, records, inputs)
             if final.exists() or final.is_symlink():
                 # one that was found damaged: those that are good have other rounds
                 files.remove(final)
@@ -69,14 +78,22 @@ class Checkpoints:
             raise
         self.keep_only(*[*(r for r in self.kept if r < round), round][-KEPT:])
 
-    def _fill(self, folder: Path, round: int, state: State) -> None:
-        packed, tensors = pack(state)
-        described = {"format": layout.FORMAT, "run": self.run, "round": round, "created": layout.now(), "state": packed}
+    def _fill(self, folder: Path, round: int, state: State, records: Mark, inputs: Inputs) -> None:
+        packed, tensors = pack({name: value for name, value in state.items() if name != "history"})
+        described = {
+            "format": FORMAT,
+            "run": self.run,
+            "round": round,
+            "created": layout.now(),
+            "records": records._asdict(),
+            "inputs": inputs._asdict(),
+            "state": packed,
+        }
         text = json.dumps(described).encode()
         with files.create(folder / TENSORS) as file:
             digest = write_tensors(file, tensors)
             _sync(file)
-        sums = f"{hashlib.sha256(text).hexdigest()}  {STATE}\n{digest}  {TENSORS}\n".encode()
+        sums = _sum(hashlib.sha256(text).hexdigest(), STATE) + _sum(digest, TENSORS)
         for name, contents in ((STATE, text), (SUMS, sums)):
             with files.create(folder / name) as file:
                 file.write(contents)
@@ -84,27 +101,43 @@ class Checkpoints:
         files.sync_folder(folder)
 
     def read(self, round: int) -> State:
-        """A checkpoint whose every byte is as it was written, or the complaint."""
+        """A checkpoint whose every byte is as it was written, with the records it belongs to, or the complaint."""
         folder = self.path(round)
-        if folder.is_symlink() or not folder.is_dir():
-            raise files.unreadable(folder, "not a plain folder")
-        text = files.read_bytes(folder / STATE)
-        sums = f"{hashlib.sha256(text).hexdigest()}  {STATE}\n{_digest(folder / TENSORS)}  {TENSORS}\n".encode()
-        if sums != files.read_bytes(folder / SUMS):
-            raise files.unreadable(folder, "its checksums are not those of its files")
-        described = files.parse_json(folder / STATE, text)
-        layout.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
-        if described["format"] != layout.FORMAT:
-            raise files.unreadable(folder, f"format {described['format']}; this version reads {layout.FORMAT}")
-        if (described["run"], described["round"]) != (self.run, round):
-            raise files.unreadable(folder, f"it belongs to round {described['round']} of run {described['run']}")
+        described, sums = self._described(round)
+        if sums != _sum(_digest(folder / TENSORS), TENSORS):
+            raise files.unreadable(folder, CHANGED)
+        mark = described["records"]
+        layout.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
+        history = read_marked(self.run_folder, Mark(mark["size"], mark["sha256"]))
+        if len(history) != round:
+            raise files.unreadable(folder, f"its records are not those of {round} rounds")
         try:
             state = unpack(described["state"], read_tensors(folder / TENSORS))
         except RecursionError:
             raise files.unreadable(folder, "nested too deeply") from None
-        if len(state.get("history", ())) != round:
-            raise files.unreadable(folder, f"its records are not those of {round} rounds")
-        return state
+        return {**state, "history": history}
+
+    def inputs(self, round: int) -> Inputs:
+        """What the run depended on when this one was written."""
+        return Inputs.read(self.path(round) / STATE, self._described(round)[0]["inputs"])
+
+    def _described(self, round: int) -> tuple[dict[str, Any], bytes]:
+        """The checked contents of state.json, and the other checksums."""
+        folder = self.path(round)
+        if folder.is_symlink() or not folder.is_dir():
+            raise files.unreadable(folder, "not a plain folder")
+        text = files.read_bytes(folder / STATE)
+        mine, sums = _sum(hashlib.sha256(text).hexdigest(), STATE), files.read_bytes(folder / SUMS)
+        if not sums.startswith(mine):
+            raise files.unreadable(folder, CHANGED)
+        described = files.parse_json(folder / STATE, text)
+        layout.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
+        if described["format"] != FORMAT:
+            raise files.unreadable(folder, f"format {described['format']}; this version reads {FORMAT}")
+        layout.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
+        if (described["run"], described["round"]) != (self.run, round):
+            raise files.unreadable(folder, f"it belongs to round {described['round']} of run {described['run']}")
+        return described, sums.removeprefix(mine)
 
     def newest_first(self) -> Iterator[int]:
         return reversed(self.kept)
@@ -118,6 +151,11 @@ class Checkpoints:
             if round not in rounds:
                 files.remove(self.path(round))
         self.kept = list(rounds)
+
+
+def _sum(digest: str, name: str) -> bytes:
+    """A line of the checksums."""
+    return f"{digest}  {name}\n".encode()
 
 
 def _digest(path: Path) -> str:

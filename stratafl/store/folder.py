@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from safetensors.torch import save
 
 from stratafl.config import Config
+from stratafl.divergence import diverged, diverged_after
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Holdings, Study
 from stratafl.simulate import Result, RoundResult
@@ -20,17 +20,28 @@ from stratafl.state import State
 from stratafl.store import files, layout
 from stratafl.store.checkpoint import Checkpoints
 from stratafl.store.environment import environment
+from stratafl.store.inputs import Inputs
 from stratafl.store.lock import Lock
+from stratafl.store.records import Records
 from stratafl.tree import Tree
 
 
 class RunFolder:
     """Open for writing, and locked until it is closed."""
 
-    def __init__(self, path: Path, lock: Lock, checkpoints: Checkpoints, rounds: int):
-        self.path, self.checkpoints, self.rounds = path, checkpoints, rounds
+    def __init__(
+        self,
+        path: Path,
+        lock: Lock,
+        checkpoints: Checkpoints,
+        rounds: int,
+        inputs: Inputs,
+        history: Sequence[RoundResult] = (),
+    ):
+        self.path, self.checkpoints, self.rounds, self.inputs = path, checkpoints, rounds, inputs
         self._lock = lock
-        self._records = files.open_to_append(path / layout.ROUNDS)
+        self._records = Records(path, history)
+        self._diverged = diverged(vars(record) for record in history)
 
     @staticmethod
     def create(parent: Path, name: str, config: Config, study: Study) -> RunFolder:
@@ -47,6 +58,7 @@ class RunFolder:
             lock = Lock(partial)
             for folder in layout.FOLDERS:
                 (partial / folder).mkdir()
+            inputs = Inputs.of(config.as_dict())
             described = {
                 "format": layout.FORMAT,
                 "name": name,
@@ -57,52 +69,61 @@ class RunFolder:
                 "how": study.simulation.engine.how,
                 "precision": study.simulation.engine.precision,
                 "data": study.holdings.fingerprint,
+                "inputs": inputs.noted(),
                 "environment": environment(),
             }
             files.write_json(partial / layout.RUN, described)
-            tree = describe_tree(study.simulation.federation.tree.whole, study.holdings)
-            files.write_json(partial / layout.TREE, tree, indent=None)
+            _write_tree(partial, study)
             _write_status(partial, layout.RUNNING, 0, config.run.rounds)
             partial.rename(path)
             files.sync_folder(parent)
         except (OSError, InvalidInput) as problem:
             files.remove(partial)
             raise problem if isinstance(problem, InvalidInput) else files.unwritable(path, problem) from None
-        return RunFolder(path, lock, Checkpoints(path, id), config.run.rounds)
+        return RunFolder(path, lock, Checkpoints(path, id), config.run.rounds, inputs)
 
     @staticmethod
     def reopen(
         path: Path,
         lock: Lock,
         checkpoints: Checkpoints,
-        history: Sequence[RoundResult],
-        rounds: int,
+        study: Study,
+        inputs: Inputs,
         described: dict[str, Any],
+        changed: Sequence[str] = (),
     ) -> RunFolder:
-        """One that is there, set back to the end of these rounds; whoever calls holds its lock."""
+        """One that is there, set back to where the study stands; whoever calls holds its lock.
+
+        changed: what is no longer as the run began, and is noted.
+        """
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
+        history, rounds = study.simulation.history, study.simulation.rounds
         done = len(history)
         # of rounds that are dropped, where they were computed is of no interest either
         before = [each for each in layout.continuations(described) if each["after"] < done]
         here = {"after": done, "time": layout.now(), "environment": environment()}
-        files.write_json(path / layout.RUN, {**described, "continued": [*before, here]})
-        with files.writing(path / layout.ROUNDS) as file:
-            file.writelines(_line(record) for record in history)
+        if changed:
+            here["changed"] = list(changed)
+            _write_tree(path, study)
+        now = {"data": study.holdings.fingerprint, "inputs": inputs.noted(), "continued": [*before, here]}
+        files.write_json(path / layout.RUN, {**described, **now})
+        opened = RunFolder(path, lock, checkpoints, rounds, inputs, history)
         for name in (layout.SUMMARY, layout.MODEL):
             files.remove(path / name)
-        _write_status(path, layout.RUNNING, len(history), rounds)
-        return RunFolder(path, lock, checkpoints, rounds)
+        opened.end(layout.RUNNING, done)
+        return opened
 
     def add(self, record: RoundResult) -> None:
         """One round more."""
-        files.append(self._records, self.path / layout.ROUNDS, _line(record))
-        _write_status(self.path, layout.RUNNING, record.round, self.rounds, sync=False)
+        self._records.add(record)
+        self._diverged = diverged_after(self._diverged, vars(record))
+        _write_status(self.path, layout.RUNNING, record.round, self.rounds, diverged=self._diverged, sync=False)
 
     def checkpoint(self, round: int, state: State) -> None:
         """Keep where the run stands, unless that is kept already."""
         if round not in self.checkpoints.kept:
-            self.checkpoints.write(round, state)
+            self.checkpoints.write(round, state, self._records.mark(), self.inputs)
 
     def keep_only(self, *rounds: int) -> None:
         """Of the checkpoints."""
@@ -120,27 +141,38 @@ class RunFolder:
         return numbers
 
     def end(self, status: str, round: int, reason: str = "") -> None:
-        _write_status(self.path, status, round, self.rounds, reason)
+        _write_status(self.path, status, round, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
         self._records.close()
         self._lock.release()
 
 
-def _line(record: RoundResult) -> bytes:
-    return json.dumps(dataclasses.asdict(record)).encode() + b"\n"
-
-
-def _write_status(folder: Path, status: str, round: int, rounds: int, reason: str = "", *, sync: bool = True) -> None:
+def _write_status(
+    folder: Path,
+    status: str,
+    round: int,
+    rounds: int,
+    reason: str = "",
+    diverged: int | None = None,
+    *,
+    sync: bool = True,
+) -> None:
     found = {
         "status": status,
         "reason": reason,
         "round": round,
         "rounds": rounds,
+        "diverged": diverged,
         "pid": os.getpid(),
         "updated": layout.now(),
     }
     files.write_json(folder / layout.STATUS, found, sync=sync)
+
+
+def _write_tree(folder: Path, study: Study) -> None:
+    tree = describe_tree(study.simulation.federation.tree.whole, study.holdings)
+    files.write_json(folder / layout.TREE, tree, indent=None)
 
 
 def describe_tree(tree: Tree, holdings: Holdings) -> dict[str, Any]:
@@ -172,6 +204,7 @@ def summary(result: Result) -> dict[str, Any]:
     return {
         "rounds": len(result.history),
         "final": last,
+        "diverged": result.diverged,
         "seconds": sum(r.seconds for r in result.history),
         "refused": result.refused,
         "too_large": result.too_large,

@@ -21,6 +21,9 @@ CHECKPOINTS, FIGURES = "checkpoints", "figures"
 FILES = (RUN, STATUS, ROUNDS, TREE, SUMMARY, MODEL, LOCK)
 FOLDERS = (CHECKPOINTS, FIGURES)
 LONGEST = 100
+LARGEST = 1 << 63
+"""A count beyond this is no count."""
+DEEPEST = 100
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=+-]{{0,{LONGEST - 1}}}")
 
 
@@ -69,15 +72,33 @@ def read_description(folder: Path) -> dict[str, Any]:
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if found["format"] != FORMAT:
         raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
+    check_depth(path, found)
+    check_time(path, "created", found["created"])
+    if "inputs" in found:
+        check_fields(path, found["inputs"], {"config": str, "files": dict})
+        check_fields(path, found["inputs"]["files"], dict.fromkeys(found["inputs"]["files"], str))
     if "continued" in found:
         check_fields(path, found, {"continued": list})
         for each in found["continued"]:
             check_fields(path, each, {"after": int, "time": str, "environment": dict})
+            check_fields(path, each, {"changed": list} if "changed" in each else {})
     return found
 
 
+def flat_config(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A nested table as one of dotted keys; an empty table says nothing."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict):
+            flat |= flat_config(value, name)
+        else:
+            flat[name] = value
+    return flat
+
+
 def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run went on, of those there is a record of: after which round, when, and with what."""
+    """Where a run went on, of those there is a record of: after which round, when, with what, and what was changed."""
     return list(described.get("continued", ()))
 
 
@@ -88,5 +109,24 @@ def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[ty
     for key, kind in wanted.items():
         if key not in found:
             raise unreadable(path, f"{key!r} is missing")
-        if not isinstance(found[key], kind) or isinstance(found[key], bool):
+        value = found[key]
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):
             raise unreadable(path, f"{key!r} has the wrong kind of value")
+
+
+def check_time(path: Path, key: str, text: str) -> None:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise unreadable(path, f"{key!r} is no time") from None
+
+
+def check_depth(path: Path, found: object) -> None:
+    """Refuse what only a program nests so deeply; whoever walks through it would give up somewhere."""
+    inside, depth = [found], 0
+    while inside:
+        if depth > DEEPEST:
+            raise unreadable(path, "nested too deeply")
+        tables = [each for each in inside if isinstance(each, dict | list)]
+        inside = [value for each in tables for value in (each.values() if isinstance(each, dict) else each)]
+        depth += 1

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
 from stratafl.errors import InvalidInput
-from stratafl.store.files import unwritable
+from stratafl.store.files import unreadable, unwritable
 from stratafl.store.layout import LOCK
 
 PATIENCE = 1.0
@@ -24,9 +25,12 @@ class Lock:
     def __init__(self, folder: Path):
         path = folder / LOCK
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as problem:
             raise unwritable(path, problem) from None
+        if not _is_plain(self._handle):
+            os.close(self._handle)
+            raise unreadable(path, "not a plain file")
         give_up = time.monotonic() + PATIENCE
         while not _taken(self._handle, fcntl.LOCK_EX):
             if time.monotonic() > give_up:
@@ -54,13 +58,18 @@ class Lock:
 def is_held(folder: Path) -> bool:
     """Whether a living process writes this run."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+        # a pipe in its place must not keep us waiting for somebody to write into it
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return not _taken(handle, fcntl.LOCK_SH)
+        return _is_plain(handle) and not _taken(handle, fcntl.LOCK_SH)
     finally:
         os.close(handle)
+
+
+def _is_plain(handle: int) -> bool:
+    return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
 def _taken(handle: int, how: int) -> bool:

@@ -59,7 +59,7 @@ def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
                 return [value(each) for each in inside]
             case ["array", str(name)] if name in tensors:
                 return tensors[name].numpy()
-            case ["tensor", str(name), int(rows)] if name in tensors:
+            case ["tensor", str(name), int(rows)] if name in tensors and not isinstance(rows, bool):
                 if (name, rows) not in expanded:
                     stored = tensors[name]
                     if rows and (stored.dim() == 0 or len(stored) != 1 or not 0 < rows < MOST_ROWS):

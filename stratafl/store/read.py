@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stratafl.divergence import diverged
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store import layout
 from stratafl.store.files import read_bytes, read_json, unreadable
@@ -39,7 +41,12 @@ class StoredRun:
     summary: dict[str, Any] | None = field(repr=False)
     """The run in numbers, once it is done."""
     continued: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Where it went on: `after` which round, `time` and `environment`."""
+    """Where it went on: `after` which round, `time` and `environment`, and what was `changed`, if it was."""
+
+    @property
+    def diverged(self) -> int | None:
+        """The round from which on its test loss is not finite; None where it lives."""
+        return diverged(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
         """Those its records were computed in, or the records up to a round: the first it began in, unless all of them
@@ -68,7 +75,8 @@ def read_run(path: Path | str) -> StoredRun:
         status_path, status, {"status": str, "reason": str, "round": int, "rounds": int, "updated": str}
     )
     if status["status"] not in layout.STATUSES:
-        raise unreadable(status_path, f"unknown status {status['status']!r}")
+        raise unreadable(status_path, "unknown status")
+    layout.check_time(status_path, "updated", status["updated"])
     tree = read_json(tree_path)
     layout.check_fields(tree_path, tree, {"classes": list, "levels": list})
     summary = read_json(summary_path) if summary_path.exists() else None
@@ -109,10 +117,37 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) or record.get("round") != number:
+        if not _is_record(record, number):
             raise unreadable(path, f"line {number} is not the record of round {number}")
         records.append(record)
     return records
+
+
+def _is_record(found: Any, round: int) -> bool:
+    """Whether every field that somebody reads is of its kind."""
+    if not isinstance(found, dict) or type(found.get("round")) is not int or found["round"] != round:
+        return False
+    tables = [found.get("metrics"), found.get("nodes", {}), found.get("drift", {})]
+    if not all(isinstance(table, dict) for table in tables):
+        return False
+    metrics, nodes, drift = tables
+    refused = found.get("refused", [])
+    return (
+        all(_is_number(found.get(name)) for name in ("steps", "bytes_per_client", "seconds"))
+        and _is_number(found.get("lr", 0.0))
+        and isinstance(refused, list)
+        and all(isinstance(name, str) for name in refused)
+        and all(
+            isinstance(table, dict) and all(map(_is_number, table.values()))
+            for table in (metrics, *nodes.values(), *drift.values())
+        )
+    )
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= layout.LARGEST
+    return isinstance(value, float)
 
 
 @dataclass(frozen=True)
@@ -133,23 +168,29 @@ def scan(folder: Path) -> list[StoredRun | Broken]:
     if not folder.is_dir():
         raise InvalidInput("folder", folder, "no such folder")
     found: list[StoredRun | Broken] = []
-    for path in sorted(_folders(folder)):
+    try:
+        paths = sorted(_folders(folder))
+    except OSError as problem:
+        raise InvalidInput("folder", folder, problem.strerror or str(problem)) from None
+    for path in paths:
         try:
             found.append(read_run(path))
         except InvalidInput as problem:
             found.append(Broken(path, str(problem)))
+        except OSError as problem:
+            found.append(Broken(path, str(unreadable(path, problem.strerror or str(problem)))))
     # those that cannot be read have no time and come last
     return sorted(found, key=lambda run: (isinstance(run, Broken), run.id if isinstance(run, StoredRun) else ""))
 
 
 def _folders(folder: Path, depth: int = 2) -> Iterator[Path]:
     """A sweep keeps its runs in a folder of its own, so one level more is looked at."""
-    try:
-        inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    except OSError as problem:
-        raise InvalidInput("folder", folder, problem.strerror or str(problem)) from None
-    for path in inside:
-        if (path / layout.RUN).exists():
+    # os.path's questions are answered also where something may not be looked at
+    for path in [path for path in folder.iterdir() if os.path.isdir(path) and not path.name.startswith(".")]:
+        if os.path.lexists(path / layout.RUN):
             yield path
         elif depth > 1:
-            yield from _folders(path, depth - 1)
+            try:
+                yield from _folders(path, depth - 1)
+            except OSError:
+                yield path  # whoever reads it will be told

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratafl.divergence import measured
 from stratafl.metrics import rounds_to
 from stratafl.store.read import StoredRun
 from stratafl.sweep.plan import Entry
@@ -19,8 +21,10 @@ class Row:
     group: str
     runs: int
     done: int
+    diverged: int
+    """How many of those that are done ended with a loss that is not finite."""
     accuracy: float | None
-    """Mean over those that are done."""
+    """Mean over those that are done and did not diverge."""
     accuracy_deviation: float | None
     """Standard deviation (of a sample); None for fewer than two."""
     reached: int
@@ -31,7 +35,10 @@ class Row:
 
     @property
     def accuracy_text(self) -> str:
-        return _text(self.accuracy, self.accuracy_deviation, 4)
+        known = _text(self.accuracy, self.accuracy_deviation, 4)
+        if not self.diverged:
+            return known
+        return f"{known}, {self.diverged} diverged" if known else "diverged"
 
     @property
     def rounds_text(self) -> str:
@@ -43,7 +50,7 @@ class Row:
         return _text(self.rounds, self.rounds_deviation, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "rounds_text": self.rounds_text}
+        return {**vars(self), "accuracy_text": self.accuracy_text, "rounds_text": self.rounds_text}
 
 
 def table(entries: Sequence[Entry], stored: Mapping[str, StoredRun], target: float | None = None) -> list[Row]:
@@ -54,18 +61,22 @@ def table(entries: Sequence[Entry], stored: Mapping[str, StoredRun], target: flo
 
 def _row(group: str, entries: Sequence[Entry], stored: Mapping[str, StoredRun], target: float | None) -> Row:
     runs = [stored[entry.name] for entry in entries if entry.name in stored]
-    finals = [values[-1] for values in (_accuracies(run)[1] for run in runs) if values]
+    alive = [run for run in runs if run.diverged is None]
+    finals = [values[-1] for values in (_accuracies(run)[1] for run in alive) if values]
     reached, rounds = 0, []
     if target is not None:
         for run in runs:
             first = rounds_to(target, *_accuracies(run))
             reached += first is not None
             rounds.append(run.round if first is None else first)
-    return Row(group, len(entries), len(runs), *_moments(finals), reached, *_moments(rounds))
+    dead = len(runs) - len(alive)
+    return Row(group, len(entries), len(runs), dead, *_moments(finals), reached, *_moments(rounds))
 
 
 def _accuracies(run: StoredRun) -> tuple[list[int], list[float]]:
-    seen = [(r["round"], r["metrics"]["accuracy"]) for r in run.rounds if "accuracy" in r["metrics"]]
+    """Of the evaluated rounds that have one."""
+    found = [(record["round"], measured(record).get("accuracy", math.nan)) for record in run.rounds]
+    seen = [(round, value) for round, value in found if not math.isnan(value)]
     return [round for round, _ in seen], [value for _, value in seen]
 
 

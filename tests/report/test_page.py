@@ -363,4 +363,19 @@ def test_charts_follow_the_room_they_have(page: Page, report: Path) -> None:
     # without the window's help
     page.js("document.querySelector('main').style.maxWidth = '700px'")
     page.until(f"{fits} && document.querySelector('#tree').clientWidth < 700")
+
+
+def test_a_run_that_diverged_is_marked_and_its_curve_ends(page: Page, copied: Path, tmp_path: Path) -> None:
+    hurt = next(run for run in copied.iterdir() if run.name.startswith("HFedAvg"))
+    lines = [json.loads(line) for line in (hurt / "rounds.jsonl").read_text().splitlines()]
+    for record in lines[2:]:
+        record["metrics"] = {"loss": float("nan"), "accuracy": 0.3}
+    (hurt / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    page.open(write(copied, tmp_path / "report.html"))
+    assert "diverged at round 3" in page.js("document.getElementById('notes').textContent")
+    assert "diverged at round 3" in page.js("document.querySelector('.chips button').textContent")
+    assert "1 of 2 diverged" in page.js("document.getElementById('summary').textContent")
+    for name in ("accuracy", "loss"):
+        drawn = page.js(f"document.querySelector('#curve-{name} .plot').data[2].y")
+        assert drawn[1] is not None and drawn[2:] == [None, None]
     assert page.errors() == []

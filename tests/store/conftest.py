@@ -87,15 +87,14 @@ def contents(run: Path) -> dict[str, Any]:
 
     (checkpoint,) = (run / "checkpoints").iterdir()
     state = json.loads((checkpoint / "state.json").read_text())
-    history = state["state"].pop("history")
+    assert state["records"]["size"] == (run / "rounds.jsonl").stat().st_size
     summary = json.loads((run / "summary.json").read_text())
     status = json.loads((run / "status.json").read_text())
     return {
         "files": sorted(path.name for path in run.iterdir()),
         "status": [status[key] for key in ("status", "reason", "round", "rounds")],
         "rounds": timeless([json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]),
-        "history": [history[0], *timeless(history[1:])],
-        "state": {**state, "run": None, "created": None},
+        "state": {**state, "run": None, "created": None, "records": None},
         "tensors": (checkpoint / "tensors.safetensors").read_bytes(),
         "model": (run / "model.safetensors").read_bytes(),
         "summary": {**summary, "seconds": None},

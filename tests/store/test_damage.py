@@ -132,6 +132,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no sums": lambda run: (run / "checkpoints/000004/SHA256SUMS").unlink(),
     "foreign tensors": lambda run: foreign(run / "checkpoints/000004/tensors.safetensors"),
     "bytes at the end": lambda run: append(run / "checkpoints/000004/tensors.safetensors"),
+    "a record of its round": lambda run: flip_record(run, 4),
+    "its round's record cut short": lambda run: cut_record(run, 4),
     "another run's": another_run,
     "an older one under its name": older_in_its_place,
 }
@@ -145,6 +147,18 @@ def flip(path: Path) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_record(run: Path, round: int) -> None:
+    """Another number in a line that is valid all the same."""
+    lines = (run / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    lines[round - 1] = lines[round - 1].replace(b'"loss": ', b'"loss": 1')
+    (run / "rounds.jsonl").write_bytes(b"".join(lines))
+
+
+def cut_record(run: Path, round: int) -> None:
+    lines = (run / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "rounds.jsonl").write_bytes(b"".join(lines[:round])[:-1])
 
 
 def append(path: Path) -> None:
@@ -175,6 +189,31 @@ def test_without_a_good_checkpoint_a_run_begins_again(run: Path, whole: dict) ->
     ]
     launch.run()
     assert contents(run) == whole
+
+
+@pytest.mark.parametrize("damage", [flip_record, cut_record])
+def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Path, whole: dict) -> None:
+    damage(run, 1)
+    said: list[str] = []
+    Launch.resume(run, said.append).run()
+    assert [line.split(":")[0] for line in said][-1] == "begins again"
+    assert all("rounds.jsonl" in line for line in said[:-1])
+    assert contents(run) == whole
+
+
+def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
+    values = {**CONFIG, "run": {"rounds": 41, "checkpoint_every": 1, "evaluate_levels": [0, 1, 2]}}
+    launch = Launch.new(Config.of(values), "study", tmp_path)
+    sizes = {}
+
+    def watch(record) -> None:
+        if record.round > 1:
+            folder = launch.folder.path / "checkpoints" / f"{record.round - 1:06d}"
+            sizes[record.round - 1] = sum(path.stat().st_size for path in folder.iterdir())
+
+    launch.run(watch)
+    assert (launch.folder.path / "rounds.jsonl").stat().st_size > 40 * 500
+    assert abs(sizes[40] - sizes[10]) < 200
 
 
 def test_a_damaged_one_is_gone_after_the_next_good_one_and_two_are_kept(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from stratafl import InvalidInput, Rule, average, leaf, mtgc, simulate
 from stratafl.registry import entries
 from stratafl.state import fitted
 from stratafl.store.checkpoint import Checkpoints
+from stratafl.store.inputs import Inputs
 from stratafl.store.pack import pack, unpack
+from stratafl.store.records import Mark, Records
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
@@ -44,7 +47,9 @@ def everything(simulation) -> list:
 def through_a_file(simulation, folder: Path):
     checkpoints = Checkpoints(folder, "run")
     checkpoints.folder.mkdir()
-    checkpoints.write(len(simulation.history), simulation.state())
+    records = Records(folder, simulation.history)
+    checkpoints.write(len(simulation.history), simulation.state(), records.mark(), Inputs({}, {}))
+    records.close()
     return checkpoints.read(len(simulation.history))
 
 
@@ -142,7 +147,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     state |= {"empty": torch.zeros(3, 0), "cut": torch.arange(12.0).reshape(3, 4).t(), "history": []}
     checkpoints = Checkpoints(tmp_path, "run")
     checkpoints.folder.mkdir()
-    checkpoints.write(0, state)
+    checkpoints.write(0, state, Mark(0, hashlib.sha256().hexdigest()), Inputs({}, {}))
     found = load_file(checkpoints.path(0) / "tensors.safetensors")
     for name in map(str, kinds):
         assert torch.equal(found[name], state[name])

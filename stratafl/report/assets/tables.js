@@ -14,10 +14,12 @@ function table(head, rows, className = "") {
 }
 
 function statusText(setting) {
+  const dead = setting.runs.filter((run) => run.diverged !== null).map((run) => run.diverged);
+  const died = dead.length ? [`diverged at round ${Math.min(...dead)}`] : [];
   const going = setting.runs.filter((run) => run.status === "running");
-  if (going.length) return `running ${Math.min(...going.map((run) => run.round))}/${going[0].total}`;
+  if (going.length) return [`running ${Math.min(...going.map((run) => run.round))}/${going[0].total}`, ...died].join(", ");
   const odd = setting.runs.filter((run) => run.status !== "done");
-  return odd.length ? [...new Set(odd.map((run) => run.status))].join(", ") : "";
+  return [...new Set(odd.map((run) => run.status)), ...died].join(", ");
 }
 
 function drawLegends() {
@@ -84,6 +86,7 @@ function drawNotes() {
   const notes = state.data.unreadable.map((line) => `Left out: ${line}`);
   for (const setting of state.data.settings) {
     for (const run of setting.runs) {
+      if (run.diverged !== null) notes.push(`${run.name} ${run.id}: diverged at round ${run.diverged}: from there on its test loss is not finite`);
       if (run.status === "failed" || run.status === "interrupted") {
         notes.push(`${run.name} ${run.id}: ${run.status} after ${run.round} of ${run.total} rounds${run.reason ? `: ${run.reason}` : ""}`);
       }
