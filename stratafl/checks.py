@@ -2,42 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl.errors import InvalidInput, unknown, whole
+from stratafl.engine.work import Augment
+from stratafl.errors import InvalidInput, choice, first_line, guarded, number, reason, whole
 from stratafl.flat import Flat
+from stratafl.local import Leaf, LearningRate
+from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, is_classification
+from stratafl.schedule import Schedule
+from stratafl.streams import Purpose, integer
 from stratafl.tree import Tree
+
+MOST_BATCH = 1 << 31
+MOST_DRAWN = 1 << 30
+"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8 GB."""
 
 
 def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
     """Inputs and targets, from a pair of arrays or a map-style data set of pairs."""
     wanted = "must be (inputs, targets) or a map-style data set of such pairs"
+    kind = type(data).__name__
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
-        pairs = [data[i] for i in range(len(data))]
+        with guarded(field, kind, "cannot be read"):
+            pairs = [data[i] for i in range(len(data))]
         if not pairs or any(not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
-            raise InvalidInput(field, type(data).__name__, wanted)
-        data = [torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in range(2)]
-    if not isinstance(data, Sequence) or len(data) != 2:
-        raise InvalidInput(field, type(data).__name__, wanted)
-    try:
-        inputs, targets = (torch.as_tensor(part) for part in data)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(field, [type(part).__name__ for part in data], "must be arrays of numbers") from None
+            raise InvalidInput(field, kind, wanted)
+        parts = [[tensor(field, pair[i]) for pair in pairs] for i in range(2)]
+        with guarded(field, kind, "its samples must be of one shape"):
+            data = [torch.stack(part) for part in parts]
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) != 2:
+        raise InvalidInput(field, kind, wanted)
+    inputs, targets = (tensor(field, part) for part in data)
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
         shapes = tuple(inputs.shape), tuple(targets.shape)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
     return inputs, targets
 
 
+def tensor(field: str, value: object) -> Tensor:
+    """A dense tensor with values, from one or from an array."""
+    if isinstance(value, np.ndarray) and not (value.flags.writeable and min(value.strides, default=0) >= 0):
+        value = value.copy()  # torch would warn of the one and cannot take the other
+    try:
+        made = torch.as_tensor(value).detach()
+    except Exception:
+        raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
+    peculiar = _peculiar(made)
+    if peculiar:
+        raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {peculiar}")
+    return made
+
+
+def _peculiar(given: Tensor) -> str:
+    """What keeps a tensor from being used like any other, if anything does."""
+    if given.is_nested:
+        return "is nested: pad its rows to one length"
+    if given.is_meta:
+        return "is on the meta device and has none"
+    if given.is_quantized:
+        return "is quantised: call its dequantize()"
+    if given.layout is not torch.strided:
+        return f"is of layout {given.layout}: call its to_dense()"
+    return ""
+
+
+def initial(given: object) -> dict[str, Tensor]:
+    """A state dict of tensors, from one of tensors or arrays."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput("initial", given, "must be a state dict: a table of tensors or arrays by name")
+    values = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise InvalidInput("initial key", name, "must be a text")
+        values[name] = tensor(f"initial.{name}", value)
+        if values[name].is_complex():
+            raise InvalidInput(f"initial.{name}", str(values[name].dtype), "must hold real numbers")
+    return values
+
+
+def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
+    """How a module lies in rows, or the one a function makes with torch's generator set from the seed."""
+    module = model
+    if not isinstance(module, nn.Module) and callable(module):
+        with torch.random.fork_rng(), guarded("model", getattr(model, "__name__", model), "cannot be made"):
+            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
+            module = model()
+    flat = Flat(module)
+    for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
+        peculiar = _peculiar(value)
+        if peculiar:
+            raise InvalidInput("model", type(flat.module).__name__, f"{name} {peculiar}")
+    return flat
+
+
 def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
-    if not hasattr(given, "__len__"):
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
     if len(given) != tree.leaves:
         raise InvalidInput("partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
@@ -47,7 +113,7 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
         name = tree.names[-1][leaf]
         try:
             mine = np.asarray(indices)
-        except ValueError:
+        except Exception:
             raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers") from None
         if mine.size == 0:
             raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
@@ -71,22 +137,41 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
 
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
-    if not isinstance(given, Sequence):
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
     return [whole(field, level, at_least=0, at_most=depth) for level in given]
 
 
+def chain(given: Leaf | float | LearningRate) -> Leaf:
+    """The clients' chain, whose learning rate is tried for the first round."""
+    made = given if isinstance(given, Leaf) else usual_leaf(given)
+    with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
+        number("leaf.lr", made.lr(0), at_least=0)
+    return made
+
+
 def batching(batch: int | None, sampling: str) -> int | None:
-    if sampling not in ("epochs", "replacement"):
-        raise unknown("sampling", sampling, ("epochs", "replacement"))
-    return None if batch is None else whole("batch", batch, at_least=1)
+    choice("sampling", sampling, ("epochs", "replacement"))
+    return None if batch is None else whole("batch", batch, at_least=1, at_most=MOST_BATCH)
 
 
-def place(device: str | torch.device) -> torch.device:
+def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None) -> None:
+    """Refuse a period whose batches cannot be held, for an engine that draws those of all clients in one go."""
+    steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
+    if clients * steps * places > MOST_DRAWN:
+        each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
+        allowed = f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
+        raise InvalidInput("periods", list(schedule.periods), allowed)
+
+
+def place(device: str | torch.device, field: str = "device") -> torch.device:
+    """Where a tensor that is made there lies, if it can hold values."""
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as problem:
-        raise InvalidInput("device", device, first_line(problem)) from None
+        made = torch.zeros(1, device=device)
+        float(made)
+    except Exception as problem:
+        raise InvalidInput(field, device, first_line(problem) or "is no device of this machine") from None
+    return made.device
 
 
 def model_fits(
@@ -105,11 +190,11 @@ def model_fits(
     try:
         with torch.no_grad():
             outputs = flat.call(x_P, b_B.clone(), inputs[:2])
-    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+    except (Exception, SystemExit) as problem:
         raise InvalidInput(
             "model",
             kind,
-            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {first_line(problem)}",
+            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {reason(problem)}",
         ) from None
     if classes:
         if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
@@ -129,12 +214,58 @@ def model_fits(
             )
     try:
         value = loss(outputs, targets[:2])
-        scalar = isinstance(value, Tensor) and value.numel() == 1
-    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
-        raise InvalidInput("loss", getattr(loss, "__name__", loss), first_line(problem)) from None
+        scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+    except (Exception, SystemExit) as problem:
+        raise InvalidInput("loss", getattr(loss, "__name__", loss), reason(problem)) from None
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
 
 
-def first_line(problem: BaseException) -> str:
-    return str(problem).strip().partition("\n")[0]
+def model_learns(
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    augment: Augment | None,
+    seed: int,
+) -> None:
+    """Try a step with two samples as far as the loss, which must have a gradient, with and without `augment`."""
+    flat.module.train()
+    kind, few = type(flat.module).__name__, inputs[:2]
+
+    def tried(few: Tensor) -> tuple[object, Tensor]:
+        outputs = flat.call(x_P.detach().clone().requires_grad_(), b_B.clone(), few.clone())
+        return outputs, loss(outputs, targets[:2])
+
+    with torch.random.fork_rng(), torch.enable_grad():
+        with guarded("model", kind, "cannot be trained"):
+            outputs, value = tried(few)
+        if not value.requires_grad:
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                name = getattr(loss, "__name__", loss)
+                raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
+            raise InvalidInput(
+                "model output", kind, "has no gradient: it is detached, under no_grad, or depends on no parameter"
+            )
+        if augment is not None:
+            name = getattr(augment, "__name__", augment)
+            changed = augmented(augment, few, seed)
+            with guarded("augment", name, f"the model fails with its {tuple(changed.shape)} of {changed.dtype}"):
+                tried(changed)
+
+
+def augmented(augment: Augment, inputs: Tensor, seed: int) -> Tensor:
+    """What a transform makes of the first client's first batch, which must be as many inputs."""
+    name = getattr(augment, "__name__", augment)
+    if not callable(augment):
+        raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
+    with guarded("augment", name):
+        changed = augment(inputs.clone(), seed, 0, 0)
+    if not isinstance(changed, Tensor):
+        raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
+    if changed.shape[:1] != inputs.shape[:1] or changed.device != inputs.device:
+        found = f"of {len(inputs)} on {inputs.device} it makes {tuple(changed.shape)} on {changed.device}"
+        raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
+    return changed

@@ -19,7 +19,7 @@ from stratafl.board import Board, check_board
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
 from stratafl.deploy_cli import deploy
-from stratafl.errors import InvalidInput, MissingExtra, whole
+from stratafl.errors import InvalidInput, MissingExtra, first_line, line, shown, whole
 from stratafl.experiment import experiment, import_plugins
 from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
@@ -134,7 +134,7 @@ def _show(launch: Launch, tensorboard: bool, quiet: bool, as_json: bool) -> None
     print(f"{title}: {summary['rounds']} rounds in {summary['seconds']:.1f}s  {metrics}")
     print(f"sent and received per client: {_bytes(summary['bytes_per_client'])}")
     for node, times in summary["refused"].items():
-        print(f"refused {times} times, its update was not finite: {node}")
+        print(f"refused {times} times, its update was not finite: {line(node)}")
     print(f"written to {done.path}")
 
 
@@ -266,7 +266,8 @@ def main() -> None:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     except OSError as problem:
-        print(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}", file=sys.stderr)
+        where = "a file" if problem.filename is None else shown(Path(str(problem.filename)))
+        print(f"error: {where}: {problem.strerror or first_line(problem)}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
         print(stopped.note, file=sys.stderr)

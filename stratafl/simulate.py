@@ -22,11 +22,10 @@ from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
 from stratafl.engine.work import Augment, Engine, Training
-from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.errors import InvalidInput, choice, number, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf, clip
-from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, Tally, metrics, tally
 from stratafl.ranks.branch import Branch
 from stratafl.ranks.deal import deal, leaf_work
@@ -36,7 +35,6 @@ from stratafl.record import RoundResult, Seen, record
 from stratafl.registry import RuleLike, rules_for
 from stratafl.schedule import Participation, Schedule, check_participation, expected
 from stratafl.state import State
-from stratafl.streams import Purpose, integer
 from stratafl.tree import Shape, Tree
 
 Data = tuple[Tensor, Tensor] | Dataset
@@ -325,7 +323,7 @@ def simulate(
         shape = shape.weighted(weights, [len(part) for part in parts])
     edge_rules = rules_for(rules, shape.depth)
     schedule = Schedule.of(periods.periods if isinstance(periods, Schedule) else periods, shape.depth)
-    chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
+    chain = checks.chain(leaf)
     rounds = whole("rounds", rounds, at_least=1)
     evaluate_every = whole("evaluate_every", evaluate_every, at_least=1)
     evaluate_levels = checks.levels("evaluate_levels", evaluate_levels, shape.depth)
@@ -334,18 +332,14 @@ def simulate(
     batch = checks.batching(batch, sampling)
     seed = whole("seed", seed)
     ranks = Ranks() if ranks is None else ranks
+    if not isinstance(ranks, Ranks):
+        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
     device = ranks.device(checks.place(device))
     shares = check_participation(participation, shape.depth)
-    if diagnose not in get_args(Diagnose):
-        raise unknown("diagnose", diagnose, get_args(Diagnose))
+    choice("diagnose", diagnose, get_args(Diagnose))
 
-    module = model
-    if not isinstance(module, nn.Module) and callable(module):
-        with torch.random.fork_rng():
-            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
-            module = model()
-    flat = Flat(module)
-    x_P, b_B = flat.row(flat.module) if initial is None else flat.start(initial)
+    flat = checks.flattened(model, seed)
+    x_P, b_B = flat.row(flat.module) if initial is None else flat.start(checks.initial(initial))
     objective = F.cross_entropy if loss is None else loss
 
     def placed(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -359,6 +353,7 @@ def simulate(
     for name, pair in {"data": train, "test": held_out}.items():
         if pair is not None:
             checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
+    checks.model_learns(flat, x_P, b_B, *train, objective, augment, seed)
 
     here, first = shape, 0
     if ranks.count > 1:
@@ -374,9 +369,11 @@ def simulate(
         whole_data = LoopEngine(replace(training, batch=None, augment=None))
         federation.drift = Drift(here, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
     default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
-    name = engine or default
+    name = default if engine is None else engine
     if name == "auto" and ranks.count > 1 and device.type == "cpu":
         raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
+    if name != "loop":
+        checks.drawn(schedule, float(expected(shares, shape).sum()), max(map(len, parts)), batch)
     trainer = make_engine(name, training, precision=precision)
     return Simulation(
         federation,
