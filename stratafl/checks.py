@@ -103,10 +103,14 @@ def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
 
 def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0:
+    try:
+        count = len(given)
+    except TypeError:
+        count = 0
+    if isinstance(given, str | bytes | Mapping) or not count:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
-    if len(given) != tree.leaves:
-        raise InvalidInput("partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
+    if count != tree.leaves:
+        raise InvalidInput("partition", f"{count} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
     owner = np.full(samples, -1)
     parts = []
     for leaf, indices in enumerate(given):

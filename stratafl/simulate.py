@@ -337,6 +337,8 @@ def simulate(
     device = ranks.device(checks.place(device))
     shares = check_participation(participation, shape.depth)
     choice("diagnose", diagnose, get_args(Diagnose))
+    if engine is not None:
+        choice("engine", engine, get_args(Name))
 
     flat = checks.flattened(model, seed)
     x_P, b_B = flat.row(flat.module) if initial is None else flat.start(checks.initial(initial))

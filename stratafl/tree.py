@@ -162,7 +162,7 @@ class Tree:
         return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
-        if len(leaf_weights) != self.leaves:
+        if leaf_weights.shape != (self.leaves,):
             raise InvalidInput("weights", leaf_weights, f"needs one per leaf, {self.leaves} of them")
         levels = [leaf_weights]
         for level in range(self.depth, 0, -1):

@@ -13,14 +13,14 @@ from stratafl.rule import Edge, Proximal, Rows, Rule, average
 @register("fedprox")
 def fedprox(mu: float = 0.01) -> Rule:
     """FedProx: a pull of strength mu towards the model the parent gave."""
-    number("fedprox.mu", mu, at_least=0)
+    mu = number("fedprox.mu", mu, at_least=0)
     return average()._replace(local=Proximal(mu))
 
 
 @register("feddyn")
 def feddyn(alpha: float = 0.01) -> Rule:
     """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was pulled."""
-    number("feddyn.alpha", alpha, above=0)
+    alpha = number("feddyn.alpha", alpha, above=0)
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
         return {"h": state["h"] - alpha * (x - edge.model)}, {"model": x}
