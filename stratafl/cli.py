@@ -7,11 +7,13 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stratafl import __version__, demo, plots
@@ -194,12 +196,14 @@ def methods_command(
     known = sorted(entries(), key=lambda entry: entry.name)
     if as_json:
         fields = ("name", "at", "summary", "parameters")
-        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known]))
+        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known], default=_written))
         return
     table = Table("name", "edges", "what it is", "parameters")
     for entry in known:
-        params = ", ".join(f"{name}={value!r}" for name, value in entry.parameters.items())
-        table.add_row(entry.name, entry.at, entry.summary, params)
+        params = ", ".join(
+            name if value is Parameter.empty else f"{name}={shown(value)}" for name, value in entry.parameters.items()
+        )
+        table.add_row(*map(escape, (entry.name, entry.at, entry.summary, params)))
     Console().print(table)
 
 
@@ -249,6 +253,11 @@ def _run(title: str, settings: Config, quiet: bool) -> Result:
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "interrupted; nothing was written") from None
     return simulation.result()
+
+
+def _written(default: object) -> str | None:
+    """A default that JSON does not know: none, or any object of a user's rule."""
+    return None if default is Parameter.empty else shown(default)
 
 
 def _bytes(count: float) -> str:

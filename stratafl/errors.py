@@ -18,7 +18,7 @@ LONGEST, LONGEST_PATH = 80, 200
 LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED = 100, 200, 300
 """All may hold a user's text: a key of a table, the words of an exception, and what is said with them."""
 LARGEST = 1e30
-"""What is a rate or a strength may be: with more, single precision overflows at the first product."""
+"""The most that a rate or a strength may be: with more, single precision overflows at the first product."""
 MOST_DIGITS = 4000
 """Of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
 

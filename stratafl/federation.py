@@ -324,7 +324,7 @@ def _finite(*matrices: Tensor) -> np.ndarray:
     """Which rows are finite in all of them: the largest magnitude of a row is, in one pass and without a mask."""
     different = {id(rows): rows for rows in matrices if rows.shape[1]}.values()
     largest = [torch.linalg.vector_norm(rows, torch.inf, dim=1) for rows in different]
-    return torch.stack(largest).cpu().isfinite().numpy().all(axis=0)
+    return torch.stack(largest).cpu().isfinite().all(dim=0).numpy()
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:

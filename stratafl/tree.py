@@ -67,13 +67,9 @@ class Tree:
         names: list[list[str]] = []
         leaf_level: set[int] = set()
 
-        count = 0
+        _check_size(shape)
 
         def add(level: int, parent: int, path: str, below: object) -> None:
-            nonlocal count
-            count += level > 0
-            if count > MOST_NODES or level > MOST_LEVELS:
-                raise InvalidInput("tree", shape, TOO_LARGE)
             while len(parents) < level + 1:
                 parents.append([])
                 names.append([])
@@ -285,6 +281,24 @@ def _balanced(text: str) -> object:
     return shape
 
 
+def _check_size(shape: object) -> None:
+    """Refuse a tree that is too large before any of it is built."""
+    nodes, found = 0, [(shape, 1)]
+    while found:
+        part, level = found.pop()
+        if isinstance(part, Mapping):
+            part = list(part.values())
+        if isinstance(part, int):
+            nodes += max(part, 0)
+        elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
+            nodes += len(part)
+            found += [(below, level + 1) for below in part]
+        else:
+            continue
+        if nodes > MOST_NODES or level > MOST_LEVELS:
+            raise InvalidInput("tree", shape, TOO_LARGE)
+
+
 def _children(shape: object) -> list[tuple[str, object]]:
     """The children a notation stands for, each with its name and its own notation (LEAF for a leaf)."""
     if isinstance(shape, bool | bytes) or not isinstance(shape, int | Sequence | Mapping):
@@ -292,8 +306,6 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if isinstance(shape, int):
         if shape < 1:
             raise InvalidInput("tree", shape, "a group needs at least one child")
-        if shape > MOST_NODES:
-            raise InvalidInput("tree", shape, TOO_LARGE)
         return [(str(i), LEAF) for i in range(shape)]
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")
