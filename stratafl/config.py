@@ -118,7 +118,7 @@ class Config:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
         """From nested tables, such as a parsed TOML file."""
-        _check_plain(values, "", 0)
+        check_plain(values)
         return _fill(Config, values, "")
 
     @staticmethod
@@ -180,7 +180,7 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
     return kind(**filled)
 
 
-def _check_plain(value: Any, path: str, depth: int) -> None:
+def check_plain(value: Any, path: str = "", depth: int = 0) -> None:
     """Refuse what could not be stored with a run: TOML knows dates, JSON does not."""
     where = path or "config"
     if depth > DEEPEST:
@@ -189,10 +189,10 @@ def _check_plain(value: Any, path: str, depth: int) -> None:
         for key, each in value.items():
             if not isinstance(key, str):
                 raise InvalidInput(f"{where} key", key, "must be a text")
-            _check_plain(each, f"{path}.{key}" if path else key, depth + 1)
+            check_plain(each, f"{path}.{key}" if path else key, depth + 1)
     elif isinstance(value, list | tuple):
         for each in value:
-            _check_plain(each, path, depth + 1)
+            check_plain(each, path, depth + 1)
     elif not (value is None or isinstance(value, bool | int | float | str)):
         raise InvalidInput(where, value, "must be a text, a number, true or false, a list or a table")
     elif isinstance(value, int) and value.bit_length() > MOST_BITS:

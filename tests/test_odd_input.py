@@ -21,6 +21,7 @@ from stratafl import InvalidInput, simulate
 from stratafl.cli import main
 from stratafl.config import Config
 from stratafl.experiment import experiment
+from stratafl.sweep import Plan
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAN, INF = float("nan"), float("inf")
@@ -123,6 +124,16 @@ def test_every_key_of_a_config_may_hold_anything() -> None:
         values = changed(configs[number], path, odd)
         worked += judged(lambda: tried(experiment(Config.of(values))), (number, path, type(odd)))
     assert 0 < worked < len(chosen) / 2
+
+
+def test_every_key_of_a_sweep_may_hold_anything() -> None:
+    sweep = tomllib.loads((EXAMPLES / "sweep.toml").read_text())
+    sweep["variants"] = {"short": {"run": {"rounds": 3}}, "fast": {"leaf": {"lr": 0.3}}}
+    assert judged(lambda: Plan.of(sweep, "study", EXAMPLES), sweep)
+    cases = [(path, odd) for path in places(sweep) for odd in PLAIN]
+    for path, odd in random.Random(3).sample(cases, 200):
+        values = changed(sweep, path, odd)
+        judged(lambda: Plan.of(values, "study", EXAMPLES), (path, type(odd)))
 
 
 WORDS = [
