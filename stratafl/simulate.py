@@ -279,7 +279,7 @@ def simulate(
     weights: str | Sequence | np.ndarray | None = None,
     participation: Participation | Sequence[Participation] = None,
     seed: int = 0,
-    initial: Mapping[str, Tensor] | None = None,
+    initial: Mapping[str, Tensor | np.ndarray] | None = None,
     evaluate_every: int = 1,
     evaluate_levels: Sequence[int] = (0,),
     stop_at: float | None = None,
@@ -298,13 +298,14 @@ def simulate(
     tree: a `Tree` or one of its notations, such as "4x5".
     rules: a method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one rule per edge
         level, root first.
-    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper).
+    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper); their product
+        is the local steps of a global round, a million at most.
     leaf: the clients' chain, or just its learning rate.
     batch: samples per step, None for full batches; `sampling` "epochs" shuffles without replacement.
     loss: (outputs, targets) -> scalar; cross-entropy unless given.
     weights: of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless given.
     participation: per level, root first, or just the clients': all, a fraction, a number, or a function.
-    initial: a state dict to start from instead of the module's own values.
+    initial: a state dict, of tensors or arrays, to start from instead of the module's own values.
     evaluate_levels: levels whose every node is evaluated besides the root.
     stop_at: a test accuracy; the run ends after the first evaluated round that reaches it.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
