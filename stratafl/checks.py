@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 from stratafl.engine.work import Augment
 from stratafl.errors import InvalidInput, choice, first_line, guarded, number, reason, whole
 from stratafl.flat import Flat
-from stratafl.local import Leaf, LearningRate
+from stratafl.local import Leaf, LearningRate, decay
 from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, is_classification
+from stratafl.rule import Proximal, Rule
 from stratafl.schedule import Schedule
 from stratafl.streams import Purpose, integer
 from stratafl.tree import Tree
@@ -152,6 +153,18 @@ def chain(given: Leaf | float | LearningRate) -> Leaf:
     with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
         number("leaf.lr", made.lr(0), at_least=0)
     return made
+
+
+def strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
+    """Refuse what a direction is multiplied with where the model's own type cannot hold it."""
+    largest = torch.finfo(dtype).max
+    number("leaf.lr", chain.lr(0), at_most=largest)
+    for stage in chain.stages:
+        if isinstance(stage, decay):
+            number("leaf.weight_decay", stage.rate, at_most=largest)
+    for rule in rules:
+        if isinstance(rule.local, Proximal):
+            number("rules", rule.local.strength, at_most=largest)
 
 
 def batching(batch: int | None, sampling: str) -> int | None:

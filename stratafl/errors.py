@@ -17,8 +17,6 @@ LONGEST, LONGEST_PATH = 80, 200
 """Characters of a value that a complaint repeats, and of a path."""
 LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED = 100, 200, 300
 """All may hold a user's text: a key of a table, the words of an exception, and what is said with them."""
-LARGEST = 1e30
-"""The most that a rate or a strength may be: with more, single precision overflows at the first product."""
 MOST_DIGITS = 4000
 """Of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
 
@@ -162,8 +160,6 @@ def number(
         or (at_most is not None and not result <= at_most)
     ):
         raise complaint
-    if kind == "finite" and abs(result) > LARGEST:
-        raise InvalidInput(field, value, f"must be at most {LARGEST:g}")
     return result
 
 

@@ -122,7 +122,7 @@ class Simulation:
         self.ranks.connect()
         began = time.perf_counter()
         federation, drift = self.federation, self.federation.drift
-        number("leaf.lr", self.leaf.lr(round), at_least=0)
+        number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         refused: list[list[str]] = []
         clipped_before = self.engine.clipped
         client_steps = 0
@@ -298,8 +298,8 @@ def simulate(
     tree: a `Tree` or one of its notations, such as "4x5".
     rules: a method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one rule per edge
         level, root first.
-    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper); their product
-        is the local steps of a global round, a million at most.
+    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper); their
+        product is the local steps of a global round, a million at most.
     leaf: the clients' chain, or just its learning rate.
     batch: samples per step, None for full batches; `sampling` "epochs" shuffles without replacement.
     loss: (outputs, targets) -> scalar; cross-entropy unless given.
@@ -342,6 +342,7 @@ def simulate(
         choice("engine", engine, get_args(Name))
 
     flat = checks.flattened(model, seed)
+    checks.strengths(flat.dtype, chain, edge_rules)
     x_P, b_B = flat.row(flat.module) if initial is None else flat.start(checks.initial(initial))
     objective = F.cross_entropy if loss is None else loss
 

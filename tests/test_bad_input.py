@@ -227,7 +227,9 @@ NUMBERS: list[Wrong] = [
     ("device", lambda: study(device="gpu"), "device", "'gpu'", ""),
     ("no numbers", lambda: study(device="meta"), "device", "'meta'", "meta"),
     ("batch huge", lambda: study(batch=10**30), "batch", "1000", "at most"),
-    ("lr huge", lambda: study(leaf=1e300), "leaf.lr", "1e+300", "at most 1e+30"),
+    ("lr huge", lambda: study(leaf=1e300), "leaf.lr", "1e+300", "at most 3.40282e+38"),
+    ("decay huge", lambda: study(leaf=leaf(0.1, weight_decay=1e300)), "leaf.weight_decay", "1e+300", "at most"),
+    ("pull huge", lambda: study(rules={"name": "fedprox", "mu": 10**40}), "rules", "1e+40", "at most"),
     ("lr function", lambda: study(leaf=leaf(raising)), "leaf.lr", "'raising'", "KeyError"),
     ("ranks", lambda: study(ranks=3), "ranks", "3", "docs/ranks.md"),
 ]

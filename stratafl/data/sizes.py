@@ -82,7 +82,7 @@ def parse(value: object) -> Sizes | None:
 def non_negative(field: str, value: object) -> float:
     """The value as a finite float that is not below zero, nor so large that products of it overflow."""
     try:
-        return number(field, value, at_least=0)
+        return number(field, value, at_least=0, at_most=1e100)
     except InvalidInput:
         raise InvalidInput(field, value, "must be a number, at least 0") from None
 
