@@ -48,8 +48,11 @@ def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
 
 def tensor(field: str, value: object) -> Tensor:
     """A dense tensor with values, from one or from an array."""
-    if isinstance(value, np.ndarray) and not (value.flags.writeable and min(value.strides, default=0) >= 0):
-        value = value.copy()  # torch would warn of the one and cannot take the other
+    if isinstance(value, np.ndarray):
+        if np.ma.is_masked(value):
+            raise InvalidInput(field, type(value).__name__, "must have all its values, and some are masked")
+        if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
+            value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
     try:
         made = torch.as_tensor(value).detach()
     except Exception:

@@ -274,6 +274,7 @@ DATA: list[Wrong] = [
     ("ragged", lambda: study(data=([[1.0], [1.0, 2.0]], [0, 1])), "data", "'list'", "as long in every row"),
     ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape"),
     ("broken", lambda: study(data=Broken(INPUTS, LABELS)), "data", "'Broken'", "the disk is gone"),
+    ("masked", lambda: study(data=(np.ma.masked_less(INPUTS.numpy(), 0.5), LABELS)), "data", "Masked", "masked"),
     ("meta", lambda: study(data=(INPUTS.to("meta"), LABELS)), "data", "'Tensor'", "meta device"),
     ("meta labels", lambda: study(data=(INPUTS, LABELS.to("meta"))), "data", "'Tensor'", "meta device"),
     ("sparse", lambda: study(data=(INPUTS.to_sparse(), LABELS)), "data", "'Tensor'", "to_dense()"),
@@ -432,9 +433,10 @@ def test_values_to_start_from_may_be_arrays() -> None:
     backwards = np.flip(np.flip(arrays["weight"]).copy())
     assert backwards.strides[0] < 0
     backwards.flags.writeable = False
-    found = [study(initial=each).run().models[0] for each in (start, arrays, {**arrays, "weight": backwards})]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    foreign = arrays["weight"].astype(">f4")
+    expected = study(initial=start).run().models[0]
+    for weight in (arrays["weight"], backwards, foreign):
+        assert torch.equal(study(initial={**arrays, "weight": weight}).run().models[0], expected)
 
 
 def test_batches_of_a_far_meeting_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
