@@ -239,7 +239,7 @@ def _load(path: str) -> Callable[..., Any]:
     """What "module:attribute" or "file.py:attribute" names."""
     source, _, attribute = path.rpartition(":")
     is_file = source.endswith(".py")
-    module = load_module("model.name", Path(source)) if is_file else import_module("model.name", source)
+    module = load_module("model.name", Path(source)) if is_file else import_module("model.name", path, source)
     maker = getattr(module, attribute, None)
     if not callable(maker):
         raise unknown("model.name", attribute, [n for n in vars(module) if not n.startswith("_")])

@@ -24,10 +24,11 @@ def load_module(field: str, path: Path) -> ModuleType:
     return module
 
 
-def import_module(field: str, name: str) -> ModuleType:
-    """An installed module of the user's, by its import path."""
+def import_module(field: str, value: str, name: str) -> ModuleType:
+    """An installed module of the user's, by its import path, which is part of the value given."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         # importing or calling one may open a browser, wait for a key or end the process
-        raise InvalidInput(field, name, "is a part of Python itself; a file of the same name can be given with its .py")
-    with guarded(field, name, "cannot be imported"):
+        allowed = f"{name} is a part of Python itself; a file of the same name can be given with its .py"
+        raise InvalidInput(field, value, allowed)
+    with guarded(field, value, "cannot be imported"):
         return importlib.import_module(name)
