@@ -2,54 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl.engine.habits import as_before
-from stratafl.errors import InvalidInput, unknown, whole
+from stratafl.errors import InvalidInput, choice, first_line, guarded, number, whole
 from stratafl.flat import Flat
-from stratafl.metrics import IGNORED, Loss, is_classification
+from stratafl.local import Leaf, LearningRate, decay
+from stratafl.local import leaf as usual_leaf
+from stratafl.rule import Proximal, Rule
+from stratafl.schedule import Schedule
+from stratafl.streams import Purpose, integer
 from stratafl.tree import Tree
-from stratafl.vocabulary import Lookups
+
+MOST_BATCH = 1 << 31
+MOST_DRAWN = 1 << 30
+"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8 GB."""
 
 
 def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
     """Inputs and targets, from a pair of arrays or a map-style data set of pairs."""
     wanted = "must be (inputs, targets) or a map-style data set of such pairs"
+    kind = type(data).__name__
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
-        pairs = [data[i] for i in range(len(data))]
+        with guarded(field, kind, "cannot be read"):
+            pairs = [data[i] for i in range(len(data))]
         if not pairs or any(not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
-            raise InvalidInput(field, type(data).__name__, wanted)
-        data = [torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in range(2)]
-    if not isinstance(data, Sequence) or len(data) != 2:
-        raise InvalidInput(field, type(data).__name__, wanted)
-    try:
-        inputs, targets = (torch.as_tensor(part) for part in data)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(field, [type(part).__name__ for part in data], "must be arrays of numbers") from None
+            raise InvalidInput(field, kind, wanted)
+        parts = [[tensor(field, pair[i]) for pair in pairs] for i in range(2)]
+        with guarded(field, kind, "its samples must be of one shape"):
+            data = [torch.stack(part) for part in parts]
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) != 2:
+        raise InvalidInput(field, kind, wanted)
+    inputs, targets = (tensor(field, part) for part in data)
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
         shapes = tuple(inputs.shape), tuple(targets.shape)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
     return inputs, targets
 
 
+def tensor(field: str, value: object) -> Tensor:
+    """A dense tensor with values, from one or from an array."""
+    if isinstance(value, np.ndarray):
+        if np.ma.is_masked(value):
+            raise InvalidInput(field, type(value).__name__, "must have all its values, and some are masked")
+        if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
+            value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
+    try:
+        made = torch.as_tensor(value).detach()
+    except Exception:
+        raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
+    peculiar = _peculiar(made)
+    if peculiar:
+        raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {peculiar}")
+    return made
+
+
+def _peculiar(given: Tensor) -> str:
+    """What keeps a tensor from being used like any other, if anything does."""
+    if given.is_nested:
+        return "is nested: pad its rows to one length"
+    if given.is_meta:
+        return "is on the meta device and has none"
+    if given.is_quantized:
+        return "is quantised: call its dequantize()"
+    if given.layout is not torch.strided:
+        return f"is of layout {given.layout}: call its to_dense()"
+    return ""
+
+
+def initial(given: object) -> dict[str, Tensor]:
+    """A state dict of tensors, from one of tensors or arrays."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput("initial", given, "must be a state dict: a table of tensors or arrays by name")
+    values = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise InvalidInput("initial key", name, "must be a text")
+        values[name] = tensor(f"initial.{name}", value)
+        if values[name].is_complex():
+            raise InvalidInput(f"initial.{name}", str(values[name].dtype), "must hold real numbers")
+    return values
+
+
+def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
+    """How a module lies in rows, or the one a function makes with torch's generator set from the seed."""
+    module = model
+    if not isinstance(module, nn.Module) and callable(module):
+        with torch.random.fork_rng(), guarded("model", getattr(model, "__name__", model), "cannot be made"):
+            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
+            module = model()
+    flat = Flat(module)
+    for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
+        peculiar = _peculiar(value)
+        if peculiar:
+            raise InvalidInput("model", type(flat.module).__name__, f"{name} {peculiar}")
+    return flat
+
+
 def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
-    if not hasattr(given, "__len__"):
+    try:
+        count = len(given)
+    except TypeError:
+        count = 0
+    if isinstance(given, str | bytes | Mapping) or not count:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
-    if len(given) != tree.leaves:
-        raise InvalidInput("partition", f"{len(given)} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
+    if count != tree.leaves:
+        raise InvalidInput("partition", f"{count} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
     owner = np.full(samples, -1)
     parts = []
     for leaf, indices in enumerate(given):
         name = tree.names[-1][leaf]
         try:
             mine = np.asarray(indices)
-        except ValueError:
+        except Exception:
             raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers") from None
         if mine.size == 0:
             raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
@@ -73,148 +143,50 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
 
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
-    if not isinstance(given, Sequence):
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
     return [whole(field, level, at_least=0, at_most=depth) for level in given]
 
 
+def chain(given: Leaf | float | LearningRate) -> Leaf:
+    """The clients' chain, whose learning rate is tried for the first round."""
+    made = given if isinstance(given, Leaf) else usual_leaf(given)
+    with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
+        number("leaf.lr", made.lr(0), at_least=0)
+    return made
+
+
+def strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
+    """Refuse what a direction is multiplied with where the model's own type cannot hold it."""
+    largest = torch.finfo(dtype).max
+    number("leaf.lr", chain.lr(0), at_most=largest)
+    for stage in chain.stages:
+        if isinstance(stage, decay):
+            number("leaf.weight_decay", stage.rate, at_most=largest)
+    for rule in rules:
+        if isinstance(rule.local, Proximal):
+            number("rules", rule.local.strength, at_most=largest)
+
+
 def batching(batch: int | None, sampling: str) -> int | None:
-    if sampling not in ("epochs", "replacement"):
-        raise unknown("sampling", sampling, ("epochs", "replacement"))
-    return None if batch is None else whole("batch", batch, at_least=1)
+    choice("sampling", sampling, ("epochs", "replacement"))
+    return None if batch is None else whole("batch", batch, at_least=1, at_most=MOST_BATCH)
 
 
-def place(device: str | torch.device) -> torch.device:
+def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None) -> None:
+    """Refuse a period whose batches cannot be held, for an engine that draws those of all clients in one go."""
+    steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
+    if clients * steps * places > MOST_DRAWN:
+        each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
+        allowed = f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
+        raise InvalidInput("periods", list(schedule.periods), allowed)
+
+
+def place(device: str | torch.device, field: str = "device") -> torch.device:
+    """Where a tensor that is made there lies, if it can hold values."""
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as problem:
-        raise InvalidInput("device", device, first_line(problem)) from None
-
-
-def model_fits(
-    field: str,
-    flat: Flat,
-    x_P: Tensor,
-    b_B: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    classes: bool,
-) -> None:
-    """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
-    flat.eval()
-    kind = type(flat.module).__name__
-
-    def see(codes: Tensor, table: Tensor) -> Tensor:
-        _check_codes(field, inputs, codes, len(table))
-        return codes
-
-    try:
-        with torch.no_grad(), as_before(x_P.device), Lookups(see):
-            outputs = flat.call(x_P, b_B.clone(), inputs[:2].clone())
-    except InvalidInput:
-        raise
-    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
-        raise InvalidInput(
-            "model",
-            kind,
-            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {first_line(problem)}",
-        ) from None
-    if classes:
-        if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
-            shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise InvalidInput(
-                "model output",
-                shape,
-                f"must hold one score per class for {field} labels that are whole numbers, "
-                f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
-            )
-        labels = targets[targets != IGNORED]
-        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if low < 0 or high >= outputs.shape[1]:
-            raise InvalidInput(
-                "model output",
-                f"{outputs.shape[1]} classes",
-                f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
-            )
-    try:
-        value = loss(outputs, targets[:2].clone())
-        scalar = isinstance(value, Tensor) and value.numel() == 1
-    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
-        raise InvalidInput("loss", getattr(loss, "__name__", loss), first_line(problem)) from None
-    if not scalar:
-        raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
-
-
-def _check_codes(field: str, inputs: Tensor, codes: Tensor, vocabulary: int) -> None:
-    """Where a model looks its inputs up as they are, ask whether all of them, and not only those tried, are there."""
-    few = inputs[: len(codes)]
-    if codes.shape != few.shape or not torch.equal(codes, few.to(codes.dtype)):
-        return
-    low, high = (int(each) for each in inputs.aminmax())
-    if low < 0 or high >= vocabulary:
-        raise InvalidInput(
-            f"{field} inputs",
-            f"codes from {low} to {high}",
-            f"the model's embedding has {vocabulary} entries, for codes from 0 to {vocabulary - 1}",
-        )
-
-
-def model_trains(flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss) -> None:
-    """Try a gradient on a few samples of one client, which may fail where an evaluation does not."""
-    problem = _training_problem(flat, x_P, b_B, inputs, targets, loss)
-    if problem is not None and len(inputs) > 1:
-        raise InvalidInput(
-            "model", type(flat.module).__name__, f"cannot be trained: {first_line(problem)}"
-        ) from problem
-
-
-def batches_of_one(
-    flat: Flat,
-    x_P: Tensor,
-    b_B: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    batch: int | None,
-    sampling: str,
-    clients: Mapping[str, Tensor],
-) -> None:
-    """Refuse batches that leave a client a single sample, where the model cannot train on one: batch norm needs two."""
-
-    def alone(batch: int | None) -> list[str]:
-        def smallest(size: int) -> int:
-            most = size if batch is None else min(size, batch)
-            return (size % most or most) if sampling == "epochs" else most
-
-        return [name for name, mine in clients.items() if smallest(len(mine)) == 1]
-
-    named = alone(batch)
-    problem = _training_problem(flat, x_P, b_B, inputs[:1], targets[:1], loss) if named else None
-    if problem is None:
-        return
-    near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
-    better = next((other for other in near if not alone(other)), None)
-    advice = "give each client at least two samples" if better is None else f"{better} would not"
-    few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    raise InvalidInput(
-        "batch",
-        batch,
-        f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {first_line(problem)}",
-    ) from problem
-
-
-def _training_problem(
-    flat: Flat, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor, loss: Loss
-) -> Exception | None:
-    flat.train()
-    try:
-        with as_before(x_P.device):
-            flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), loss)
-    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
-        return problem
-    return None
-
-
-def first_line(problem: BaseException) -> str:
-    return str(problem).strip().partition("\n")[0]
+        made = torch.zeros(1, device=device)
+        float(made)
+    except Exception as problem:
+        raise InvalidInput(field, device, first_line(problem) or "is no device of this machine") from None
+    return made.device

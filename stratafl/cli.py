@@ -7,12 +7,14 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stratafl import __version__, demo, plots
@@ -20,11 +22,10 @@ from stratafl.board import Board, check_board
 from stratafl.config import Config
 from stratafl.data_cli import data, models_command
 from stratafl.deploy_cli import deploy
-from stratafl.errors import InvalidInput, MissingExtra, whole
+from stratafl.errors import InvalidInput, MissingExtra, first_line, printable, shown, whole
 from stratafl.experiment import experiment, import_plugins
 from stratafl.launch import Launch
 from stratafl.metrics import rounds_to
-from stratafl.printable import printable
 from stratafl.progress import Display
 from stratafl.ranks.group import Ranks
 from stratafl.ranks.session import session
@@ -216,12 +217,14 @@ def methods_command(
     known = sorted(entries(), key=lambda entry: entry.name)
     if as_json:
         fields = ("name", "at", "summary", "parameters")
-        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known]))
+        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known], default=_written))
         return
     table = Table("name", "edges", "what it is", "parameters")
     for entry in known:
-        params = ", ".join(f"{name}={value!r}" for name, value in entry.parameters.items())
-        table.add_row(entry.name, entry.at, entry.summary, params)
+        params = ", ".join(
+            name if value is Parameter.empty else f"{name}={shown(value)}" for name, value in entry.parameters.items()
+        )
+        table.add_row(*map(escape, (entry.name, entry.at, entry.summary, params)))
     Console().print(table)
 
 
@@ -275,6 +278,11 @@ def _run(title: str, settings: Config, quiet: bool) -> Result:
     return simulation.result()
 
 
+def _written(default: object) -> str | None:
+    """A default that JSON does not know: none, or any object of a user's rule."""
+    return None if default is Parameter.empty else shown(default)
+
+
 def _bytes(count: float) -> str:
     units = ["B", "kB", "MB", "GB", "TB"]
     while count >= 1000 and len(units) > 1:
@@ -290,7 +298,8 @@ def main() -> None:
         print(printable(f"error: {problem}"), file=sys.stderr)
         sys.exit(2)
     except OSError as problem:
-        print(printable(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}"), file=sys.stderr)
+        where = "a file" if problem.filename is None else shown(Path(str(problem.filename)))
+        print(printable(f"error: {where}: {problem.strerror or first_line(problem)}"), file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
         print(printable(stopped.note), file=sys.stderr)

@@ -19,8 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, choice, first_line, reason, unknown
 from stratafl.local import Leaf, LearningRate, constant, cosine, leaf, step_decay
+
+DEEPEST = 120
+"""Lists and tables in each other; a tree may have a hundred levels."""
+MOST_BITS = 1023
+"""Of a whole number: what is larger has no floating-point value, and could not be stored with a run."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,7 @@ class LeafConfig:
     def chain(self, rounds: int) -> Leaf:
         schedules: dict[str, Callable[..., LearningRate]] = {"constant": constant, "step": step_decay, "cosine": cosine}
         name, params = named("leaf.schedule", self.schedule)
-        if name not in schedules:
-            raise unknown("leaf.schedule", name, schedules)
+        choice("leaf.schedule", name, schedules)
         if name == "cosine":
             params = {"rounds": rounds, **params}
         allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}[name]
@@ -116,7 +120,7 @@ class Config:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
         """From nested tables, such as a parsed TOML file."""
-        _check_plain(values, "")
+        check_plain(values)
         return _fill(Config, values, "")
 
     @staticmethod
@@ -135,14 +139,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InvalidInput("config", str(path), "is not UTF-8 text") from None
+        raise InvalidInput("config", path, "is not UTF-8 text") from None
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise InvalidInput("config", str(path), reason) from None
+        raise InvalidInput("config", path, getattr(problem, "strerror", None) or reason(problem)) from None
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise InvalidInput("config", str(path), f"not valid TOML: {problem}") from None
+    except (ValueError, RecursionError) as problem:
+        raise InvalidInput("config", path, f"not valid TOML: {_unread(problem)}") from None
+
+
+def _unread(problem: Exception) -> str:
+    """Why TOML cannot be read; not everything Python cannot take is an error of the format's."""
+    if isinstance(problem, RecursionError):
+        return "lists or tables are nested too deeply"
+    return first_line(problem) if isinstance(problem, tomllib.TOMLDecodeError) else "a number is too long"
 
 
 def named(field: str, value: Any) -> tuple[str, dict[str, Any]]:
@@ -172,16 +182,23 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
     return kind(**filled)
 
 
-def _check_plain(value: Any, path: str) -> None:
+def check_plain(value: Any, path: str = "", depth: int = 0) -> None:
     """Refuse what could not be stored with a run: TOML knows dates, JSON does not."""
+    where = path or "config"
+    if depth > DEEPEST:
+        raise InvalidInput(where, value, f"at most {DEEPEST} lists or tables in each other")
     if isinstance(value, Mapping):
         for key, each in value.items():
-            _check_plain(each, f"{path}.{key}" if path else str(key))
+            if not isinstance(key, str):
+                raise InvalidInput(f"{where} key", key, "must be a text")
+            check_plain(each, f"{path}.{key}" if path else key, depth + 1)
     elif isinstance(value, list | tuple):
         for each in value:
-            _check_plain(each, path)
+            check_plain(each, path, depth + 1)
     elif not (value is None or isinstance(value, bool | int | float | str)):
-        raise InvalidInput(path, value, "must be a text, a number, true or false, a list or a table")
+        raise InvalidInput(where, value, "must be a text, a number, true or false, a list or a table")
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise InvalidInput(where, value, "is too large a number")
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -215,6 +232,8 @@ def _change(values: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except (ValueError, RecursionError) as problem:
+        raise InvalidInput("--set", change, _unread(problem)) from None
     table = values
     for key in keys[:-1]:
         table = table.setdefault(key, {})

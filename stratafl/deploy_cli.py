@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from stratafl.errors import InvalidInput, MissingExtra
-from stratafl.printable import printable
-from stratafl.record import shown
+from stratafl.errors import InvalidInput, MissingExtra, printable
+from stratafl.record import listed
 from stratafl.store.signals import Interrupted
 
 deploy = typer.Typer(help="Run a tree of real sites on Flower.", no_args_is_help=True)
@@ -91,7 +90,7 @@ def _in_words(line: str, rounds: int) -> str:
     """A line of rounds.jsonl."""
     seen = json.loads(line)
     numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
-    apart = "".join(f"  {word}: {shown(seen[word])}" for word in ("absent", "refused") if seen[word])
+    apart = "".join(f"  {word}: {listed(seen[word])}" for word in ("absent", "refused") if seen[word])
     return printable(f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}")
 
 

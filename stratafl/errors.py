@@ -1,12 +1,26 @@
-"""One kind of complaint about input: it names the field, what was given, and what is allowed."""
+"""One kind of complaint about input: it names the field, what was given, and what is allowed.
+
+Whatever was given, the complaint is one short line that a terminal can show: values are cut, and what cannot be printed
+is escaped.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+
+LONGEST, LONGEST_PATH = 80, 200
+"""Characters of a value that a complaint repeats, and of a path."""
+LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED = 100, 200, 300
+"""All may hold a user's text: a key of a table, the words of an exception, and what is said with them."""
+MOST_DIGITS = 4000
+"""Of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
+
+BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 
 
 class InvalidInput(ValueError):
@@ -14,7 +28,7 @@ class InvalidInput(ValueError):
 
     def __init__(self, field: str, value: object, allowed: str):
         self.field, self.value, self.allowed = field, value, allowed
-        super().__init__(f"{field} = {_short(value)}: {allowed}")
+        super().__init__(f"{line(field, LONGEST_FIELD)} = {shown(value)}: {line(allowed, LONGEST_ALLOWED)}")
 
 
 class MissingExtra(ImportError):
@@ -27,17 +41,99 @@ class MissingExtra(ImportError):
 def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     """The complaint about a name nobody knows, with the nearest one that exists."""
     choices = sorted(known)
-    begun = [choice for choice in choices if str(name) and choice.startswith(str(name))]
-    near = begun or difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
+    text = name[:LONGEST] if isinstance(name, str) else shown(name)
+    begun = [choice for choice in choices if text and choice.startswith(text)]
+    near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices)}")
 
 
-def _short(value: object, limit: int = 80) -> str:
+def choice(field: str, name: object, known: Iterable[str]) -> str:
+    """The name itself if it is one of those known, otherwise the complaint."""
+    if not isinstance(name, str) or name not in known:
+        raise unknown(field, name, known)
+    return name
+
+
+def shown(value: object) -> str:
+    """A value as one short printable line, however large it is or deeply nested."""
     if isinstance(value, Path):
-        return repr(str(value))  # whole: it is its end that says which file
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+        text = line(repr(str(value)))
+        # it is its end that says which file
+        return text if len(text) <= LONGEST_PATH else f"...{text[3 - LONGEST_PATH :]}"
+    text = ""
+    for piece in _pieces(value):
+        text += line(piece)
+        if len(text) > LONGEST:
+            return f"{text[: LONGEST - 3]}..."
+    return text
+
+
+def printable(text: object) -> str:
+    """A text as one line that a terminal only shows: what would steer it, or cannot be encoded, is spelt out."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in str(text))
+
+
+def line(text: str, longest: int | None = None) -> str:
+    """A text as one printable line, cut where it is longer than that."""
+    if longest is not None and len(text) > longest:
+        text = f"{text[: longest - 3]}..."
+    if text.isprintable():
+        return text
+    plain = printable(" ".join(text.split()))
+    return plain if longest is None else line(plain, longest)
+
+
+def first_line(problem: BaseException) -> str:
+    """What an exception says, in one line."""
+    try:
+        text = str(problem)
+    except Exception:
+        return ""
+    return line(text.strip().partition("\n")[0], LONGEST_WORDS)
+
+
+def reason(problem: BaseException) -> str:
+    """An exception in one line: its kind, and what it says."""
+    kind, said = type(problem).__name__, first_line(problem)
+    return f"{kind}: {said}" if said else kind
+
+
+@contextmanager
+def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None]:
+    """Call a user's own code: what it raises becomes a complaint, also where it would end the process."""
+    try:
+        yield
+    except (InvalidInput, MissingExtra):
+        raise
+    except (Exception, SystemExit) as problem:
+        raise InvalidInput(field, value, f"{failing}: {reason(problem)}") from problem
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """A value's notation bit by bit, so that nobody writes out more of it than is shown."""
+    if isinstance(value, str | bytes):
+        yield repr(value[: LONGEST + 1])
+    elif isinstance(value, int) and value.bit_length() > MOST_DIGITS * math.log2(10):
+        yield f"a whole number of about {round(value.bit_length() * math.log10(2)):,} digits"
+    elif type(value) in BRACKETS and isinstance(value, Collection):
+        brackets = BRACKETS[type(value)]
+        yield brackets[0]
+        for number, each in enumerate(value):
+            if number:
+                yield ", "
+            yield from _pieces(each)
+            if isinstance(value, Mapping):
+                yield ": "
+                yield from _pieces(value[each])
+        if isinstance(value, tuple) and len(value) == 1:
+            yield ","
+        yield brackets[1]
+    else:
+        try:
+            yield repr(value)
+        except Exception:
+            yield f"<{type(value).__name__}>"
 
 
 def number(
@@ -52,7 +148,7 @@ def number(
 ) -> float:
     """The value itself if it is a finite number within the bounds, otherwise the complaint."""
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
     complaint = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
     if not isinstance(value, Real) or isinstance(value, bool):
         raise complaint
@@ -69,6 +165,10 @@ def number(
     ):
         raise complaint
     return result
+
+
+def _written(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def whole(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:

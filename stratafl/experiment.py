@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stratafl import checks, models
-from stratafl.checks import first_line
 from stratafl.config import Config, DataConfig, named
 from stratafl.data import sources
 from stratafl.data.canonical import Dataset
@@ -28,6 +25,7 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.work import Augment, Engine, Training
 from stratafl.errors import InvalidInput, unknown, whole
 from stratafl.flat import Flat
+from stratafl.own_code import load_module
 from stratafl.ranks.group import Ranks
 from stratafl.registry import RuleLike
 from stratafl.schedule import Schedule
@@ -147,7 +145,7 @@ def study(config: Config, ranks: Ranks | None = None) -> Study:
     schedule = schedule_of(config, tree.depth)
     chain = config.leaf.chain(config.run.rounds)
     rules = rules_of(config)
-    device = _device(config.run.device)
+    device = checks.place(config.run.device, "run.device")
     held = material(config.data, tree, seed)
     name, params = named("model", config.model)
     shape = tuple(held.train[0].shape[1:])
@@ -208,21 +206,9 @@ def engine_of_one(config: Config, leaf: int, data: tuple[Tensor, Tensor], classe
 def import_plugins(paths: Sequence[str]) -> None:
     """Run the user's own files, which register rules."""
     for path in paths:
-        load_module("run.plugins", Path(str(path)))
-
-
-def load_module(field: str, path: Path) -> ModuleType:
-    """A Python file of the user's, as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, str(path))
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidInput(field, str(path), "no such Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as problem:
-        reason = f"{type(problem).__name__}: {first_line(problem)}"
-        raise InvalidInput(field, str(path), f"cannot be imported: {reason}") from problem
-    return module
+        if not isinstance(path, str):
+            raise InvalidInput("run.plugins", path, "must be paths of Python files")
+        load_module("run.plugins", Path(path))
 
 
 def schedule_of(config: Config, depth: int) -> Schedule:
@@ -247,12 +233,3 @@ def rules_of(config: Config) -> RuleLike | Sequence[RuleLike]:
     if not isinstance(rules, list | tuple):
         raise InvalidInput("method.rules", rules, "must be a list, one rule per edge level")
     return rules
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise InvalidInput("run.device", name, first_line(problem)) from None
-    return device

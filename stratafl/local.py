@@ -67,6 +67,8 @@ class Leaf:
         """The sum of the learning rates used in these steps, each with the weight momentum gives it:
         how far the model moves if every gradient is one."""
         m = self.momentum
+        if m == 0:
+            return self.lr(round) * steps
         weights = ((1 - m ** (h + 1)) / (1 - m) for h in range(steps))
         return self.lr(round) * math.fsum(weights)
 

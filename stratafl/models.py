@@ -7,8 +7,7 @@ codes.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, guarded, unknown
+from stratafl.own_code import import_module, load_module
 
 Shape = Sequence[int]
 
@@ -199,7 +199,7 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def build(name: str, input_shape: Shape, classes: int, **params: Any) -> nn.Module:
+def build(name: str, input_shape: Shape, classes: int, /, **params: Any) -> nn.Module:
     """A model by name, or a user's own by "package.module:Class" or "file.py:Class".
 
     `input_shape` is one sample's, as the model sees it. A user's class or function gets `params`,
@@ -212,7 +212,8 @@ def build(name: str, input_shape: Shape, classes: int, **params: Any) -> nn.Modu
         raise InvalidInput("model.name", name, 'must be a name or "package.module:Class"')
     if ":" in name:
         maker = _load(name)
-        accepted = inspect.signature(maker).parameters
+        with guarded("model.name", name, "does not say what it takes"):
+            accepted = inspect.signature(maker).parameters
         arguments = {key: value for key, value in given.items() if key in accepted}
         open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     elif name in MODELS:
@@ -227,29 +228,34 @@ def build(name: str, input_shape: Shape, classes: int, **params: Any) -> nn.Modu
         inspect.signature(maker).bind(**arguments, **params)
     except TypeError as error:
         raise InvalidInput("model.name", name, f"cannot be made: {error}") from None
-    model = maker(**arguments, **params)
+    with guarded("model.name", name, "cannot be made"):
+        model = maker(**arguments, **params)
     if not isinstance(model, nn.Module):
-        raise InvalidInput("model.name", name, f"must make a torch.nn.Module, not {type(model)}")
+        raise InvalidInput("model.name", name, f"must make a torch.nn.Module, not {type(model).__name__}")
     return model
 
 
 def _load(path: str) -> Callable[..., Any]:
     """What "module:attribute" or "file.py:attribute" names."""
     source, _, attribute = path.rpartition(":")
-    try:
-        if source.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(source)
-    except (ImportError, FileNotFoundError, ValueError) as error:
-        raise InvalidInput("model.name", path, f"cannot be imported: {error}") from error
+    is_file = source.endswith(".py")
+    module = load_module("model.name", Path(source)) if is_file else import_module("model.name", path, source)
     maker = getattr(module, attribute, None)
     if not callable(maker):
         raise unknown("model.name", attribute, [n for n in vars(module) if not n.startswith("_")])
+    if not _makes_modules(maker):
+        raise InvalidInput("model.name", path, "must be a torch.nn.Module's class, or a Python function that makes one")
     return maker
+
+
+def _makes_modules(maker: object) -> bool:
+    """Whether it may be called at all: what is neither a module's class nor a function of Python's may do anything."""
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    if isinstance(maker, type):
+        return issubclass(maker, nn.Module)
+    # what `functools.cache` makes of a function is none itself
+    return inspect.isfunction(inspect.unwrap(maker)) or inspect.ismethod(maker)  # type: ignore[arg-type]
 
 
 def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:

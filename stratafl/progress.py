@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from stratafl.printable import printable
-from stratafl.record import shown
+from stratafl.errors import printable
+from stratafl.record import listed
 from stratafl.simulate import RoundResult
 from stratafl.store import layout
 from stratafl.sweep.pool import Event
@@ -48,7 +48,7 @@ class Display:
     def show(self, result: RoundResult) -> None:
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
         if result.refused:
-            text += escape(printable(f"  refused {shown(sorted(set(result.refused)))}"))
+            text += escape(printable(f"  refused {listed(sorted(set(result.refused)))}"))
         if self.live:
             self._bar.update(self._task, completed=result.round, metrics=text)
         elif not self.quiet:

@@ -178,10 +178,10 @@ def _why(result: RoundResult) -> str:
     too_large = dict.fromkeys(result.too_large)
     not_finite = [name for name in dict.fromkeys(result.refused) if name not in too_large]
     words = {"not finite": not_finite, "far too large": list(too_large)}
-    return "; ".join(f"{why}: {shown(names)}" for why, names in words.items() if names)
+    return "; ".join(f"{why}: {listed(names)}" for why, names in words.items() if names)
 
 
-def shown(names: Sequence[str], most: int = 5) -> str:
+def listed(names: Sequence[str], most: int = 5) -> str:
     """A list of names in a line: the first of them, and how many there are more."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, guarded, shown, unknown
 from stratafl.rule import Rule, average
 
 Place = Literal["every", "leaf", "inner", "root"]
@@ -29,11 +29,15 @@ class Entry:
         given = inspect.signature(self.make).parameters.values()
         return {p.name: p.default for p in given}
 
-    def rule(self, **params: object) -> Rule:
+    def rule(self, /, **params: object) -> Rule:
         for name in params:
             if name not in self.parameters:
                 raise unknown(f"{self.name} parameter", name, self.parameters)
-        return self.make(**params)
+        with guarded(f"{self.name} parameters", params, "cannot be made"):
+            made = self.make(**params)
+        if not isinstance(made, Rule):
+            raise InvalidInput(f"{self.name} parameters", params, f"must make a Rule, not {type(made).__name__}")
+        return made
 
 
 _entries: dict[str, Entry] = {}
@@ -90,7 +94,7 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
     if isinstance(rules, str | Mapping):
         return place(rules, depth)
     listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
-    if not isinstance(listed, Sequence):
+    if not isinstance(listed, Sequence) or isinstance(listed, bytes):
         raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
     if len(listed) != depth:
         raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
@@ -108,7 +112,7 @@ def _split(given: object, field: str) -> tuple[str, dict[str, object]]:
     if isinstance(given, str):
         return given, {}
     if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-        params = {str(key): value for key, value in given.items() if key != "name"}
+        params = {key if isinstance(key, str) else shown(key): value for key, value in given.items() if key != "name"}
         return str(given["name"]), params
     raise InvalidInput(field, given, "must be a name, a table with a name, or a Rule")
 

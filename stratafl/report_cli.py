@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stratafl.errors import InvalidInput, number
-from stratafl.printable import printable
+from stratafl.errors import InvalidInput, number, printable
 from stratafl.report.compare import settings, usual_targets
 from stratafl.report.figures import figures
 from stratafl.report.gather import gather

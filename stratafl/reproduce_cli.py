@@ -14,9 +14,8 @@ from rich.table import Table
 
 from stratafl import plots
 from stratafl.checks import place
-from stratafl.errors import InvalidInput, number, whole
+from stratafl.errors import InvalidInput, number, printable, whole
 from stratafl.launch import check_parent
-from stratafl.printable import printable
 from stratafl.progress import SweepDisplay
 from stratafl.recipes import ALL, Case, Options, Recipe, recipe
 from stratafl.recipes.cost import Rates, expected_steps, needs

@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stratafl.divergence import measured
-from stratafl.errors import InvalidInput, unknown
-from stratafl.printable import printable
+from stratafl.errors import InvalidInput, printable, unknown
 from stratafl.store import layout
 from stratafl.store.carry import pack_runs
 from stratafl.store.read import Broken, StoredRun, scan

@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.errors import InvalidInput, number, whole
+from stratafl.errors import InvalidInput, guarded, number, whole
 from stratafl.streams import Purpose, generator
 from stratafl.tree import Tree
+
+MOST_STEPS = 1_000_000
+"""Local steps in a global round: nothing is shown before it ends, and no study needs more."""
 
 
 class Event(NamedTuple):
@@ -34,9 +37,10 @@ class Schedule:
     def of(periods: Sequence[int], depth: int) -> Schedule:
         if not isinstance(periods, Sequence) or len(periods) != depth:
             raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
-        for period in periods:
-            whole("periods", period, at_least=1)
-        return Schedule(tuple(int(p) for p in periods))
+        whole_periods = tuple(whole("periods", period, at_least=1) for period in periods)
+        if math.prod(whole_periods) > MOST_STEPS:
+            raise InvalidInput("periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round")
+        return Schedule(whole_periods)
 
     @staticmethod
     def of_steps(steps: Sequence[int], depth: int) -> Schedule:
@@ -44,12 +48,11 @@ class Schedule:
         wanted = "each must be a whole number that divides the one before it"
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
-        for period in steps:
-            whole("steps_per_sync", period, at_least=1)
+        steps = [whole("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
         ratios = []
         for above, below in zip(steps, [*steps[1:], 1], strict=True):
             if above % below:
-                raise InvalidInput("steps_per_sync", list(steps), wanted)
+                raise InvalidInput("steps_per_sync", steps, wanted)
             ratios.append(above // below)
         return Schedule.of(ratios, depth)
 
@@ -97,9 +100,11 @@ def check_participation(
     else:
         per_level = (None,) * (depth - 1) + (participation,)
     for each in per_level:
-        if each is None or each == "all" or callable(each):
+        if each is None or callable(each):
             continue
         if isinstance(each, str):
+            if each == "all":
+                continue
             raise InvalidInput("participation", each, 'must be "all", a fraction, a number or a function')
         if isinstance(each, float):
             number("participation", each, above=0, at_most=1)
@@ -112,15 +117,15 @@ def draw(participation: Participation, tree: Tree, level: int, round: int, seed:
     """Which nodes of a level take part in its next round, as a mask; at least one child of each parent,
     unless the user's own function decides otherwise."""
     count = tree.sizes[level]
-    if participation is None or participation == "all":
+    if participation is None or isinstance(participation, str):
         return np.ones(count, dtype=bool)
     random = generator(seed, Purpose.PARTICIPATION, level, round)
     if callable(participation):
-        mask = np.asarray(participation(Draw(tree, level, round, random)))
+        with guarded("participation", getattr(participation, "__name__", participation)):
+            mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
             raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")
         return mask
-    assert not isinstance(participation, str)
     parents = tree.parents[level]
     siblings = tree.children(level - 1)
     wanted = _wanted(participation, siblings)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl import checks
+from stratafl import checks, model_checks
 from stratafl.communication import Communication
 from stratafl.data.batches import Sampling
 from stratafl.drift import Diagnose, Drift
@@ -24,11 +24,10 @@ from stratafl.engine.habits import FEW, habits, peculiarities, plain
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import Compute
 from stratafl.engine.work import Augment, Engine, Training
-from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.errors import InvalidInput, choice, number, whole
 from stratafl.federation import Federation
 from stratafl.flat import Flat
 from stratafl.local import Leaf, clip
-from stratafl.local import leaf as usual_leaf
 from stratafl.metrics import Loss, Tally, adds_up, metrics, tally
 from stratafl.ranks.branch import Branch
 from stratafl.ranks.deal import deal, leaf_work
@@ -40,7 +39,6 @@ from stratafl.registry import RuleLike, rules_for
 from stratafl.result import Result
 from stratafl.schedule import Participation, Schedule, check_participation, expected
 from stratafl.state import State
-from stratafl.streams import Purpose, integer
 from stratafl.tree import Shape, Tree
 
 Data = tuple[Tensor, Tensor] | Dataset
@@ -105,7 +103,7 @@ class Simulation:
         self.ranks.connect()
         began = time.perf_counter()
         federation, drift = self.federation, self.federation.drift
-        number("leaf.lr", self.leaf.lr(round), at_least=0)
+        number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         refused: list[list[Refusal]] = []
         clipped_before = self.engine.clipped
         client_steps = 0
@@ -276,7 +274,7 @@ def simulate(
     weights: str | Sequence | np.ndarray | None = None,
     participation: Participation | Sequence[Participation] = None,
     seed: int = 0,
-    initial: Mapping[str, Tensor] | None = None,
+    initial: Mapping[str, Tensor | np.ndarray] | None = None,
     evaluate_every: int = 1,
     evaluate_levels: Sequence[int] = (0,),
     stop_at: float | None = None,
@@ -296,13 +294,14 @@ def simulate(
     tree: a `Tree` or one of its notations, such as "4x5".
     rules: a method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one rule per edge
         level, root first.
-    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper).
+    periods: how often each level synchronises in units of the level below, root first ([E, H] of the paper); their
+        product is the local steps of a global round, a million at most.
     leaf: the clients' chain, or just its learning rate.
     batch: samples per step, None for full batches; `sampling` "epochs" shuffles without replacement.
     loss: (outputs, targets) -> scalar; cross-entropy unless given.
     weights: of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless given.
     participation: per level, root first, or just the clients': all, a fraction, a number, or a function.
-    initial: a state dict to start from instead of the module's own values.
+    initial: a state dict, of tensors or arrays, to start from instead of the module's own values.
     evaluate_levels: levels whose every node is evaluated besides the root.
     stop_at: a test accuracy; the run ends after the first evaluated round that reaches it.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch; see `data.transforms`.
@@ -317,13 +316,14 @@ def simulate(
     ranks: the processes that share the run, each of which must call this with the same arguments; see docs/ranks.md.
     """
     shape = Tree.of(tree)
-    train_inputs, train_targets = checks.tensors("data", data)
-    parts = checks.partition(partition, shape, len(train_inputs))
+    pair = checks.tensors("data", data)
+    parts = checks.partition(partition, shape, len(pair[0]))
+    samples = [len(part) for part in parts]
     if weights is not None:
-        shape = shape.weighted(weights, [len(part) for part in parts])
+        shape = shape.weighted(weights, samples)
     edge_rules = rules_for(rules, shape.depth)
     schedule = Schedule.of(periods.periods if isinstance(periods, Schedule) else periods, shape.depth)
-    chain = leaf if isinstance(leaf, Leaf) else usual_leaf(leaf)
+    chain = checks.chain(leaf)
     rounds = whole("rounds", rounds, at_least=1)
     evaluate_every = whole("evaluate_every", evaluate_every, at_least=1)
     evaluate_levels = checks.levels("evaluate_levels", evaluate_levels, shape.depth)
@@ -332,40 +332,39 @@ def simulate(
     batch = checks.batching(batch, sampling)
     seed = whole("seed", seed)
     ranks = Ranks() if ranks is None else ranks
+    if not isinstance(ranks, Ranks):
+        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
     device = ranks.device(checks.place(device))
     shares = check_participation(participation, shape.depth)
-    if diagnose not in get_args(Diagnose):
-        raise unknown("diagnose", diagnose, get_args(Diagnose))
+    choice("diagnose", diagnose, get_args(Diagnose))
+    if engine is not None:
+        choice("engine", engine, get_args(Name))
 
-    module = model
-    if not isinstance(module, nn.Module) and callable(module):
-        with torch.random.fork_rng():
-            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
-            module = model()
-    flat = Flat(module)
-    x_P, b_B = flat.row(flat.module) if initial is None else flat.start(initial)
+    flat = checks.flattened(model, seed)
+    checks.strengths(flat.dtype, chain, edge_rules)
+    x_P, b_B = flat.row(flat.module) if initial is None else flat.start(checks.initial(initial))
     objective = F.cross_entropy if loss is None else loss
 
     def placed(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         inputs, targets = (t.to(device, flat.dtype if t.is_floating_point() else t.dtype) for t in pair)
         return inputs, targets
 
-    train = placed((train_inputs, train_targets))
+    train = placed(pair)
     held_out = None if test is None else placed(checks.tensors("test", test))
     flat.module.to(device)
     x_P, b_B = x_P.to(device), b_B.to(device)
-    for name, pair in {"data": train, "test": held_out}.items():
-        if pair is not None:
-            checks.model_fits(name, flat, x_P, b_B, *pair, objective, classes=loss is None)
+    for name, samples_of in (("data", train), ("test", held_out)):
+        if samples_of is not None:
+            model_checks.model_fits(name, flat, x_P, b_B, *samples_of, objective, classes=loss is None)
     chosen = max(parts, key=len)[:FEW].to(device)
     few = plain(train[0][chosen]), plain(train[1][chosen])
-    checks.model_trains(flat, x_P, b_B, *few, objective)
-    clients = dict(zip(shape.names[-1], parts, strict=True))
-    checks.batches_of_one(flat, x_P, b_B, *few, objective, batch, sampling, clients)
+    model_checks.model_trains(flat, x_P, b_B, *few, objective, augment, seed)
+    sizes = dict(zip(shape.names[-1], samples, strict=True))
+    model_checks.batches_of_one(flat, x_P, b_B, *few, objective, batch, sampling, sizes)
 
     here, first = shape, 0
     if ranks.count > 1:
-        work_N = leaf_work([len(part) for part in parts], batch, sampling) * expected(shares, shape)
+        work_N = leaf_work(samples, batch, sampling) * expected(shares, shape)
         cuts = deal(shape, work_N, schedule.meetings, ranks.count)
         here, first = Branch.of_rank(shape, cuts, ranks), int(cuts[ranks.rank])
     federation = Federation(here, edge_rules, x_P, b_B, shares, seed, update_limit)
@@ -377,25 +376,14 @@ def simulate(
         whole_data = LoopEngine(replace(training, batch=None, augment=None))
         federation.drift = Drift(here, lambda level, x_MP: whole_data.gradients(federation.looking(level, x_MP)))
     default: Name = "loop" if x_P.device.type == "cpu" else "stacked"
-    name = engine or default
+    name = default if engine is None else engine
     if name == "auto" and ranks.count > 1 and device.type == "cpu":
         raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
+    if name != "loop":
+        checks.drawn(schedule, float(expected(shares, shape).sum()), max(samples), batch)
     trainer = make_engine(name, training, precision=precision)
     notes = differences(trainer, name, precision) + peculiarities(habits(flat, objective, x_P, b_B, *few))
     if ranks.is_first:
-        for note in notes:
-            print(f"stratafl: {note}", file=sys.stderr)
-    return Simulation(
-        federation,
-        trainer,
-        flat,
-        schedule,
-        objective,
-        held_out,
-        rounds,
-        evaluate_every,
-        evaluate_levels,
-        stop_at,
-        ranks,
-        notes,
-    )
+        print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
+    evaluation = rounds, evaluate_every, evaluate_levels, stop_at
+    return Simulation(federation, trainer, flat, schedule, objective, held_out, *evaluation, ranks, notes)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stratafl.errors import number
-from stratafl.printable import printable
+from stratafl.errors import number, printable
 from stratafl.progress import SweepDisplay
 from stratafl.store import layout
 from stratafl.store.read import StoredRun, read_run

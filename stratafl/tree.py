@@ -9,17 +9,18 @@ Shape suffixes: N nodes of the level, M nodes of the level above, P parameters.
 
 from __future__ import annotations
 
-import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, shown
 from stratafl.placing import placed
 
 Shape = int | str | Sequence | Mapping
@@ -29,7 +30,9 @@ Reducer = Callable[[Tensor, Tensor], Tensor]
 """One parent's children, (K x P rows, K weights), to its row."""
 ROOT = "root"
 LEAF = object()
-MOST_LEAVES = 10_000_000
+MOST_NODES, MOST_LEVELS = 10_000_000, 100
+"""Below the root. Every level is a matrix of models and waits for the one below it, so more than a few are rare."""
+TOO_LARGE = f"at most {MOST_NODES:,} nodes below the root, on at most {MOST_LEVELS} levels"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,8 @@ class Tree:
         names: list[list[str]] = []
         leaf_level: set[int] = set()
 
+        _check_size(shape)
+
         def add(level: int, parent: int, path: str, below: object) -> None:
             while len(parents) < level + 1:
                 parents.append([])
@@ -80,10 +85,9 @@ class Tree:
         add(0, 0, ROOT, shape)
         if len(leaf_level) != 1:
             raise InvalidInput("tree", shape, "all leaves must be at the same depth")
-        every = [name for level in names for name in level]
-        if len(set(every)) != len(every):
-            twice = next(name for name, count in Counter(every).items() if count > 1)
-            raise InvalidInput("tree", shape, f"two nodes are named {twice!r}")
+        counted = Counter(name for level in names for name in level)
+        if len(counted) != sum(map(len, names)):
+            raise InvalidInput("tree", shape, f"two nodes are named {shown(counted.most_common(1)[0][0])}")
         arrays = [np.array(p, dtype=np.int64) for p in parents]
         arrays[0] = np.empty(0, dtype=np.int64)
         uniform = [np.ones(len(n)) for n in names]
@@ -143,7 +147,7 @@ class Tree:
                 given = list(weights)
                 nested = bool(given) and isinstance(given[0], Sequence | np.ndarray)
                 arrays = [np.asarray(w, dtype=float) for w in (given if nested else [given])]
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
             if nested and len(given) != self.depth:
                 raise InvalidInput("weights", given, f"needs one list per level, {self.depth} of them")
@@ -157,7 +161,7 @@ class Tree:
         return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
-        if len(leaf_weights) != self.leaves:
+        if leaf_weights.shape != (self.leaves,):
             raise InvalidInput("weights", leaf_weights, f"needs one per leaf, {self.leaves} of them")
         levels = [leaf_weights]
         for level in range(self.depth, 0, -1):
@@ -292,28 +296,44 @@ def _balanced(text: str) -> object:
         counts = []
     if not counts or min(counts) < 1:
         raise InvalidInput("tree", text, 'must be positive numbers joined by x, such as "4x5"')
-    if math.prod(counts) > MOST_LEAVES:
-        raise InvalidInput("tree", text, f"at most {MOST_LEAVES:,} leaves")
+    if len(counts) > MOST_LEVELS or sum(accumulate(counts, operator.mul)) > MOST_NODES:
+        raise InvalidInput("tree", text, TOO_LARGE)
     shape: object = counts.pop()
     while counts:
         shape = [shape] * counts.pop()
     return shape
 
 
+def _check_size(shape: object) -> None:
+    """Refuse a tree that is too large before any of it is built."""
+    nodes, found = 0, [(shape, 1)]
+    while found:
+        part, level = found.pop()
+        if isinstance(part, Mapping):
+            part = list(part.values())
+        if isinstance(part, int):
+            nodes += max(part, 0)
+        elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
+            nodes += len(part)
+            found += [(below, level + 1) for below in part]
+        else:
+            continue
+        if nodes > MOST_NODES or level > MOST_LEVELS:
+            raise InvalidInput("tree", shape, TOO_LARGE)
+
+
 def _children(shape: object) -> list[tuple[str, object]]:
     """The children a notation stands for, each with its name and its own notation (LEAF for a leaf)."""
-    if isinstance(shape, bool) or not isinstance(shape, int | Sequence | Mapping):
+    if isinstance(shape, bool | bytes) or not isinstance(shape, int | Sequence | Mapping):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if isinstance(shape, int):
         if shape < 1:
             raise InvalidInput("tree", shape, "a group needs at least one child")
-        if shape > MOST_LEAVES:
-            raise InvalidInput("tree", shape, f"at most {MOST_LEAVES:,} leaves")
         return [(str(i), LEAF) for i in range(shape)]
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")
     if isinstance(shape, Mapping):
-        return [(str(name), below) for name, below in shape.items()]
+        return [(name if isinstance(name, str) else shown(name), below) for name, below in shape.items()]
     if isinstance(shape, str):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if all(isinstance(child, str) for child in shape):

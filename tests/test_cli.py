@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from stratafl import registry
 from stratafl.cli import main
 from stratafl.store import read_run
 
@@ -85,6 +86,39 @@ def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, caps
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.name=builtins:exit",
+        "model.name=time:sleep",
+        "model.name=exits.py:make",
+        "run.plugins=['exits.py']",
+        f"run.seed={'9' * 5_000}",
+        "run.device=meta",
+        f"run.plugins=['{'deep/' * 2_000}mine.py']",
+        "run.\x1b[31m=1",
+    ],
+)
+def test_whatever_is_wrong_is_one_printable_line_and_exit_code_2(change, config, monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    assert command(monkeypatch, "run", config, "--set", change) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.endswith("\n")
+    assert shown.err[:-1].isprintable()
+    assert len(shown.err) <= 620
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_path_that_is_too_long_is_one_line(config, monkeypatch, capsys) -> None:
+    for arguments in (["run", "a" * 5_000], ["run", config, "--runs", "a" * 5_000], ["run", "--resume", "a" * 5_000]):
+        assert command(monkeypatch, *arguments) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("error: ") and shown.count("\n") == 1
+        assert len(shown) <= 620
+
+
 def test_methods_lists_every_rule(monkeypatch, capsys) -> None:
     assert command(monkeypatch, "methods", "--json") == 0
     methods = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
@@ -94,6 +128,24 @@ def test_methods_lists_every_rule(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert command(monkeypatch, "methods") == 0
     assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines())
+
+
+def test_methods_lists_a_rule_of_one_s_own_whatever_it_takes(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from stratafl import average, register\n"
+        "@register('wants', summary='[red] as it is')\n"
+        "def wants(share, kind=print): return average()\n"
+    )
+    assert command(monkeypatch, "methods", "--plugin", plugin, "--json") == 0
+    (mine,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == "wants"]
+    assert mine["parameters"] == {"share": None, "kind": "<built-in function print>"}
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command(monkeypatch, "methods", "--plugin", plugin) == 0
+    shown = capsys.readouterr().out
+    assert "[red] as it is" in shown
+    assert "share, kind=<built-in function print>" in shown
 
 
 def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl import InvalidInput
+from stratafl import InvalidInput, registry
 from stratafl.config import Config
 from stratafl.experiment import experiment
 
@@ -126,6 +126,29 @@ def test_a_rule_from_the_user_s_own_file_can_be_named(path: Path, tmp_path: Path
         ("run.evaluate_levels=[7]", "evaluate_levels", "at most 2"),
         ("run.device='gpu'", "run.device", ""),
         ("run.plugins=['none.py']", "run.plugins", "no such Python file"),
+        (f"run.plugins=['{'a' * 5_000}.py']", "run.plugins", "no such Python file"),
+        ("run.plugins=[['none.py']]", "run.plugins", "must be paths"),
+        ("run.device='meta'", "run.device", "meta"),
+        ("data.partition=[{name=['iid']}, {name='iid'}]", "data.partition[0].name", "unknown"),
+        ("data.partition=[{name='iid'}, {name={a=1}}]", "data.partition[1].name", "unknown"),
+        ("data.partition=[{name='iid'}, {name='iid', sizes=[1, [2]]}]", "data.partition[1].sizes", "whole number"),
+        (f"data.partition=[{{name='iid'}}, {{name='classes', k={10**30}}}]", "data.partition[1].k", "at most"),
+        (f"data.rotation={{start={10**30}}}", "data.rotation.start", "at most 1e+06"),
+        ("data.rotation={step=inf}", "data.rotation.step", "finite"),
+        (f"tree.shape='{'x'.join(['1'] * 2_000)}'", "tree", "at most 100 levels"),
+        (f"tree.shape={'[' * 130}1{']' * 130}", "tree.shape", "at most 120 lists"),
+        (f"tree.shape={'[' * 5_000}1{']' * 5_000}", "--set", "nested too deeply"),
+        ("schedule.periods=[1, 1000000000]", "periods", "at most 1,000,000 local steps"),
+        (f"run.seed={'9' * 5_000}", "--set", "number is too long"),
+        (f"run.seed=0x{'f' * 5_000}", "run.seed", "too large"),
+        (f"model.width=0x{'f' * 5_000}", "model.width", "too large"),
+        ("model.classes=3", "model key", "unknown"),
+        (f"leaf.{'a' * 5_000}=1", "leaf key", "unknown"),
+        ("run.\x1b[31m=1", "run key", "unknown"),
+        ("model.name='builtins:exit'", "model.name", "is a part of Python itself"),
+        ("model.name='time:sleep'", "model.name", "is a part of Python itself"),
+        ("model.name='torch:rand'", "model.name", "torch.nn.Module's class"),
+        ("model.name='torch.nn:Linear'", "model.name", "cannot be made"),
     ],
 )
 def test_one_line_says_what_is_wrong(path: Path, change: str, field: str, said: str) -> None:
@@ -134,7 +157,8 @@ def test_one_line_says_what_is_wrong(path: Path, change: str, field: str, said: 
     message = str(problem.value)
     assert message.startswith(field), message
     assert said in message
-    assert "\n" not in message
+    assert message.isprintable()
+    assert len(message) <= 620
 
 
 @pytest.mark.parametrize("text", ["[tree", "tree = 3", "[tree]\nshape", "\x00", "[[tree]]\nshape = 2"])
@@ -142,6 +166,65 @@ def test_broken_files(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InvalidInput):
         Config.load(path)
+
+
+@pytest.mark.parametrize("alpha", ["'much'", "['much']", "[1.0]", "{a = 1}", "true", "nan", "-1.0", "1e300"])
+@pytest.mark.parametrize("field", ["alpha", "beta", "samples", "features", "classes", "test_share"])
+def test_synthetic_data_says_which_number_is_none(tmp_path: Path, field: str, alpha: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[data]\nname = 'synthetic'\nsynthetic = {{ {field} = {alpha} }}\n[schedule]\nperiods = [1, 1]")
+    with pytest.raises(InvalidInput, match=f"^data.synthetic.{field} = "):
+        experiment(Config.load(path))
+
+
+def test_a_number_that_is_too_long_and_a_nest_that_is_too_deep(path: Path) -> None:
+    for value, said in (("9" * 5_000, "number is too long"), ("[" * 5_000 + "]" * 5_000, "nested too deeply")):
+        path.write_text(f"[tree]\nshape = {value}")
+        with pytest.raises(InvalidInput, match=said):
+            Config.load(path)
+
+
+def test_a_table_from_python_may_hold_anything_but_is_refused() -> None:
+    for values in ({"tree": {1: 2}}, {"tree": {"shape": 10**5000}}, {10**5000: 1}, {"tree": {"shape": {2}}}, 3, None):
+        with pytest.raises(InvalidInput):
+            Config.of(values)
+
+
+PLUGINS = {
+    "exits": ("raise SystemExit(0)", "SystemExit: 0"),
+    "fails": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "says much": ("raise ValueError('a' * 10_000 + chr(27))", "ValueError: aaa"),
+    "no Python": ("def (", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), PLUGINS.values(), ids=PLUGINS.keys())
+def test_a_file_of_the_user_s_that_fails_is_named(path: Path, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    for change in (f"run.plugins=['{tmp_path}/mine.py']", f"model.name='{tmp_path}/mine.py:Net'"):
+        with pytest.raises(InvalidInput, match=said) as problem:
+            experiment(Config.load(path, [change]))
+        assert "mine.py" in str(problem.value)
+        assert str(problem.value).isprintable()
+
+
+def test_a_rule_of_the_user_s_that_cannot_be_made_is_named(path: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from stratafl import register\n"
+        "@register('picky', summary='x')\ndef picky(share): return share['no']\n"
+        "@register('none', summary='x')\ndef none(): return None\n"
+    )
+    path.write_text(path.read_text().replace("mu = 0.1\n", ""))
+    changes = [f"run.plugins=['{plugin}']", "method.name=picky"]
+    for more, said in (
+        ([], "missing 1 required"),
+        (["method.share=1"], "TypeError"),
+        (["method.name=none"], "must make a Rule"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            experiment(Config.load(path, [*changes, *more]))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_training_that_fails_where_evaluation_does_not_is_one_line() -> None:
                 raise RuntimeError("not like this\nor that")
             return super().forward(x)
 
-    with pytest.raises(InvalidInput, match="cannot be trained: not like this") as problem:
+    with pytest.raises(InvalidInput, match="cannot be trained: RuntimeError: not like this") as problem:
         run(Fails(4, 3), tuple(each.float() if each.is_floating_point() else each for each in data()))
     assert "\n" not in str(problem.value)
 

@@ -119,6 +119,13 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
         "        super().__init__()\n"
         "        self.layer = nn.Linear(width, classes)\n"
         "def number(): return 3\n"
+        "def fails(): return {}['key']\n"
+        "def exits(): raise SystemExit(0)\n"
+        "import functools\n"
+        "cached = functools.cache(lambda: Net(3))\n"
+        "part = functools.partial(Net, width=3)\n"
+        "made = Net(3)\n"
+        "from time import sleep\n"
     )
     (tmp_path / "my_own_model.py").write_text(source)
     by_file = build(f"{tmp_path}/my_own_model.py:Net", (2,), 5, width=4)
@@ -130,9 +137,21 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
         ("my_own_mode:Net", "cannot be imported"),
         (f"{tmp_path}/absent.py:Net", "cannot be imported"),
         ("my_own_model:number", "must make a torch.nn.Module"),
+        ("my_own_model:fails", "cannot be made: KeyError: 'key'"),
+        ("my_own_model:exits", "cannot be made: SystemExit: 0"),
+        ("my_own_model:sleep", "a Python function that makes one"),
+        ("my_own_model:made", "a Python function that makes one"),
+        ("my_own_model:functools", "unknown"),
+        ("time:sleep", "part of Python itself"),
+        ("builtins:exit", "part of Python itself"),
+        (":Net", "cannot be imported"),
+        (f"{tmp_path}:Net", "cannot be imported"),
+        ("\0.py:Net", "cannot be imported"),
     ):
         with pytest.raises(InvalidInput, match=message):
             build(name, (2,), 5)
+    assert build("my_own_model:cached", (2,), 5).layer.weight.shape == (3, 2)
+    assert build("my_own_model:part", (2,), 5).layer.weight.shape == (5, 3)
     with pytest.raises(InvalidInput, match=r"model key = 'widht'.*'width'"):
         build("my_own_model:Net", (2,), 5, widht=4)
 
@@ -145,6 +164,8 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
         ("lstm", (3, 32, 32), {}, "input_shape = .*lstm takes sequences"),
         ("mlp", (4,), {"hiden": 3}, "model key = 'hiden': .*'hidden'"),
         ("mlp", (4,), {"hidden": [0]}, "hidden = .*above 0"),
+        ("mlp", (4,), {"hidden": [10**30]}, "model.name = 'mlp': cannot be made"),
+        ("mlp", (4,), {"classes": 3}, "model key = 'classes'"),
         ("resnet18_gn", (3, 32, 32), {"groups": 3}, "groups = 3: must be a divisor of 64"),
     ],
 )

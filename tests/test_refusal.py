@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
-from stratafl.record import LOST_ROUNDS, Seen, hopeless, record, shown
+from stratafl.record import LOST_ROUNDS, Seen, hopeless, listed, record
 from stratafl.refusal import LIMIT, Refusal, update_limits
 from stratafl.result import Result
 from stratafl.tree import median_of_siblings
@@ -350,5 +350,5 @@ def test_names_of_two_nodes_alike_are_found_in_no_time() -> None:
 
 
 def test_a_line_shows_a_few_names() -> None:
-    assert shown(["a", "b"]) == "a, b"
-    assert shown([str(number) for number in range(30_000)]) == "0, 1, 2, 3, 4 and 29,995 more"
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([str(number) for number in range(30_000)]) == "0, 1, 2, 3, 4 and 29,995 more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, number
 
 CHUNK = 4096
+MOST_DEGREES = 1e6
+"""Beyond it the last turn has no exact place left in a number."""
 
 
 def leaf_angles(
@@ -28,10 +29,10 @@ def leaf_angles(
     depth = len(parents) - 1
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= depth:
         raise InvalidInput("rotation.level", level, f"must be a level of the tree, 1 to {depth}")
-    for name, value in (("start", start), ("step", step)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
-            raise InvalidInput(f"rotation.{name}", value, "must be a number of degrees")
+    start, step = (
+        number(f"rotation.{name}", value, at_least=-MOST_DEGREES, at_most=MOST_DEGREES)
+        for name, value in (("start", start), ("step", step))
+    )
     node = np.arange(len(parents[-1]))
     for lower in range(depth, level, -1):
         node = np.asarray(parents[lower])[node]

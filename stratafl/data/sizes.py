@@ -5,16 +5,17 @@ Shape suffixes: N children of the node.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, number, unknown, whole
 
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
+MOST = 1 << 31
+"""Samples or classes of a node: no data set has more, and sums of as many stay exact."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,18 @@ def parse(value: object) -> Sizes | None:
         if set(value) != {"lognormal"}:
             raise InvalidInput("sizes", dict(value), ALLOWED)
         return LogNormal(non_negative("sizes.lognormal", value["lognormal"]))
-    array = np.asarray(value)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    counts = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(counts, Sequence) or isinstance(counts, bytes):
         raise InvalidInput("sizes", value, ALLOWED)
-    if (array < 1).any():
-        raise InvalidInput("sizes", value, "every count must be at least 1")
-    return Counts(tuple(array.tolist()))
+    return Counts(tuple(whole("sizes", count, at_least=1, at_most=MOST) for count in counts))
 
 
 def non_negative(field: str, value: object) -> float:
-    """The value as a finite float that is not below zero."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and value >= 0):  # type: ignore[arg-type, operator]
-        raise InvalidInput(field, value, "must be a number, at least 0")
-    return float(value)  # type: ignore[arg-type]
+    """The value as a finite float that is not below zero, nor so large that products of it overflow."""
+    try:
+        return number(field, value, at_least=0, at_most=1e100)
+    except InvalidInput:
+        raise InvalidInput(field, value, "must be a number, at least 0") from None
 
 
 def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from stratafl.data import sizes as sizing
 from stratafl.data.filling import flattening, keeping
 from stratafl.data.label_shift import choose_classes, share_out
-from stratafl.errors import InvalidInput, unknown
+from stratafl.errors import InvalidInput, choice, unknown, whole
 
 DROPPED = -1
 
@@ -97,18 +97,17 @@ def classes(k: int, sizes: object = None) -> Split:
     classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
     for need it; classes that nobody holds (more classes than k times the children) are dropped.
     """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidInput("k", k, "must be a whole number, at least 1")
+    k = whole("k", k, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
-        holds_NK = choose_classes(pool_K, len(node.leaves_N), int(k), rng)
+        holds_NK = choose_classes(pool_K, len(node.leaves_N), k, rng)
         pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
         sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
         counts_NK = share_out(pool_K, holds_NK, node.leaves_N, sizes_N)
         return _deal(class_S, counts_NK, rng)
 
-    return Split("classes", {"k": int(k)}, sizing.parse(sizes), None, assign)
+    return Split("classes", {"k": k}, sizing.parse(sizes), None, assign)
 
 
 def natural(samples: int | None = None) -> Split:
@@ -118,8 +117,8 @@ def natural(samples: int | None = None) -> Split:
     them. `samples` keeps that many of each owner, the first in the data's order; owners with fewer
     are left out.
     """
-    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
-        raise InvalidInput("samples", samples, "must be a whole number, at least 1")
+    if samples is not None:
+        samples = whole("samples", samples, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         if node.owner_S is None:
@@ -159,9 +158,8 @@ def parse(spec: object, field: str) -> Split:
     table = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(table, Mapping) or "name" not in table:
         raise InvalidInput(field, spec, "must be a name, or a table with a name and its parameters")
-    if table["name"] not in SPLITS:
-        raise unknown(f"{field}.name", table["name"], SPLITS)
-    function = SPLITS[table["name"]]
+    name = choice(f"{field}.name", table["name"], SPLITS)
+    function = SPLITS[name]
     params = {key: value for key, value in table.items() if key != "name"}
     known = inspect.signature(function).parameters
     for key in params:
@@ -169,7 +167,7 @@ def parse(spec: object, field: str) -> Split:
             raise unknown(f"{field} key", key, known)
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
-            raise InvalidInput(f"{field}.{key}", None, f"{table['name']} needs it")
+            raise InvalidInput(f"{field}.{key}", None, f"{name} needs it")
     try:
         return function(**params)
     except InvalidInput as error:
@@ -210,7 +208,7 @@ def _deal(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) 
 
 def _alpha(value: object) -> float:
     # Beyond these a prior is one class or an even split to the last bit, and logarithms run out.
-    number = sizing.non_negative("alpha", value)
-    if not 1e-6 <= number <= 1e9:
+    alpha = sizing.non_negative("alpha", value)
+    if not 1e-6 <= alpha <= 1e9:
         raise InvalidInput("alpha", value, "must be from 1e-6 to 1e9")
-    return number
+    return alpha

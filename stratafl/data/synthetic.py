@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from stratafl.data.canonical import Dataset
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, number, whole
 from stratafl.streams import Purpose, generator
+
+MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
+"""Numbers in all, features or classes, and how far a level may shift: memory ends, and float32 before it."""
 
 
 def synthetic(
@@ -41,12 +44,12 @@ def synthetic(
     depth = len(parents) - 1
     leaves = _check_tree(parents)
     alphas, betas = _knobs("alpha", alpha, depth), _knobs("beta", beta, depth)
+    features, classes = _wide("features", features, 1), _wide("classes", classes, 2)
+    test_share = number("test_share", test_share, above=0, at_most=1)
     sizes = _sizes(samples, leaves)
-    for field, value, least in (("features", features, 1), ("classes", classes, 2)):
-        if value < least:
-            raise InvalidInput(field, value, f"at least {least}")
-    if not 0.0 < test_share <= 1.0:
-        raise InvalidInput("test_share", test_share, "in (0, 1]")
+    if int(sizes.sum()) * max(features, classes) > MOST:
+        allowed = f"at most {MOST:,} numbers in all, and there are {leaves:,} leaves, {features:,} features"
+        raise InvalidInput("samples", samples, f"{allowed} and {classes:,} classes")
 
     path = _paths(parents, leaves)
     scale = np.arange(1, features + 1) ** -0.6
@@ -100,16 +103,35 @@ def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
     return path[::-1]
 
 
+def _wide(field: str, value: object, least: int) -> int:
+    try:
+        return whole(field, value, at_least=least, at_most=MOST_WIDE)
+    except InvalidInput:
+        raise InvalidInput(field, value, f"at least {least}, and at most {MOST_WIDE:,}") from None
+
+
 def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[float, ...]:
-    knobs = np.full(depth, value) if np.ndim(value) == 0 else np.asarray(value)
-    checked = tuple(float(knob) for knob in knobs)
-    if len(checked) != depth or not all(np.isfinite(knob) and knob >= 0 for knob in checked):
-        raise InvalidInput(field, value, f"one number >= 0, or {depth}: one per level below the root")
-    return checked
+    allowed = f"one number >= 0, or {depth}: one per level below the root; at most {MOST_SHIFT:g}"
+    try:
+        return tuple(number(field, each, at_least=0, at_most=MOST_SHIFT) for each in _each(value, depth))
+    except InvalidInput:
+        raise InvalidInput(field, value, allowed) from None
 
 
 def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray:
-    sizes = np.full(leaves, samples) if np.ndim(samples) == 0 else np.asarray(samples)
-    if sizes.shape != (leaves,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
-        raise InvalidInput("samples", samples, f"a whole number >= 1, or {leaves}: one per leaf")
-    return sizes.astype(np.int64)
+    allowed = f"a whole number >= 1, or {leaves}: one per leaf; at most {MOST:,}"
+    try:
+        sizes = [whole("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
+    except InvalidInput:
+        raise InvalidInput("samples", samples, allowed) from None
+    return np.array(sizes, dtype=np.int64)
+
+
+def _each(value: Any, count: int) -> Sequence[Any]:
+    """One value for all, or those of each."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidInput("count", len(value), f"must be {count}")
+    return value

@@ -27,7 +27,7 @@ from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import InvalidInput
 from stratafl.experiment import Study
 from stratafl.metrics import evaluate
-from stratafl.record import shown
+from stratafl.record import listed
 from stratafl.store import files
 from stratafl.store.tensors import write_tensors
 
@@ -184,7 +184,7 @@ def _lead(here: Assembled, link: GridLink) -> None:
             files.append(file, here.folder / "rounds.jsonl", json.dumps(line).encode() + b"\n")
         say(f"round {root.round}: {metrics}")
         if refused and root.down.now.held is before:
-            say(f"round {root.round}: every update was refused, so the model stays as it was: {shown(refused)}")
+            say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:

@@ -9,7 +9,6 @@ x is what the model takes, sample by sample; y the classes' numbers.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from stratafl.config import Config
 from stratafl.deploy.site import Site
 from stratafl.engine.work import Engine
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, reason
 from stratafl.experiment import engine_of_one, load_module
 
 FIELD = "data of this leaf"
@@ -44,9 +43,9 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             return arrays["x"], arrays["y"]
     except InvalidInput:
         raise
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as problem:
+    except (Exception, SystemExit) as problem:
         wanted = "must be a .npz with x and y, a folder with x.npy and y.npy, or a .py whose load() returns both"
-        raise InvalidInput(FIELD, path, f"{wanted} ({type(problem).__name__}: {problem})") from None
+        raise InvalidInput(FIELD, path, f"{wanted} ({reason(problem)})") from None
 
 
 def _checked(site: Site, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

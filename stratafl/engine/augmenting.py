@@ -17,10 +17,10 @@ def takes_stacks(augment: Augment, inputs_B: Tensor, seed: int) -> bool:
     client_C = torch.arange(2, device=inputs_B.device)
     try:
         together_CB = augment(inputs_B.expand(2, *inputs_B.shape), seed, client_C, torch.ones_like(client_C[0]))
+        alone_CB = torch.stack([augment(inputs_B, seed, client, 1) for client in range(2)])
+        return torch.equal(together_CB, alone_CB)
     except Exception:
         return False
-    alone_CB = torch.stack([augment(inputs_B, seed, client, 1) for client in range(2)])
-    return torch.equal(together_CB, alone_CB)
 
 
 def one_by_one(

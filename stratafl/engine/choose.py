@@ -13,7 +13,7 @@ from stratafl.engine.ops import COMPUTES, Compute
 from stratafl.engine.spread import Spread
 from stratafl.engine.stacked import StackedEngine
 from stratafl.engine.work import Engine, Training, Work
-from stratafl.errors import unknown
+from stratafl.errors import choice
 from stratafl.flat import Flat
 
 Name = Literal["auto", "loop", "stacked", "vmap"]
@@ -34,10 +34,8 @@ def make_engine(
     steps of all three are timed and the fastest one taken, once for each model, batch and number of clients in a
     process. They give the same result, up to rounding.
     """
-    if name not in get_args(Name):
-        raise unknown("engine", name, get_args(Name))
-    if precision not in COMPUTES:
-        raise unknown("precision", precision, COMPUTES)
+    choice("engine", name, get_args(Name))
+    choice("precision", precision, COMPUTES)
     if name == "loop":
         return LoopEngine(training, precision=precision)
     stacked = StackedEngine(

@@ -18,6 +18,8 @@ from stratafl.streams import Purpose, integer
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""
+AHEAD = 1024
+"""Steps whose batches are drawn in one go: a meeting may be a million steps away."""
 
 
 class LoopEngine:
@@ -95,10 +97,12 @@ class LoopEngine:
         own = self.training.flat.integers()
         return own | {name: own[name] + step * more for name, more in self._counters.items()}
 
-    def _batches(self, client: int, first: int, steps: int) -> list[Tensor]:
+    def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
         given, mine = self.training, self.training.partition[client]
-        chosen = batches(given.seed, given.first + client, len(mine), first, steps, given.batch, given.sampling)
-        return [mine[positions.to(mine.device)] for positions in chosen]
+        for start in range(first, first + steps, AHEAD):
+            some = min(AHEAD, first + steps - start)
+            chosen = batches(given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling)
+            yield from (mine[positions.to(mine.device)] for positions in chosen)
 
     def _gradient(
         self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor

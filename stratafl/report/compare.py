@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stratafl.errors import printable
 from stratafl.metrics import rounds_to
-from stratafl.printable import printable
 from stratafl.report.curves import Curve, curve_of, mean_curve
 from stratafl.store import StoredRun
 from stratafl.store.layout import flat_config

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, printable
 from stratafl.plots import pyplot, save
-from stratafl.printable import printable
 from stratafl.report.compare import Setting
 from stratafl.report.curves import AXES
 from stratafl.report.payload import QUANTITIES

@@ -15,7 +15,7 @@ from stratafl.rule import Edge, Proximal, Rows, Rule, average
 @register("fedprox")
 def fedprox(mu: float = 0.01) -> Rule:
     """FedProx: a pull of strength mu towards the model the parent gave."""
-    number("fedprox.mu", mu, at_least=0)
+    mu = number("fedprox.mu", mu, at_least=0)
     return average()._replace(local=Proximal(mu))
 
 
@@ -27,7 +27,7 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
     clipped. With "before_clip" so is alpha * x: the clip bounds the gradient of FedDyn's whole objective. With
     "after_clip" alpha * x is weight decay, as in the code released with the paper. Without a clip both are the same.
     """
-    number("feddyn.alpha", alpha, above=0)
+    alpha = number("feddyn.alpha", alpha, above=0)
     if pull not in ("before_clip", "after_clip"):
         raise InvalidInput("feddyn.pull", pull, 'must be "before_clip" or "after_clip"')
 

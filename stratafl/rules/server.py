@@ -15,7 +15,7 @@ from stratafl.rule import Rows, Rule, average
 @register("momentum", at="root")
 def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
     """Momentum at the parent (FedAvgM), at the root when named for a whole tree."""
-    number("momentum.lr", lr, above=0)
+    lr = number("momentum.lr", lr, above=0)
     number("momentum.beta", beta, at_least=0, below=1)
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
@@ -53,10 +53,10 @@ def _adaptive(
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Rule:
     """Algorithm 2 of "Adaptive Federated Optimization" (Reddi et al., 2021): no bias correction, v from tau^2."""
-    number(f"{name}.lr", lr, above=0)
+    lr = number(f"{name}.lr", lr, above=0)
     number(f"{name}.beta1", beta1, at_least=0, below=1)
     number(f"{name}.beta2", beta2, at_least=0, below=1)
-    number(f"{name}.tau", tau, above=0)
+    tau = number(f"{name}.tau", tau, above=0)
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
         delta = mean["model"] - start

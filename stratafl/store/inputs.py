@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from stratafl.printable import printable
+from stratafl.errors import printable
 from stratafl.store import layout
 
 MISSING = "missing"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config, read_toml
+from stratafl.config import Config, check_plain, read_toml
 from stratafl.errors import InvalidInput, number, unknown, whole
 from stratafl.store import layout
 
@@ -51,6 +51,7 @@ class Plan:
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
         """From a parsed file; a base config it names is looked for from the folder."""
+        check_plain(values)
         for key in values:
             if key not in KEYS:
                 raise unknown("sweep key", key, KEYS)
@@ -104,7 +105,8 @@ def run_name(label: str) -> str:
     plain = layout.slug(label)
     if plain == label.replace(" ", "-"):
         return plain
-    return f"{plain[: layout.LONGEST - 7]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
+    digest = hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()
+    return f"{plain[: layout.LONGEST - 7]}-{digest[:6]}"
 
 
 def _axes(grid: Mapping[str, Any]) -> list[Axis]:

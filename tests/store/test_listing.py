@@ -17,8 +17,8 @@ import pytest
 
 from stratafl.cli import main
 from stratafl.config import Config
+from stratafl.errors import printable
 from stratafl.launch import Launch
-from stratafl.printable import printable
 from stratafl.report.gather import gather
 from stratafl.report.payload import payload
 from stratafl.store.lock import is_held

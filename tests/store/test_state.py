@@ -53,6 +53,19 @@ def through_a_file(simulation, folder: Path):
     return checkpoints.read(len(simulation.history))
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_module_of_few_bits_goes_on_like_any_other(engine: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    def make():
+        return federation("mtgc", 2, module=lambda: nn.Linear(4, 3).to(dtype), engine=engine)
+
+    whole, first, second = make(), make(), make()
+    next(first)
+    second.restore(through_a_file(first, tmp_path))
+    assert torch.equal(second.run().models[0], whole.run().models[0])
+    assert second.result().models[0].dtype == dtype
+
+
 def check_resume(make, folder: Path, stop: int = 2) -> None:
     whole = make()
     whole.run()

@@ -1,0 +1,174 @@
+"""What a user's model, loss and transform must do, tried on a few samples before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stratafl.engine.habits import as_before
+from stratafl.engine.work import Augment
+from stratafl.errors import InvalidInput, guarded, reason
+from stratafl.flat import Flat
+from stratafl.metrics import IGNORED, Loss, is_classification
+from stratafl.vocabulary import Lookups
+
+
+def model_fits(
+    field: str,
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    classes: bool,
+) -> None:
+    """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
+    flat.eval()
+    kind = type(flat.module).__name__
+
+    def see(codes: Tensor, table: Tensor) -> Tensor:
+        _check_codes(field, inputs, codes, len(table))
+        return codes
+
+    try:
+        with torch.no_grad(), as_before(x_P.device), Lookups(see):
+            outputs = flat.call(x_P, b_B.clone(), inputs[:2].clone())
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as problem:
+        raise InvalidInput(
+            "model",
+            kind,
+            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {reason(problem)}",
+        ) from None
+    if classes:
+        if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
+            shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise InvalidInput(
+                "model output",
+                shape,
+                f"must hold one score per class for {field} labels that are whole numbers, "
+                f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
+            )
+        labels = targets[targets != IGNORED]
+        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if low < 0 or high >= outputs.shape[1]:
+            raise InvalidInput(
+                "model output",
+                f"{outputs.shape[1]} classes",
+                f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
+            )
+    try:
+        value = loss(outputs, targets[:2].clone())
+        scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+    except (Exception, SystemExit) as problem:
+        raise InvalidInput("loss", getattr(loss, "__name__", loss), reason(problem)) from None
+    if not scalar:
+        raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
+
+
+def _check_codes(field: str, inputs: Tensor, codes: Tensor, vocabulary: int) -> None:
+    """Where a model looks its inputs up as they are, ask whether all of them, and not only those tried, are there."""
+    few = inputs[: len(codes)]
+    if codes.shape != few.shape or not torch.equal(codes, few.to(codes.dtype)):
+        return
+    low, high = (int(each) for each in inputs.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise InvalidInput(
+            f"{field} inputs",
+            f"codes from {low} to {high}",
+            f"the model's embedding has {vocabulary} entries, for codes from 0 to {vocabulary - 1}",
+        )
+
+
+def model_trains(
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    augment: Augment | None,
+    seed: int,
+) -> None:
+    """Try a gradient on a few samples of one client, with and without `augment`: it may fail where an evaluation does
+    not, and there may be none."""
+    if len(inputs) == 1:  # whether one is enough is another question
+        inputs, targets = (torch.cat([each, each]) for each in (inputs, targets))
+    flat.train()
+    kind = type(flat.module).__name__
+
+    def tried(inputs: Tensor) -> None:
+        with as_before(x_P.device):
+            flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), loss)
+
+    with guarded("model", kind, "cannot be trained"), as_before(x_P.device), torch.enable_grad():
+        outputs = flat.call(x_P, b_B.clone(), inputs.clone())
+        value = loss(outputs, targets.clone())
+    if not value.requires_grad:
+        if isinstance(outputs, Tensor) and outputs.requires_grad:
+            name = getattr(loss, "__name__", loss)
+            raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
+        told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
+        raise InvalidInput("model output", kind, told)
+    with guarded("model", kind, "cannot be trained"):
+        tried(inputs)
+    if augment is not None:
+        changed = augmented(augment, inputs, seed)
+        name = getattr(augment, "__name__", augment)
+        with guarded("augment", name, f"the model fails with its {tuple(changed.shape)} of {changed.dtype}"):
+            tried(changed)
+
+
+def augmented(augment: Augment, inputs: Tensor, seed: int) -> Tensor:
+    """What a transform makes of the first client's first batch, which must be as many inputs."""
+    name = getattr(augment, "__name__", augment)
+    if not callable(augment):
+        raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
+    with guarded("augment", name):
+        changed = augment(inputs.clone(), seed, 0, 0)
+    if not isinstance(changed, Tensor):
+        raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
+    if changed.shape[:1] != inputs.shape[:1] or changed.device != inputs.device:
+        found = f"of {len(inputs)} on {inputs.device} it makes {tuple(changed.shape)} on {changed.device}"
+        raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
+    return changed
+
+
+def batches_of_one(
+    flat: Flat,
+    x_P: Tensor,
+    b_B: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    batch: int | None,
+    sampling: str,
+    sizes: Mapping[str, int],
+) -> None:
+    """Refuse batches that leave a client a single sample, where the model cannot train on one: batch norm needs two."""
+
+    def alone(batch: int | None) -> list[str]:
+        def smallest(size: int) -> int:
+            most = size if batch is None else min(size, batch)
+            return (size % most or most) if sampling == "epochs" else most
+
+        return [name for name, size in sizes.items() if smallest(size) == 1]
+
+    named = alone(batch)
+    if not named:
+        return
+    flat.train()
+    try:
+        with as_before(x_P.device):
+            flat.gradient(x_P.clone(), b_B.clone(), inputs[:1].clone(), targets[:1].clone(), loss)
+    except Exception as problem:
+        near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
+        better = next((other for other in near if not alone(other)), None)
+        advice = "give each client at least two samples" if better is None else f"{better} would not"
+        few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {reason(problem)}"
+        raise InvalidInput("batch", batch, told) from problem
