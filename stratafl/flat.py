@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -181,6 +182,7 @@ class _Working:
         frozen = [p for name, p in module.named_parameters() if name not in shapes]
         self.module, self.device = copied(module, shared=frozen), like_P.device
         self.parts = list(self.module.modules())
+        self._recurrent = [part for part in self.parts if like_P.is_cuda and _is_library_recurrent(part)]
         mine = dict(self.module.named_parameters())
         self._shapes, self._parameters = shapes, [mine[name] for name in shapes]
         self._b_B = like_P.new_empty(sum(shape.numel() for shape in buffer_shapes.values()))
@@ -201,6 +203,8 @@ class _Working:
             # numbers that are to be seen in pairs, as complex ones, must not begin in the middle of one
             parameter.data = view.clone() if view.storage_offset() % 2 else view
             parameter.grad = None
+        for layer in self._recurrent:
+            layer.flatten_parameters()  # the GPU's library wants them together, in an order of its own
         if len(self._b_B):
             self._b_B.copy_(b_B)
         self._version = self._b_B._version
@@ -239,6 +243,10 @@ class _Working:
         for parameter in self._parameters:
             parameter.grad = None
         return torch.cat(parts)
+
+
+def _is_library_recurrent(part: nn.Module) -> TypeGuard[nn.RNNBase]:
+    return isinstance(part, nn.RNNBase) and type(part).forward in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 
 def _dense(gradient: Tensor) -> Tensor:

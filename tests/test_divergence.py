@@ -227,8 +227,9 @@ def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:
     assert claims["fig3_best"].judge(found).status == "not held"
     measured_line = found.measured[panel, "feddyn"]
     dead = [_died(curve, 3) for curve in measured_line.curves]
-    for each in found.panels:
-        found.measured[each, "feddyn"] = type(measured_line)(found.measured[each, "feddyn"].case, tuple(dead))
+    for line in ("feddyn", "feddyn_released"):
+        for each in found.panels:
+            found.measured[each, line] = type(measured_line)(found.measured[each, line].case, tuple(dead))
     verdict = claims["fig3_best"].judge(found)
     assert verdict.status == "held"
     assert "diverged" in claims["fig3_feddyn"].judge(found).sentence

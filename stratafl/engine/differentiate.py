@@ -103,7 +103,8 @@ class Stacked:
         outputs_CB = outputs_CB.to(self.flat.dtype)
         losses = []
         for length, mine in _by_length(batch.length_C):
-            outputs, targets = outputs_CB[mine, :length], batch.targets_CB[mine, :length]
+            # copies: a loss may write into what it is given
+            outputs, targets = outputs_CB[mine, :length].clone(), batch.targets_CB[mine, :length].clone()
             losses.append(self._own_losses(outputs, targets))
         return torch.cat(losses)
 
@@ -262,10 +263,9 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
     """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
     where that has operations of its own."""
-    batch = _batches(inputs, targets)
     tolerance = TOLERANCE.get(flat.dtype, 5e-2)
 
-    def trial(flat: Flat, tolerance: float) -> Trial:
+    def trial(flat: Flat, tolerance: float, batch: Batch) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
         typed = batch._replace(
             inputs_CB=batch.inputs_CB.to(flat.dtype) if inputs.is_floating_point() else batch.inputs_CB,
@@ -277,19 +277,23 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
             own.append(flat.gradient(x[client].clone(), b[client].clone(), mine, labels, loss))
         return Trial(flat, x, b, typed, torch.stack(own), tolerance)
 
-    in_its_own = trial(flat, tolerance)
+    trials = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:
-        return [in_its_own]
+        return trials
     try:
-        exact = trial(Flat(copied(flat.module).double()), TOLERANCE[torch.float64])
+        double = Flat(copied(flat.module).double())
+        exact = [trial(double, TOLERANCE[torch.float64], batch) for batch in _batches(inputs, targets)]
     except Exception:
-        return [in_its_own]  # a type is written into the module or the loss
+        return trials  # a type is written into the module or the loss
     if ops.table(inputs.device, flat.dtype) is ops.PLAIN:
-        return [exact]
-    # how far the library itself is off, where values lie near a kink
-    expected_CP = exact.expected_CP.to(flat.dtype)
-    off_C = (in_its_own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
-    return [exact, in_its_own._replace(expected_CP=expected_CP, tolerance=max(tolerance, 10 * float(off_C.max())))]
+        return exact
+    near = []
+    for own, true in zip(trials, exact, strict=True):
+        # how far the library itself is off, where values lie near a kink
+        expected_CP = true.expected_CP.to(flat.dtype)
+        off_C = (own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
+        near.append(own._replace(expected_CP=expected_CP, tolerance=max(tolerance, 10 * float(off_C.max()))))
+    return exact + near
 
 
 def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,14 +313,17 @@ def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
     return x_CP, b_CZ
 
 
-def _batches(inputs: Tensor, targets: Tensor) -> Batch:
-    """The samples in another order for each client; the second client lacks one, and its batch is padded."""
+def _batches(inputs: Tensor, targets: Tensor) -> list[Batch]:
+    """The samples in another order for each client; then the second client lacks one, and its batch is padded."""
     count = len(inputs)
     inputs_CB, targets_CB = (torch.stack([each.roll(c, 0) for c in range(CLIENTS)]) for each in (inputs, targets))
-    length_C = np.full(CLIENTS, count)
-    length_C[1] = count - 1 if count > 2 else count
-    mask_CB = torch.arange(count, device=inputs.device) < torch.as_tensor(length_C, device=inputs.device)[:, None]
-    return Batch(inputs_CB, targets_CB, mask_CB, length_C)
+    place_B = torch.arange(count, device=inputs.device)
+    batches = []
+    for second in (count, count - 1) if count > 2 else (count,):
+        length_C = np.array([count, second, *[count] * (CLIENTS - 2)])
+        mask_CB = place_B < torch.as_tensor(length_C, device=inputs.device)[:, None]
+        batches.append(Batch(inputs_CB, targets_CB, mask_CB, length_C))
+    return batches
 
 
 def _line(problem: BaseException) -> str:
