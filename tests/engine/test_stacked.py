@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import NamedTuple
 
 import pytest
@@ -356,3 +357,22 @@ def test_a_captured_step_reads_only_what_is_filled_in(
     got = sim.run()
     assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < CLOSE
     assert len(captured) == 2, "once for chunks of two, once for the last"
+
+
+def test_a_step_leaves_nothing_behind() -> None:
+    """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on a GPU."""
+    sim = stacked(federation(model=seeded(Residual), shape=(2, 6, 6)))
+    sim.federation.begin()
+    work = sim.federation.work(0, 3, 0)
+
+    def tensors_after_training() -> int:
+        sim.engine.train(work)
+        return sum(isinstance(each, Tensor) for each in gc.get_objects())
+
+    tensors_after_training()
+    gc.collect()
+    gc.disable()
+    try:
+        assert tensors_after_training() == tensors_after_training()
+    finally:
+        gc.enable()
