@@ -17,10 +17,10 @@ from stratafl.recipes.paper import table1
 from stratafl.simulate import Simulation, simulate
 
 H200 = {
-    "mlp": {"fp32": 167_382, "tf32": 321_769, "bf16": 325_167, "fp16": 314_736},
-    "cnn": {"fp32": 5_911, "tf32": 30_176, "bf16": 43_589, "fp16": 43_619},
-    "resnet18_gn": {"tf32": 3_816, "bf16": 4_980},
-    "lstm": {"tf32": 8_049, "bf16": 11_396},
+    "mlp": {"fp32": 161_695, "tf32": 310_201, "bf16": 309_440, "fp16": 316_151},
+    "cnn": {"fp32": 5_746, "tf32": 29_615, "bf16": 42_159, "fp16": 42_261},
+    "resnet18_gn": {"tf32": 5_160, "bf16": 6_822},
+    "lstm": {"tf32": 8_951, "bf16": 11_931},
 }
 """Client-steps a second measured on an NVIDIA H200, 100 clients, batch 50: benchmarks/results/h200_*.json."""
 SAMPLES = {"mlp": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "resnet18_gn": ((3, 32, 32), 100), "lstm": ((80,), 80)}
