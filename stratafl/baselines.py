@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl import models
+from stratafl.engine.graph import uncollected
 from stratafl.engine.work import Augment
 
 Round = Callable[[], None]
@@ -64,12 +65,13 @@ def graphed_loop(job: Job) -> Round:
             client.step(index_B)
     torch.cuda.current_stream().wait_stream(side)
     graphs: list[torch.cuda.CUDAGraph] = []
-    for client in clients:
-        graph = torch.cuda.CUDAGraph()
-        # one graph runs at a time, so they may share their memory
-        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
-            client.step(index_B)
-        graphs.append(graph)
+    with uncollected():
+        for client in clients:
+            graph = torch.cuda.CUDAGraph()
+            # one graph runs at a time, so they may share their memory
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+                client.step(index_B)
+            graphs.append(graph)
 
     def round() -> None:
         for client, graph in zip(clients, graphs, strict=True):

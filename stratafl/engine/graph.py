@@ -8,7 +8,9 @@ Shape suffixes: C clients, H steps, B places in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -80,6 +82,19 @@ class Captured:
         self._fixed.lr.fill_(lr)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is collected meanwhile: to free what an earlier graph held would end the capture of another."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """The same on the device alone."""
     # libraries set themselves up at their first calls, which a graph must not hold
@@ -90,6 +105,6 @@ def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], No
             once()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with uncollected(), torch.cuda.graph(graph):
         once()
     return graph.replay

@@ -86,8 +86,8 @@ class Weights(NamedTuple):
             return TORCH[op](*args)
         sink = frame.ops.sink(*frame.sinks.of((self.w, self.b)))
         y = frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
-        # what comes out may be unused, or cut off from the loss: its gradients are written only if it is reached; a hook
-        # that knew the frame would keep all its values, the result among them, until somebody looks for cycles
+        # what comes out may be unused, or cut off from the loss: its gradients are written only if it is reached
+        # (a hook that knew the frame would keep all its values, the result among them, until somebody looks for cycles)
         sunk = frame.sunk
         y.register_hook(lambda _: sunk.update(names))
         return y

@@ -1,0 +1,108 @@
+"""A run records the engine that trained it, and goes on with that one, to the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from stratafl import InvalidInput
+from stratafl.config import Config
+from stratafl.launch import Launch, Launched
+from stratafl.store.signals import Interrupted
+
+MODEL = """
+from torch import nn
+
+
+def convolutional(input_shape, classes):
+    layers = [nn.Conv2d(input_shape[0], 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.LayerNorm(6 * 36)]
+    return nn.Sequential(*layers, nn.Linear(6 * 36, classes))
+
+
+def dropping(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, classes))
+
+
+def mixing(input_shape, classes):
+    class Centred(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1) - x.flatten(1).mean(dim=0))
+
+    return Centred(64, classes)
+"""
+
+
+def config(folder: Path, model: str, engine: str, precision: str = "fp32") -> Config:
+    file = folder / "own_model.py"
+    file.write_text(MODEL)
+    return Config.of(
+        {
+            "tree": {"shape": "2x3"},
+            "model": {"name": f"{file}:{model}"},
+            "schedule": {"periods": [2, 2]},
+            "leaf": {"batch": 16},
+            "run": {"rounds": 4, "engine": engine, "precision": precision, "checkpoint_every": 1},
+        }
+    )
+
+
+def finished(settings: Config, folder: Path) -> Launched:
+    return Launch.new(settings, "whole", folder).run()
+
+
+def interrupted(settings: Config, folder: Path) -> Path:
+    launch = Launch.new(settings, "halves", folder)
+
+    def stop(record) -> None:
+        if record.round == 2:
+            raise Interrupted(2, "enough")
+
+    with pytest.raises(Interrupted):
+        launch.run(stop)
+    return launch.folder.path
+
+
+def described(path: Path) -> dict:
+    return json.loads((path / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "ran"),
+    [
+        ("convolutional", "vmap", "vmap"),
+        ("convolutional", "stacked", "stacked"),
+        ("convolutional", "loop", "loop"),
+        ("mixing", "stacked", "vmap"),
+        ("dropping", "stacked", "loop"),
+        ("dropping", "vmap", "loop"),
+    ],
+)
+def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
+    model: str, asked: str, ran: str, tmp_path: Path, capsys
+) -> None:
+    settings = config(tmp_path, model, asked)
+    whole = finished(settings, tmp_path / "runs").path
+    assert capsys.readouterr().err.count(f"engine {asked!r} was asked for, and {ran}") == (asked != ran)
+    path = interrupted(settings, tmp_path / "runs")
+    assert described(path)["engine"] == ran == described(path)["how"].partition(":")[0]
+    assert described(path)["precision"] == "fp32"
+    Launch.resume(path).run()
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:
+    path = finished(config(tmp_path, "dropping", "loop", "bf16"), tmp_path / "runs").path
+    assert described(path)["precision"] == "fp32"
+    assert "precision 'bf16' is not honoured" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
+    path = interrupted(config(tmp_path, "dropping", "loop"), tmp_path / "runs")
+    values = described(path)
+    (path / "run.json").write_text(json.dumps({**values, "engine": "vmap"}))
+    with pytest.raises(InvalidInput, match="trained by vmap; here: loop: the module or loss draws random numbers"):
+        Launch.resume(path)
