@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,33 +16,48 @@ from stratafl.metrics import IGNORED, Loss, is_classification
 from stratafl.vocabulary import Lookups
 
 
-def model_fits(
-    field: str,
-    flat: Flat,
-    x_P: Tensor,
-    b_B: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    classes: bool,
-) -> None:
+class Subject(NamedTuple):
+    """A model and its loss, where a run begins."""
+
+    flat: Flat
+    x_P: Tensor
+    b_B: Tensor
+    loss: Loss
+
+    @property
+    def kind(self) -> str:
+        return type(self.flat.module).__name__
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the model makes of a copy of these, in the mode it is in; nothing else is changed."""
+        with as_before(self.x_P.device):
+            return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
+
+    def gradient(self, inputs: Tensor, targets: Tensor) -> None:
+        """Try a step's gradient on copies of these."""
+        self.flat.train()
+        with as_before(self.x_P.device):
+            self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
+
+
+def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, classes: bool) -> None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
-    flat.eval()
-    kind = type(flat.module).__name__
+    subject.flat.eval()
+    loss = subject.loss
 
     def see(codes: Tensor, table: Tensor) -> Tensor:
         _check_codes(field, inputs, codes, len(table))
         return codes
 
     try:
-        with torch.no_grad(), as_before(x_P.device), Lookups(see):
-            outputs = flat.call(x_P, b_B.clone(), inputs[:2].clone())
+        with torch.no_grad(), Lookups(see):
+            outputs = subject.outputs(inputs[:2])
     except InvalidInput:
         raise
     except (Exception, SystemExit) as problem:
         raise InvalidInput(
             "model",
-            kind,
+            subject.kind,
             f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {reason(problem)}",
         ) from None
     if classes:
@@ -84,29 +100,15 @@ def _check_codes(field: str, inputs: Tensor, codes: Tensor, vocabulary: int) -> 
         )
 
 
-def model_trains(
-    flat: Flat,
-    x_P: Tensor,
-    b_B: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    augment: Augment | None,
-    seed: int,
-) -> None:
+def model_trains(subject: Subject, inputs: Tensor, targets: Tensor, augment: Augment | None, seed: int) -> None:
     """Try a gradient on a few samples of one client, with and without `augment`: it may fail where an evaluation does
     not, and there may be none."""
     if len(inputs) == 1:  # whether one is enough is another question
         inputs, targets = (torch.cat([each, each]) for each in (inputs, targets))
-    flat.train()
-    kind = type(flat.module).__name__
-
-    def tried(inputs: Tensor) -> None:
-        with as_before(x_P.device):
-            flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), loss)
-
-    with guarded("model", kind, "cannot be trained"), as_before(x_P.device), torch.enable_grad():
-        outputs = flat.call(x_P, b_B.clone(), inputs.clone())
+    subject.flat.train()
+    kind, loss = subject.kind, subject.loss
+    with guarded("model", kind, "cannot be trained"), torch.enable_grad():
+        outputs = subject.outputs(inputs)
         value = loss(outputs, targets.clone())
     if not value.requires_grad:
         if isinstance(outputs, Tensor) and outputs.requires_grad:
@@ -115,12 +117,12 @@ def model_trains(
         told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
         raise InvalidInput("model output", kind, told)
     with guarded("model", kind, "cannot be trained"):
-        tried(inputs)
+        subject.gradient(inputs, targets)
     if augment is not None:
         changed = augmented(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
         with guarded("augment", name, f"the model fails with its {tuple(changed.shape)} of {changed.dtype}"):
-            tried(changed)
+            subject.gradient(changed, targets)
 
 
 def augmented(augment: Augment, inputs: Tensor, seed: int) -> Tensor:
@@ -139,15 +141,7 @@ def augmented(augment: Augment, inputs: Tensor, seed: int) -> Tensor:
 
 
 def batches_of_one(
-    flat: Flat,
-    x_P: Tensor,
-    b_B: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    batch: int | None,
-    sampling: str,
-    sizes: Mapping[str, int],
+    subject: Subject, inputs: Tensor, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
     """Refuse batches that leave a client a single sample, where the model cannot train on one: batch norm needs two."""
 
@@ -161,10 +155,8 @@ def batches_of_one(
     named = alone(batch)
     if not named:
         return
-    flat.train()
     try:
-        with as_before(x_P.device):
-            flat.gradient(x_P.clone(), b_B.clone(), inputs[:1].clone(), targets[:1].clone(), loss)
+        subject.gradient(inputs[:1], targets[:1])
     except Exception as problem:
         near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
         better = next((other for other in near if not alone(other)), None)

@@ -353,14 +353,15 @@ def simulate(
     held_out = None if test is None else placed(checks.tensors("test", test))
     flat.module.to(device)
     x_P, b_B = x_P.to(device), b_B.to(device)
+    subject = model_checks.Subject(flat, x_P, b_B, objective)
     for name, samples_of in (("data", train), ("test", held_out)):
         if samples_of is not None:
-            model_checks.model_fits(name, flat, x_P, b_B, *samples_of, objective, classes=loss is None)
+            model_checks.model_fits(name, subject, *samples_of, classes=loss is None)
     chosen = max(parts, key=len)[:FEW].to(device)
     few = plain(train[0][chosen]), plain(train[1][chosen])
-    model_checks.model_trains(flat, x_P, b_B, *few, objective, augment, seed)
+    model_checks.model_trains(subject, *few, augment, seed)
     sizes = dict(zip(shape.names[-1], samples, strict=True))
-    model_checks.batches_of_one(flat, x_P, b_B, *few, objective, batch, sampling, sizes)
+    model_checks.batches_of_one(subject, *few, batch, sampling, sizes)
 
     here, first = shape, 0
     if ranks.count > 1:
