@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from stratafl.config import Config
 from stratafl.deploy import seal
 from stratafl.deploy.durable import Durable
@@ -22,7 +19,6 @@ from stratafl.deploy.site import Site, job_of, slug
 from stratafl.deploy.wire import array_bytes, encode, receive_bundle
 from stratafl.engine.work import Training
 from stratafl.experiment import Study, study
-from stratafl.rule import Edge
 from stratafl.store import files
 
 
@@ -106,13 +102,3 @@ def study_of(config: Config) -> Study:
 
 def training_of(made: Study) -> Training:
     return made.simulation.engine.training  # type: ignore[attr-defined]  # the loop has it
-
-
-def report_names(job: Job, edge: int) -> frozenset[str]:
-    """What a child's report must hold on this edge level, found by trying the rule on a row of zeros."""
-    rule = job.rules[edge - 1]
-    x_1P: Tensor = torch.zeros(1, job.parameters, dtype=job.dtype)
-    state = rule.init(x_1P)
-    correction = rule.correction(state, rule.note(rule.open(x_1P)))
-    _, message = rule.up(state, x_1P, Edge(x_1P, correction, torch.ones(1, 1, dtype=job.dtype)))
-    return frozenset(message)

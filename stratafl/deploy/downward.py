@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.deploy.bounds import OFFENCES, check_reply
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
 from stratafl.refusal import carried, changed, finite, largest, too_large
@@ -32,6 +33,8 @@ class Child:
     """The step of its last report that counted."""
     answer: Answer | None = None
     """What it must still be told; kept until it replied to it."""
+    offences: int = 0
+    """Messages that broke the bounds; past a limit it is out for the run."""
     account: Account = field(default_factory=Account)
 
 
@@ -104,6 +107,21 @@ class Downward:
         return {name: Bundle(self._job.name, name, self.child(name).answer, end=end) for name in self.names}
 
     # -- the end of a round -----------------------------------------------------------------------------------------
+
+    def is_out(self, name: str) -> bool:
+        """Whether a child has broken the bounds too often to be asked again."""
+        return self.child(name).offences >= OFFENCES
+
+    def check(self, bundle: Bundle, reply: Reply) -> None:
+        """Refuse a reply that this child cannot truly have given to the bundle."""
+        place = self._places[bundle.site]
+        known = self.now.children[place].samples
+        check_reply(self._job, self._level + 1, self._numbers[place], bundle, reply, known)
+
+    def refuse(self, name: str, offence: bool) -> None:
+        """A child's message does not count."""
+        self.now.refused += (name,)
+        self.child(name).offences += offence
 
     def delivered(self, bundle: Bundle, reply: Reply) -> None:
         """A child has what was sent to it, since it replied."""

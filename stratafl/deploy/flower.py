@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from stratafl.deploy import seal
-from stratafl.deploy.assemble import Assembled, report_names, study_of
+from stratafl.deploy.assemble import Assembled, study_of
 from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
@@ -56,7 +56,7 @@ class GridLink:
 
     def __init__(self, grid: Grid, job: Job, edge: int, keys: Mapping[str, bytes], nodes: Mapping[str, bytes]):
         self._grid, self._job, self._keys = grid, job, keys
-        self._names = report_names(job, edge)
+        self._names = job.report_names[edge - 1]
         self._sites = {flower_key(public): name for name, public in nodes.items()}
         self._here: dict[str, tuple[int, str]] = {}
         self._looked = 0.0

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from stratafl.errors import InvalidInput
+from stratafl.local import Leaf
 from stratafl.refusal import update_limits
-from stratafl.rule import Rule
+from stratafl.rule import Edge, Rule
 from stratafl.schedule import Participation, Schedule, draw
 from stratafl.tree import Tree
 
@@ -51,6 +52,10 @@ class Job:
     """Per edge level, root first."""
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
+    leaf: Leaf | None = None
+    """A leaf's step, which says what learning rates it uses; None where that is not known."""
+    samples: tuple[int, ...] = ()
+    """Per leaf, as declared when the run was made; 0, or none at all, where that is not known."""
 
     def __post_init__(self) -> None:
         for level, rule in enumerate(self.rules, 1):
@@ -84,6 +89,45 @@ class Job:
     def taking_part(self, level: int, step: int) -> np.ndarray:
         """Which nodes of a level are drawn for the round of their edges that begins at this step."""
         return draw(self.participation[level - 1], self.tree, level, step // self.every[level], self.seed)
+
+    def rates(self, level: int, step: int) -> tuple[float, float] | None:
+        """The least and the most that learning rates can add up to in a round of this level's nodes that begins at
+        this step, of a node that trained at all; None where they are not known."""
+        if self.leaf is None:
+            return None
+        each = self.leaf.rate(self.global_round(step), self.every[-1])
+        return each, each * (self.every[level] // self.every[-1])
+
+    def declared(self, level: int, number: int) -> tuple[int, ...]:
+        """The samples of the leaves below a node, or of the leaf it is; 0 where they were not declared."""
+        leaves = np.flatnonzero(self.tree.ancestors(level) == number)
+        return tuple(self.samples[leaf] if self.samples else 0 for leaf in leaves)
+
+    def subtree(self, level: int, number: int) -> frozenset[str]:
+        """The names of a node and of all below it."""
+        names, mine = {self.tree.names[level][number]}, np.arange(self.tree.sizes[level]) == number
+        for below in range(level + 1, self.tree.depth + 1):
+            mine = mine[self.tree.parents[below]]
+            names.update(self.tree.names[below][each] for each in np.flatnonzero(mine))
+        return frozenset(names)
+
+    @cached_property
+    def report_names(self) -> tuple[frozenset[str], ...]:
+        """Per edge level, root first: the arrays of a child's report, found by trying the rule on a row of zeros."""
+        found = []
+        for rule in self.rules:
+            x_1P = torch.zeros(1, self.parameters, dtype=self.dtype)
+            state = rule.init(x_1P)
+            correction = rule.correction(state, rule.note(rule.open(x_1P)))
+            _, message = rule.up(state, x_1P, Edge(x_1P, correction, torch.ones(1, 1, dtype=self.dtype)))
+            found.append(frozenset(message))
+        return tuple(found)
+
+    @cached_property
+    def note_names(self) -> tuple[frozenset[str], ...]:
+        """Likewise: what a parent sends beside its model."""
+        x_1P = torch.zeros(1, self.parameters, dtype=self.dtype)
+        return tuple(frozenset(rule.note(rule.open(x_1P))) for rule in self.rules)
 
     def children(self, level: int, number: int) -> Sequence[int]:
         """The numbers, on the next level, of a node's children."""

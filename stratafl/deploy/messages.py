@@ -95,6 +95,15 @@ class Reply:
     protocol: int = PROTOCOL
 
 
+@dataclass(frozen=True)
+class Refused:
+    """In the place of a child's reply: something came, and it is none."""
+
+    reason: str
+    sealed: bool
+    """With the child's own key: it is the child itself that breaks the rules."""
+
+
 @dataclass
 class Account:
     """What went over one edge: messages with arrays in them, and the bytes of these."""

@@ -6,6 +6,7 @@ state with `save` before the reply leaves: so a bundle may come twice, and a nod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,13 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.deploy import bounds
+from stratafl.deploy.bounds import OFFENCES
 from stratafl.deploy.downward import Below, Downward
 from stratafl.deploy.job import Job
-from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Refused, Reply, Report
 from stratafl.deploy.upward import Above, Upward
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Engine, Pull, Work
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, printable, reason
 
 
 @dataclass
@@ -36,13 +39,14 @@ class Kept:
 FAREWELL = 20.0
 """Seconds: what is lost with a farewell is one last update of a correction that nobody will use."""
 Save = Callable[[Kept], None]
+LOG = logging.getLogger(__name__)
 
 
 class Link(Protocol):
     """A parent's way to its children."""
 
-    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
-        """Their replies, of those that came in time."""
+    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> Mapping[str, Reply | Refused]:
+        """What came in time."""
         ...
 
 
@@ -210,19 +214,34 @@ class Root:
 
 def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, relayed: bool) -> None:
     """One round of a node's children, from the model it gives them to the one it makes of theirs."""
-    names = down.drawn()
-    bundles = down.bundles(names, path)
+    drawn = down.drawn()
+    bundles = down.bundles([name for name in drawn if not down.is_out(name)], path)
     replies = link.ask(bundles, job.patience_at(level + 1).deadline)
-    meeting = down.now.step + job.every[level + 1]
     reports = {}
-    for name in names:
-        reply = replies.get(name)
-        if reply is None or reply.report is None or reply.report.step != meeting:
+    for name in drawn:
+        if name not in bundles:
+            down.refuse(name, offence=False)
+        elif name not in replies:
             down.now.absent += (name,)
-            continue
-        down.delivered(bundles[name], reply)
-        reports[name] = reply.report
+        elif (reply := hear(down, bundles[name], replies[name])) is not None and reply.report is not None:
+            reports[name] = reply.report
     down.merge(reports, relayed)
+
+
+def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
+    """What came from a child, if it is a reply that may count; whatever else it is, nothing but its sender suffers."""
+    try:
+        if isinstance(came, Refused):
+            raise InvalidInput("message", "what came", came.reason)
+        down.check(bundle, came)
+    except Exception as problem:
+        down.refuse(bundle.site, offence=not isinstance(came, Refused) or came.sealed)
+        LOG.warning("%s: its message is refused: %s", printable(bundle.site), reason(problem))
+        if down.is_out(bundle.site):
+            LOG.warning("%s is out for the rest of the run: %d messages refused", printable(bundle.site), OFFENCES)
+        return None
+    down.delivered(bundle, came)
+    return came
 
 
 def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
@@ -231,8 +250,9 @@ def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
     if end:
         # each level's wait holds those of the levels below it
         deadline = FAREWELL * (job.tree.depth - level)
-    for name, reply in link.ask(bundles, deadline).items():
-        down.delivered(bundles[name], reply)
+    for name, came in link.ask(bundles, deadline).items():
+        if name in bundles:
+            hear(down, bundles[name], came)
 
 
 def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | None:
@@ -243,11 +263,11 @@ def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | Non
         raise InvalidInput("job", bundle.job, f"this node works for {job.name}")
     if bundle.site != site:
         raise InvalidInput("site", bundle.site, f"this node is {site}")
+    level = job.tree.find(site)[0]
+    bounds.check_bundle(job, level, bundle)
     if bundle.begin is None:
         return None
-    step, every = bundle.begin.step, job.every[job.tree.find(site)[0]]
-    if step < 0 or step % every:
-        raise InvalidInput("begin.step", step, f"rounds of this node begin at multiples of {every}")
+    step, every = bundle.begin.step, job.every[level]
     done = kept.reply.report.step - every if kept.reply is not None and kept.reply.report is not None else None
     if done is not None and step < done:
         raise InvalidInput("begin.step", step, f"a round that is over: the last one began at step {done}")

@@ -12,11 +12,10 @@ import types
 import typing
 from typing import Any, TypeVar
 
-import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from stratafl.deploy.bounds import check_arrays, check_finite, check_row, largest_header
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Parcel, Reply
 from stratafl.errors import InvalidInput
@@ -40,19 +39,18 @@ def array_bytes(data: bytes) -> int:
     return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
-def decode(data: bytes, kind: type[T]) -> T:
-    """What `encode` made of a `kind`; anything else is refused."""
+def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> T:
+    """What `encode` made of a `kind`; anything else is refused, before room is made for what it says it holds."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(largest_header, len(data) - 8):
+        raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
     try:
-        length = int.from_bytes(data[:8], "little")
-        if length > min(LARGEST_HEADER, len(data)):
-            raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
         plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        if isinstance(problem, InvalidInput):
-            raise
+        return _typed(plain, kind, kind.__name__.lower(), load(data))
+    except InvalidInput:
+        raise
+    except Exception:  # whatever it was that the bytes led to
         raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
-    return _typed(plain, kind, kind.__name__.lower(), tensors)
 
 
 def _plain(value: object, name: str, tensors: dict[str, Tensor], seen: dict[int, str] | None) -> Any:
@@ -115,7 +113,7 @@ def _typed(plain: Any, kind: Any, where: str, tensors: dict[str, Tensor]) -> Any
 def receive_bundle(data: bytes, job: Job) -> Bundle:
     """A parent's message; its arrays must fit the model and be finite, since nothing good can come of others. Only
     buffers need not be: an attention mask among them has -inf."""
-    bundle = decode(data, Bundle)
+    bundle = decode(data, Bundle, largest_header(job))
     parcels = []
     if bundle.answer is not None:
         parcels.append(("answer", bundle.answer.parcel))
@@ -124,43 +122,28 @@ def receive_bundle(data: bytes, job: Job) -> Bundle:
     for where, parcel in parcels:
         _check_parcel(where, parcel, job)
     if bundle.begin is not None and bundle.begin.above is not None:
-        _check("begin.above", bundle.begin.above, job.parameters, job.dtype)
-        _check_finite("begin.above", bundle.begin.above)
+        check_row("begin.above", bundle.begin.above, job.parameters, job.dtype)
+        check_finite("begin.above", bundle.begin.above)
     return bundle
 
 
 def receive_reply(data: bytes, job: Job, names: frozenset[str]) -> Reply:
     """A child's message; that its arrays are finite is for the parent to see, who says who is left out."""
-    reply = decode(data, Reply)
+    reply = decode(data, Reply, largest_header(job))
     if reply.samples < 0:
         raise InvalidInput("reply.samples", reply.samples, "must be a number of samples")
     report = reply.report
     if report is None or report.buffers is None:
         return reply
-    if report.message.keys() != names:
-        raise InvalidInput("report.message", sorted(report.message), f"must have {', '.join(sorted(names))}")
     if report.rate < 0:
         raise InvalidInput("report.rate", report.rate, "must not be negative")
-    for name, rows in report.message.items():
-        _check(f"report.{name}", rows, job.parameters, job.dtype)
-    _check("report.buffers", report.buffers, job.buffers, job.dtype)
+    check_arrays(report, names, job)
     return reply
 
 
 def _check_parcel(where: str, parcel: Parcel, job: Job) -> None:
     arrays = {"model": parcel.model, **{f"note.{name}": rows for name, rows in parcel.note.items()}}
     for name, rows in arrays.items():
-        _check(f"{where}.{name}", rows, job.parameters, job.dtype)
-        _check_finite(f"{where}.{name}", rows)
-    _check(f"{where}.buffers", parcel.buffers, job.buffers, job.dtype)
-
-
-def _check(where: str, rows: Tensor, width: int, dtype: torch.dtype) -> None:
-    if rows.shape != (1, width) or rows.dtype != dtype:
-        found = f"{tuple(rows.shape)} {rows.dtype}"
-        raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
-
-
-def _check_finite(where: str, rows: Tensor) -> None:
-    if not bool(torch.isfinite(rows).all()):
-        raise InvalidInput(where, "not finite", "must be finite")
+        check_row(f"{where}.{name}", rows, job.parameters, job.dtype)
+        check_finite(f"{where}.{name}", rows)
+    check_row(f"{where}.buffers", parcel.buffers, job.buffers, job.dtype)

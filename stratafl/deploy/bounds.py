@@ -1,0 +1,177 @@
+"""What a message may say at all: nearly everything follows from the run's config, and is held against it.
+
+A seal proves whom a message is from, not that it is true. Whoever has all keys of a site may still send what would take
+all weight, overflow a number or blame somebody else: such a message is refused before anything is done with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stratafl.deploy.job import Job
+from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
+from stratafl.errors import InvalidInput, number, whole
+from stratafl.rule import Rows
+
+MOST_SAMPLES = 10**9
+"""Of a leaf whose number of samples was not declared when the folders were made."""
+LARGEST_RATE = 1e6
+"""A sum of learning rates, where they are not known."""
+SMALLEST_RATE = 1e-30
+ROUNDING = 1e-6
+"""By how much a sum of learning rates may differ from what it must be."""
+OFFENCES = 20
+"""Messages sealed with a child's own key that break these bounds, or updates far larger than its siblings': after so
+many it is asked no more in this run. What anybody else could have sent in its place does not count."""
+NAMES = 10
+"""How often, in one report, a name may be in `refused` or `absent` for every meeting there can have been: an aggregator
+that was interrupted tells of several rounds."""
+HEADER = 1 << 16
+"""Bytes of a message without its arrays and its lists of names."""
+
+
+# -- from a child ---------------------------------------------------------------------------------------------------
+
+
+def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, known: int) -> None:
+    """Refuse a reply that the node of this level cannot truly have given to the bundle. `known`: samples it told of
+    before."""
+    if not isinstance(reply, Reply):
+        raise InvalidInput("reply", reply, "is none")
+    expected = {"job": job.name, "site": bundle.site, "protocol": PROTOCOL}
+    for field, value in expected.items():
+        given = getattr(reply, field)
+        if type(given) is not type(value) or given != value:
+            raise InvalidInput(f"reply.{field}", given, f"must be {value}")
+    _check_samples(job, level, place, reply.samples, known)
+    report = reply.report
+    if bundle.begin is None:
+        if report is not None:
+            raise InvalidInput("report", "there is one", "nobody asked for it")
+        return
+    if not isinstance(report, Report):
+        raise InvalidInput("report", report, "must be there, as it was asked for")
+    _check_report(job, level, place, bundle.begin.step + job.every[level], report)
+    if report.buffers is not None and reply.samples == 0:
+        raise InvalidInput("reply.samples", 0, "must be at least 1, as there is a model")
+
+
+def _check_samples(job: Job, level: int, place: int, samples: int, known: int) -> None:
+    if type(samples) is not int:
+        raise InvalidInput("reply.samples", samples, "must be a whole number")
+    declared = job.declared(level, place)
+    most = sum(each or MOST_SAMPLES for each in declared)
+    if level < job.tree.depth:
+        whole("reply.samples", samples, at_least=0, at_most=most)
+    elif declared[0]:
+        if samples != declared[0]:
+            raise InvalidInput("reply.samples", samples, f"must be {declared[0]}, as declared when the run was made")
+    else:
+        whole("reply.samples", samples, at_least=1, at_most=most)
+        if known and samples != known:
+            raise InvalidInput("reply.samples", samples, f"must be {known}, as it said before")
+
+
+def _check_report(job: Job, level: int, place: int, meeting: int, report: Report) -> None:
+    if type(report.step) is not int or report.step != meeting:
+        raise InvalidInput("report.step", report.step, f"must be {meeting}, the meeting it was asked for")
+    for field in ("refused", "absent"):
+        _check_names(job, level, place, f"report.{field}", getattr(report, field))
+    if report.buffers is None:
+        if level == job.tree.depth or report.message or report.rate != 0:
+            raise InvalidInput("report.buffers", None, "must be there")
+        return
+    check_rate(job, level, meeting, "report.rate", report.rate)
+    check_arrays(report, job.report_names[level - 1], job)
+
+
+def _check_names(job: Job, level: int, place: int, field: str, names: tuple[str, ...]) -> None:
+    """Of its own subtree only, and not more than meetings can have had."""
+    own = job.subtree(level, place)
+    most = NAMES * len(own) * job.every[level] // job.every[-1] if level < job.tree.depth else 0
+    if not isinstance(names, tuple) or len(names) > most:
+        raise InvalidInput(field, names, f"must be a list of at most {most} names")
+    for name in names:
+        if not isinstance(name, str) or name not in own:
+            raise InvalidInput(field, name, "must be names of the sender's own subtree")
+
+
+def check_rate(job: Job, level: int, meeting: int, field: str, rate: float) -> None:
+    """A sum of learning rates that the nodes of a level can have used up to a meeting of theirs, and since the last."""
+    number(field, rate, at_least=0)
+    least, most = job.rates(level, meeting - job.every[level]) or (SMALLEST_RATE, LARGEST_RATE)
+    if not (1 - ROUNDING) * least <= rate <= (1 + ROUNDING) * most:
+        wanted = f"must be {least:g}" if least == most else f"must be from {least:g} to {most:g}"
+        raise InvalidInput(field, rate, f"{wanted} by the schedule")
+
+
+# -- from the parent ------------------------------------------------------------------------------------------------
+
+
+def check_bundle(job: Job, level: int, bundle: Bundle) -> None:
+    """Refuse what no parent of this run can have to say to a node of this level."""
+    if bundle.begin is not None:
+        _check_begin(job, level, bundle.begin)
+    if bundle.answer is not None:
+        _check_answer(job, level, bundle.answer)
+
+
+def _check_begin(job: Job, level: int, begin: Begin) -> None:
+    every, end = job.every[level], job.rounds * job.every[0]
+    if type(begin.step) is not int or not 0 <= begin.step < end or begin.step % every:
+        raise InvalidInput("begin.step", begin.step, f"rounds of this node begin at multiples of {every} below {end}")
+    if begin.heard is not None and (type(begin.heard) is not int or begin.heard > begin.step):
+        raise InvalidInput("begin.heard", begin.heard, f"must be a step of at most {begin.step}")
+    if begin.parcel is not None:
+        _check_rows("begin", "note", begin.parcel.note, job.note_names[level - 1], job)
+
+
+def _check_answer(job: Job, level: int, answer: Answer) -> None:
+    every, end = job.every[level], job.rounds * job.every[0]
+    if type(answer.step) is not int or not 0 < answer.step <= end or answer.step % every:
+        raise InvalidInput("answer.step", answer.step, f"meetings of this node are at multiples of {every} up to {end}")
+    check_rate(job, level, answer.step, "answer.rate", answer.rate)
+    _check_rows("answer", "note", answer.parcel.note, job.note_names[level - 1], job)
+
+
+# -- arrays and bytes -----------------------------------------------------------------------------------------------
+
+
+def check_arrays(report: Report, names: frozenset[str], job: Job) -> None:
+    """Those of a report with a model; that they are finite is for the parent to see, who says who is left out."""
+    _check_rows("report", "message", report.message, names, job)
+    check_row("report.buffers", report.buffers, job.buffers, job.dtype)
+
+
+def _check_rows(where: str, field: str, rows: Rows, names: frozenset[str], job: Job) -> None:
+    if not isinstance(rows, dict) or rows.keys() != names:
+        given = sorted(map(str, rows)) if isinstance(rows, dict) else rows
+        raise InvalidInput(f"{where}.{field}", given, f"must have {', '.join(sorted(names)) or 'nothing'}")
+    for name, row in rows.items():
+        check_row(f"{where}.{name}", row, job.parameters, job.dtype)
+
+
+def check_row(where: str, rows: object, width: int, dtype: torch.dtype) -> None:
+    if not isinstance(rows, Tensor) or rows.shape != (1, width) or rows.dtype != dtype:
+        found = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else rows
+        raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
+
+
+def check_finite(where: str, rows: Tensor) -> None:
+    if not bool(torch.isfinite(rows).all()):
+        raise InvalidInput(where, "not finite", "must be finite")
+
+
+def largest_message(job: Job) -> int:
+    """Bytes, either way: what is longer is no message of this run, whatever is in it."""
+    up = max(len(names) for names in job.report_names)
+    down = 2 * (1 + max(len(names) for names in job.note_names)) + 1
+    width = max(up, down) * job.parameters + 2 * job.buffers
+    return width * job.dtype.itemsize + largest_header(job)
+
+
+def largest_header(job: Job) -> int:
+    """Bytes of everything but the arrays: in a report those who were refused and those who were absent."""
+    names = sum(4 * len(name.encode()) + 8 for level in job.tree.names for name in level)
+    return HEADER + 2 * NAMES * names * job.every[0] // job.every[-1]
