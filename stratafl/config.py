@@ -7,7 +7,7 @@
 [schedule]  periods or steps_per_sync, participation
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
 [run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
-            precision, diagnose, update_limit, plugins
+            precision, diagnose, update_limit, update_factor, plugins
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ class RunConfig:
     """What is measured beside the metrics: "drift", also the "ideal" corrections, or "none"."""
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused; 0 for none."""
+    update_factor: Any = None
+    """Updates whose norm is so many times their siblings' median are refused, one number or one per level; 0 for none.
+    """
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 

@@ -173,6 +173,7 @@ def study(config: Config, ranks: Ranks | None = None) -> Study:
         precision=config.run.precision,  # type: ignore[arg-type]
         diagnose=config.run.diagnose,  # type: ignore[arg-type]
         update_limit=config.run.update_limit,
+        update_factor=config.run.update_factor,
         ranks=ranks,
     )
     return Study(simulation, Holdings.of(held))

@@ -24,7 +24,19 @@ from stratafl.drift import Drift
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Pull, Work
 from stratafl.placing import Placed, placed
-from stratafl.refusal import Met, Refusal, carried, changed, far_off, finite, largest, suspicious, update_limits
+from stratafl.refusal import (
+    Met,
+    Refusal,
+    carried,
+    changed,
+    far_off,
+    finite,
+    largest,
+    out_of_line,
+    suspicious,
+    update_factors,
+    update_limits,
+)
 from stratafl.rule import Edge, Rows, Rule, average
 from stratafl.schedule import Participation, draw
 from stratafl.state import State, fitted
@@ -58,6 +70,7 @@ class Federation:
         participation: Sequence[Participation],
         seed: int,
         update_limit: float | None = None,
+        update_factor: object = None,
     ):
         self.tree, self.seed = tree, seed
         self.device = x_P.device
@@ -65,6 +78,7 @@ class Federation:
         self.rules: list[Rule] = [average(), *rules]
         self.participation: list[Participation] = [None, *participation]
         self.limits: list[float | None] = [None, *update_limits(update_limit, rules)]
+        self.factors: list[float | None] = [None, *update_factors(update_factor, rules)]
         self.own = [x_P.repeat(n, 1) for n in tree.sizes]
         """Each node's model as it last sent it up, before its parent's answer replaced it."""
         self.held = self.own[:-1]
@@ -93,7 +107,7 @@ class Federation:
         for level in self._edges():
             self._correct(level)
 
-    GIVEN = ("tree", "seed", "device", "rules", "participation", "limits", "drift", "_placed", "_masked")
+    GIVEN = ("tree", "seed", "device", "rules", "participation", "limits", "factors", "drift", "_placed", "_masked")
     """What a federation is made of; everything else it holds is its state."""
 
     def saved(self) -> State:
@@ -246,6 +260,7 @@ class Federation:
         lost_N = large_N = np.zeros_like(came_N)
         # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
         doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all() or merged.doubtful_N.any()
+        doubt |= self.factors[level] is not None  # an update out of line shows only beside its siblings'
         if tree.agreed(level, bool(doubt)) or merged is None:
             lost_N, large_N = self._unsound(level, sent, came_N)
             merged = self._merge(level, sent, came_N & ~lost_N & ~large_N, seen=True)
@@ -287,7 +302,10 @@ class Federation:
         sizes = dict(zip(judged, largest(*judged.values()), strict=True))
         lost_N = came_N & ~finite(list(sizes.values()))
         present_N, start_MP = came_N & ~lost_N, self.held[level - 1]
-        return lost_N, far_off(self.tree, level, sent["model"], sizes["model"], start_MP, present_N, self.limits[level])
+        model_NP, limit = sent["model"], self.limits[level]
+        large_N = far_off(self.tree, level, model_NP, sizes["model"], start_MP, present_N, limit)
+        present_N &= ~large_N
+        return lost_N, large_N | out_of_line(self.tree, level, model_NP, start_MP, present_N, self.factors[level])
 
     def _judged(self, level: int, buffers_NB: Tensor) -> Tensor:
         """Children's buffers, less what their parent gave and is as it was, whether finite or not."""

@@ -20,6 +20,12 @@ from stratafl.tree import Tree
 
 LIMIT = 1e6
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
+FACTOR = 10.0
+"""How many times longer than its siblings' median, by its norm, an update may be in a deployment, where not all who
+take part are one's own."""
+REST = 0.02
+"""Of the norm of the model they were given: siblings' median is taken for at least this, since who has little left to
+learn is no measure for the others."""
 BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
@@ -53,6 +59,19 @@ def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | No
     return [float(given) or None for _ in rules]
 
 
+def update_factors(given: object, rules: Sequence[Rule], default: float | None = None) -> list[float | None]:
+    """The factor of each edge level, None for none; one number stands for all levels, 0 for none."""
+    if given is None:
+        return [default if rule.reduce is None else None for rule in rules]
+    each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
+    if len(each_level) != len(rules):
+        raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")
+    for each in each_level:
+        if 0 < number("update_factor", each, at_least=0) < 1:
+            raise InvalidInput("update_factor", given, "must be 0, for none, or a number of at least 1")
+    return [float(each) or None for each in each_level]
+
+
 def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
     """Whose update may be too large or is not finite, judged by the largest magnitude of the model alone.
 
@@ -70,6 +89,31 @@ def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray,
     """
     with np.errstate(over="ignore"):
         return update_N > limit * np.maximum(np.maximum(siblings_N, start_N), 1.0)
+
+
+def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
+    """Whose update is so many times longer than the siblings' median; nobody's where they have nothing to learn, or
+    there are none."""
+    return (siblings_N > 0) & (norm_N > factor * np.maximum(siblings_N, REST * start_N))
+
+
+def out_of_line(
+    tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
+) -> np.ndarray:
+    """Of those present, whose update is too long beside its siblings'. All who have parents of this level in common
+    must ask."""
+    if factor is None:
+        return np.zeros_like(present_N)
+    columns = max(1, BLOCK // len(rows_NP))
+    blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+    norm_N = np.sqrt(sum(lengths(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
+    siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
+    return present_N & too_long(norm_N, siblings_N, lengths(start_MP)[tree.parents[level]], factor)
+
+
+def lengths(rows_NP: Tensor) -> np.ndarray:
+    """Each row's norm."""
+    return torch.linalg.vector_norm(rows_NP, dim=1, dtype=torch.float64).cpu().numpy()
 
 
 def far_off(

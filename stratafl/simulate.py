@@ -284,6 +284,7 @@ def simulate(
     precision: Compute = "fp32",
     diagnose: Diagnose = "drift",
     update_limit: float | None = None,
+    update_factor: float | Sequence[float] | None = None,
     ranks: Ranks | None = None,
 ) -> Simulation:
     """Set up a run. Iterate over what it returns for one result per global round, or call its `run()`.
@@ -313,6 +314,8 @@ def simulate(
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.
     update_limit: an update so many times larger than its siblings' median is refused, 0 for none; unless given, a
         million where a rule takes the mean of its children. See docs/rules.md.
+    update_factor: an update whose norm is so many times its siblings' median is refused, for all levels or one number
+        per level, root first; 0 or None for none.
     ranks: the processes that share the run, each of which must call this with the same arguments; see docs/ranks.md.
     """
     shape = Tree.of(tree)
@@ -368,7 +371,7 @@ def simulate(
         work_N = leaf_work(samples, batch, sampling) * expected(shares, shape)
         cuts = deal(shape, work_N, schedule.meetings, ranks.count)
         here, first = Branch.of_rank(shape, cuts, ranks), int(cuts[ranks.rank])
-    federation = Federation(here, edge_rules, x_P, b_B, shares, seed, update_limit)
+    federation = Federation(here, edge_rules, x_P, b_B, shares, seed, update_limit, update_factor)
     placed_parts = [part.to(device) for part in parts[first : first + here.leaves]]
     training = Training(flat, objective, *train, placed_parts, chain, batch, sampling, seed, augment, first)
     if diagnose == "drift":

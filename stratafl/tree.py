@@ -192,9 +192,11 @@ class Tree:
         """Whether anybody has a doubt, of those who have parents on edge level `level` in common."""
         return doubt
 
-    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray) -> np.ndarray:
+    def siblings(
+        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
+    ) -> np.ndarray:
         """For each node, the median of its siblings' values, of those present: see `median_of_siblings`."""
-        return median_of_siblings(values_N, present_N, self.parents[level])
+        return median_of_siblings(values_N, present_N, self.parents[level], upper)
 
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
@@ -261,9 +263,12 @@ class Tree:
         return " > ".join(map(str, self.sizes)) + " nodes"
 
 
-def median_of_siblings(values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray) -> np.ndarray:
+def median_of_siblings(
+    values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray, upper: bool = False
+) -> np.ndarray:
     """For each node that is present, the median of the others' values among its siblings that are: the lower one where
-    two are in the middle, so that two of three cannot hide behind each other. Zero where there are no others."""
+    two are in the middle, so that two of three cannot hide behind each other; or the upper one, so that one of three
+    cannot make the other two look large. Zero where there are no others."""
     medians_N = np.zeros(len(values_N))
     here = np.flatnonzero(present_N)
     value, parent = values_N[here], parent_N[here]
@@ -271,9 +276,9 @@ def median_of_siblings(values_N: np.ndarray, present_N: np.ndarray, parent_N: np
     count = np.bincount(parent)
     end = np.cumsum(count)
     # the middle of all but one is the middle of all, or the next one where that one lies at or below it
-    middle = (end - count + np.maximum(count - 2, 0) // 2)[parent]
-    lower, upper = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
-    medians_N[here] = np.where(count[parent] > 1, np.where(value <= lower, upper, lower), 0.0)
+    middle = (end - count + (np.maximum(count - 2, 0) + upper) // 2)[parent]
+    at, beyond = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
+    medians_N[here] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
     return medians_N
 
 

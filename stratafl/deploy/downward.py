@@ -15,9 +15,11 @@ from torch import Tensor
 from stratafl.deploy.bounds import OFFENCES, check_reply
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
-from stratafl.refusal import carried, changed, finite, largest, too_large
+from stratafl.refusal import carried, changed, finite, largest, lengths, too_large, too_long
 from stratafl.rule import Rows
 from stratafl.tree import median_of_siblings
+
+SOUND, NOT_FINITE, TOO_LARGE = range(3)
 
 
 @dataclass
@@ -123,6 +125,10 @@ class Downward:
         self.now.refused += (name,)
         self.child(name).offences += offence
 
+    def refuse_all(self) -> None:
+        """What came of all messages together does not count."""
+        self.now.refused += (self._me,)
+
     def delivered(self, bundle: Bundle, reply: Reply) -> None:
         """A child has what was sent to it, since it replied."""
         child = self.child(bundle.site)
@@ -145,14 +151,16 @@ class Downward:
         came = [name for name in self.names if name in reports and reports[name].rate > 0]
         if len(came) < job.patience_at(self._level + 1).min_children:
             return
-        sound_K = self._sound([reports[name] for name in came])
-        present = [name for name, sound in zip(came, sound_K, strict=True) if sound]
-        now.refused += tuple(name for name, sound in zip(came, sound_K, strict=True) if not sound)
-        if not present:
+        judged = self._judge([reports[name] for name in came])
+        for name, verdict in zip(came, judged, strict=True):
+            if verdict != SOUND:
+                self.refuse(name, offence=verdict == TOO_LARGE)
+        present = [name for name, verdict in zip(came, judged, strict=True) if verdict == SOUND]
+        weights_K = self._weights()[[self._places[name] for name in present]]
+        share, own = float(weights_K.sum()), [reports[name] for name in present]
+        if not share > 0:
             return
 
-        weights_K = self._weights()[[self._places[name] for name in present]]
-        share, own = weights_K.sum(), [reports[name] for name in present]
         parts_K = torch.as_tensor(weights_K / share, dtype=job.dtype)
         reduce = rule.reduce or _mean
         mean = {key: reduce(torch.cat([r.message[key] for r in own]), parts_K)[None] for key in own[0].message}
@@ -161,7 +169,7 @@ class Downward:
         share_11 = torch.full((1, 1), share, dtype=job.dtype)
         memory, model_1P = rule.merge(now.memory, now.held, mean, share_11)
         if not finite(largest(model_1P, changed(buffers_1B, now.buffers), *mean.values())).all():
-            now.refused += (self._me,)
+            self.refuse_all()
             return
 
         now.memory, now.held, now.buffers = memory, model_1P, buffers_1B
@@ -174,20 +182,30 @@ class Downward:
             if answered:
                 child.answer, child.stale = Answer(now.step, rate, parcel), False
 
-    def _sound(self, reports: Sequence[Report]) -> np.ndarray:
-        """Whose report is finite, and has a model that is not far off the others'."""
-        now, limit = self.now, self._job.limits[self._level]
+    def _judge(self, reports: Sequence[Report]) -> np.ndarray:
+        """Whose report is finite, and is not far off the others'."""
         if not reports:
-            return np.zeros(0, dtype=bool)
-        buffers_KB = torch.cat([r.buffers for r in reports if r.buffers is not None])
+            return np.full(0, SOUND)
+        now, limit, factor = self.now, self._job.limits[self._level], self._job.factors[self._level]
+        together_K = np.zeros(len(reports), dtype=np.int64)
+        changed_KB = changed(torch.cat([r.buffers for r in reports if r.buffers is not None]), now.buffers)
         message = {key: torch.cat([r.message[key] for r in reports]) for key in reports[0].message}
-        sizes = largest(*message.values(), changed(buffers_KB, now.buffers))
+        *others, buffers_K = sizes = largest(*message.values(), changed_KB)
         sound_K = finite(sizes)
+        large_K = np.zeros_like(sound_K)
+        update_KP = message["model"] - now.held
         if limit is not None:
-            update_K, start_1 = largest(message["model"] - now.held, now.held)
-            siblings_K = median_of_siblings(update_K, sound_K, np.zeros(len(reports), dtype=np.int64))
-            sound_K &= ~too_large(update_K, siblings_K, start_1, limit)
-        return sound_K
+            update_K, start_1, given_1 = largest(update_KP, now.held, now.buffers.nan_to_num(0.0, 0.0, 0.0))
+            # a variance among the buffers goes with the square of what the others go with
+            looks = [(update_K, start_1, limit), (buffers_K, given_1, limit**2)]
+            looks += [(each_K, start_1, limit) for key, each_K in zip(message, others, strict=True) if key != "model"]
+            for each_K, begun_1, most in looks:
+                large_K |= too_large(each_K, median_of_siblings(each_K, sound_K, together_K), begun_1, most)
+        if factor is not None:
+            norm_K, near_K = lengths(update_KP), sound_K & ~large_K
+            siblings_K = median_of_siblings(norm_K, near_K, together_K, upper=True)
+            large_K |= near_K & too_long(norm_K, siblings_K, lengths(now.held), factor)
+        return np.where(sound_K, np.where(large_K, TOO_LARGE, SOUND), NOT_FINITE)
 
     @property
     def samples(self) -> int:
@@ -195,7 +213,7 @@ class Downward:
 
     def _weights(self) -> np.ndarray:
         if self._job.by_samples:
-            return np.array([child.samples for child in self.now.children]) / self.samples
+            return np.array([child.samples for child in self.now.children]) / max(self.samples, 1)
         return self._job.tree.weights[self._level + 1][self._numbers]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from stratafl.errors import InvalidInput
 from stratafl.local import Leaf
-from stratafl.refusal import update_limits
+from stratafl.refusal import FACTOR, update_factors, update_limits
 from stratafl.rule import Edge, Rule
 from stratafl.schedule import Participation, Schedule, draw
 from stratafl.tree import Tree
@@ -52,6 +52,8 @@ class Job:
     """Per edge level, root first."""
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
+    update_factor: float | Sequence[float] | None = None
+    """Those so many times longer than their siblings' median likewise; `refusal.FACTOR` unless given."""
     leaf: Leaf | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()
@@ -74,6 +76,11 @@ class Job:
     def limits(self) -> list[float | None]:
         """Of updates, per edge level, root first."""
         return update_limits(self.update_limit, self.rules)
+
+    @cached_property
+    def factors(self) -> list[float | None]:
+        """Likewise; who asks for no limit of updates means this one, too."""
+        return update_factors(self.update_factor, self.rules, None if self.update_limit == 0 else FACTOR)
 
     def meetings_below(self, level: int) -> int:
         """How often a node of this level meets its children before it meets its parent; the root once a round."""

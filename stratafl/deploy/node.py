@@ -225,7 +225,12 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
             down.now.absent += (name,)
         elif (reply := hear(down, bundles[name], replies[name])) is not None and reply.report is not None:
             reports[name] = reply.report
-    down.merge(reports, relayed)
+    try:
+        down.merge(reports, relayed)
+    except Exception as problem:
+        # no message can be told to be the cause: the parent keeps its model, as if it had heard nobody
+        down.refuse_all()
+        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), reason(problem))
 
 
 def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:

@@ -18,6 +18,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from stratafl.config import Config
@@ -58,6 +59,8 @@ class Site:
     parameters: int
     buffers: int
     dtype: str
+    samples: list[int]
+    """Of the leaves below it, or its own, as declared when the folder was made; 0 where that was not known."""
     deadline: list[float | None]
     min_children: list[int]
 
@@ -119,4 +122,14 @@ def job_of(site: Site, config: Config) -> Job:
             Patience(deadline, least) for deadline, least in zip(site.deadline, site.min_children, strict=True)
         ),
         update_limit=config.run.update_limit,
+        update_factor=config.run.update_factor,
+        leaf=config.leaf.chain(config.run.rounds),
+        samples=_placed(tree, site),
     )
+
+
+def _placed(tree: Tree, site: Site) -> tuple[int, ...]:
+    """What a site knows of leaves' samples, among all leaves."""
+    samples = np.zeros(tree.leaves, dtype=np.int64)
+    samples[tree.ancestors(site.level) == site.number] = site.samples
+    return tuple(samples.tolist())

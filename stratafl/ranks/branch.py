@@ -89,10 +89,12 @@ class Branch(Tree):
         share_M[places] = self.ranks.add_numbers(partial, shares.circle)[mine]
         return share_M
 
-    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray) -> np.ndarray:
+    def siblings(
+        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
+    ) -> np.ndarray:
         shares, span = self._shares[level], self._spans[level]
         if shares is None:
-            return super().siblings(level, values_N, present_N)
+            return super().siblings(level, values_N, present_N, upper)
         # what the level looks like where this rank or its siblings' ranks see it; nobody is there elsewhere
         seen = np.zeros((2, self.full.sizes[level]))
         seen[:, span] = values_N, present_N
@@ -101,7 +103,7 @@ class Branch(Tree):
         mine[span] = self.counted(level)
         numbers = np.where(mine[shared] & (seen[1, shared] > 0), seen[:, shared], 0.0)
         seen[:, shared] = self.ranks.add_numbers(numbers, shares.circle)
-        return self.full.siblings(level, seen[0], seen[1] > 0)[span]
+        return self.full.siblings(level, seen[0], seen[1] > 0, upper)[span]
 
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
