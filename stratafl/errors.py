@@ -99,6 +99,11 @@ def reason(problem: BaseException) -> str:
     return f"{kind}: {said}" if said else kind
 
 
+def told(problem: BaseException) -> str:
+    """An exception in one line, for whoever gave what caused it: a complaint needs no kind."""
+    return str(problem) if isinstance(problem, InvalidInput) else reason(problem)
+
+
 @contextmanager
 def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None]:
     """Call a user's own code: what it raises becomes a complaint, also where it would end the process."""

@@ -258,10 +258,10 @@ class Federation:
         self.communication.up.add(level, came_N, _row_bytes(sent))
         merged = self._merge(level, sent, came_N) if rule.reduce is None else None
         lost_N = large_N = np.zeros_like(came_N)
-        # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not
+        # a mean is finite only if all that went into it is, so that rows are looked at one by one only if it is not,
+        # or where they are to be in line with their siblings'
         doubt = merged is None or not (merged.finite_M | (merged.share_M == 0)).all() or merged.doubtful_N.any()
-        doubt |= self.factors[level] is not None  # an update out of line shows only beside its siblings'
-        if tree.agreed(level, bool(doubt)) or merged is None:
+        if tree.agreed(level, bool(doubt)) or merged is None or self.factors[level] is not None:
             lost_N, large_N = self._unsound(level, sent, came_N)
             merged = self._merge(level, sent, came_N & ~lost_N & ~large_N, seen=True)
         heard_M = merged.share_M > 0

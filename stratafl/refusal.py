@@ -66,10 +66,10 @@ def update_factors(given: object, rules: Sequence[Rule], default: float | None =
     each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
     if len(each_level) != len(rules):
         raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")
-    for each in each_level:
-        if 0 < number("update_factor", each, at_least=0) < 1:
-            raise InvalidInput("update_factor", given, "must be 0, for none, or a number of at least 1")
-    return [float(each) or None for each in each_level]
+    factors = [number("update_factor", each, at_least=0) for each in each_level]
+    if any(0 < each < 1 for each in factors):
+        raise InvalidInput("update_factor", given, "must be 0, for none, or a number of at least 1")
+    return [each or None for each in factors]
 
 
 def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:

@@ -192,9 +192,7 @@ class Tree:
         """Whether anybody has a doubt, of those who have parents on edge level `level` in common."""
         return doubt
 
-    def siblings(
-        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
-    ) -> np.ndarray:
+    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
         """For each node, the median of its siblings' values, of those present: see `median_of_siblings`."""
         return median_of_siblings(values_N, present_N, self.parents[level], upper)
 

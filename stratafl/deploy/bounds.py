@@ -50,8 +50,10 @@ def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, 
         if report is not None:
             raise InvalidInput("report", "there is one", "nobody asked for it")
         return
+    if report is None:
+        return
     if not isinstance(report, Report):
-        raise InvalidInput("report", report, "must be there, as it was asked for")
+        raise InvalidInput("report", report, "is none")
     _check_report(job, level, place, bundle.begin.step + job.every[level], report)
     if report.buffers is not None and reply.samples == 0:
         raise InvalidInput("reply.samples", 0, "must be at least 1, as there is a model")

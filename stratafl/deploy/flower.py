@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -10,21 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch.nn.functional as F
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, study_of
-from stratafl.deploy.inbox import RECORD, Inbox
+from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.inbox import RECORD, Inbox, contents
 from stratafl.deploy.job import Job
-from stratafl.deploy.messages import Bundle, Reply
+from stratafl.deploy.messages import Bundle, Refused, Reply
 from stratafl.deploy.node import Aggregator, Leaf
 from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
 from stratafl.deploy.tasks import SERVER_APP, Tasks
 from stratafl.deploy.wire import encode, receive_reply
-from stratafl.errors import InvalidInput
+from stratafl.errors import LONGEST_WORDS, InvalidInput, line, told
 from stratafl.experiment import Study
 from stratafl.metrics import evaluate
 from stratafl.record import listed
@@ -35,10 +38,19 @@ LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""
 LIFETIME = 24 * 3600.0
 """Seconds a message may wait at a SuperLink where the level has no deadline."""
+TRIES = 5
+"""How often a child is asked for the same in a round, where what came could be anybody's and is no reply."""
 
 
 def say(text: str) -> None:
     print(f"stratafl {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+class Said(logging.Handler):
+    """What a node has to tell, said as everything else is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
 
 @dataclass
@@ -49,6 +61,10 @@ class Asked:
     since: str = ""
     """When the SuperNode it went to had last come up: one that came up again has lost it."""
     message: str | None = None
+    tries: int = 0
+    """How often something came of it that is no reply."""
+    again: float = 0.0
+    """When it may be asked again."""
 
 
 class GridLink:
@@ -56,16 +72,16 @@ class GridLink:
 
     def __init__(self, grid: Grid, job: Job, edge: int, keys: Mapping[str, bytes], nodes: Mapping[str, bytes]):
         self._grid, self._job, self._keys = grid, job, keys
-        self._names = job.report_names[edge - 1]
+        self._names, self._largest = job.report_names[edge - 1], largest_message(job) + seal.SEAL
         self._sites = {flower_key(public): name for name, public in nodes.items()}
         self._here: dict[str, tuple[int, str]] = {}
         self._looked = 0.0
         self.contact: dict[str, float] = {}
         """When each child last replied."""
 
-    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
+    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply | Refused]:
         waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
-        replies: dict[str, Reply] = {}
+        came: dict[str, Reply | Refused] = {}
         pace = Pace()
         until = time.monotonic() + (LIFETIME if deadline is None else deadline)
         while waiting and time.monotonic() < until:
@@ -73,19 +89,32 @@ class GridLink:
             for name, asked in waiting.items():
                 self._send(name, asked, until - time.monotonic())
             on_their_way = {asked.message: name for name, asked in waiting.items() if asked.message}
-            for message in self._grid.pull_messages(list(on_their_way)):
-                name = on_their_way[message.metadata.reply_to_message_id]
+            for answered, message in self._pull(list(on_their_way)):
+                name = on_their_way[answered]
                 reply = self._reply(name, waiting[name], message)
                 if reply is None:
                     waiting[name].message = None
+                    waiting[name].again = time.monotonic() + LOOK_AROUND
                 else:
-                    replies[name] = reply
+                    came[name] = reply
                     del waiting[name]
             if waiting:
                 pace.wait()
         for name in waiting:
             say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
-        return replies
+        return came
+
+    def _pull(self, asked: list[str]) -> list[tuple[str, Message | Exception]]:
+        """What came of these messages; where reading it fails, why it does, and for which."""
+        try:
+            pulled = [(message.metadata.reply_to_message_id, message) for message in self._grid.pull_messages(asked)]
+            return [(answered, message) for answered, message in pulled if answered in asked]
+        except httpx.TransportError:  # it is the SuperLink that does not answer
+            raise
+        except Exception as problem:
+            if len(asked) == 1:
+                return [(asked[0], problem)]
+            return [each for one in asked for each in self._pull([one])]
 
     def _look_around(self) -> None:
         if time.monotonic() - self._looked < LOOK_AROUND:
@@ -100,38 +129,42 @@ class GridLink:
 
     def _send(self, name: str, asked: Asked, seconds: float) -> None:
         node, since = self._here.get(name, (None, ""))
-        if node is None or (asked.message is not None and asked.since == since):
+        if node is None or (asked.message is not None and asked.since == since) or time.monotonic() < asked.again:
             return
         record = ConfigRecord({"data": asked.request})
         message = Message(RecordDict({RECORD: record}), node, "train", ttl=max(seconds, 1.0))
         (asked.message,) = self._grid.push_messages([message])
         asked.since = since
 
-    def _reply(self, name: str, asked: Asked, message: Message) -> Reply | None:
-        """The child's reply; None where it has to be asked again."""
-        if message.has_error():
-            say(f"{name}: {message.error.reason or 'its app failed'}; asking again")
-            time.sleep(LOOK_AROUND)
-            return None
-        record: Any = message.content[RECORD]
+    def _reply(self, name: str, asked: Asked, message: Message | Exception) -> Reply | Refused | None:
+        """The child's reply; None where it has to be asked again. No shape of a message does more harm than that."""
+        sealed = False
         try:
-            if record["refused"]:
-                raise InvalidInput("refused", record["data"].decode(errors="replace"), "said by the site itself")
-            reply = receive_reply(
-                seal.open_reply(self._keys[name], asked.request, record["data"]), self._job, self._names
-            )
-            if (reply.job, reply.site) != (self._job.name, name):
-                raise InvalidInput("reply", (reply.job, reply.site), f"must be from {name} for {self._job.name}")
-        except InvalidInput as problem:
-            say(f"{name}: its message is refused: {problem}")
-            time.sleep(LOOK_AROUND)
-            return None
+            if isinstance(message, Exception):
+                raise message
+            if message.has_error():
+                say(f"{name}: {line(str(message.error.reason or 'its app failed'), LONGEST_WORDS)}; asking again")
+                return None
+            refused, data = contents(message, {"refused": bool, "data": bytes}, self._largest)
+            if refused:
+                say(f"{name} refuses what it was sent: {line(data.decode(errors='replace'), LONGEST_WORDS)}")
+                return None
+            opened = seal.open_reply(self._keys[name], asked.request, data)
+            sealed = True
+            reply = receive_reply(opened, self._job, self._names)
+        except Exception as problem:
+            asked.tries += 1
+            if not sealed and asked.tries < TRIES:
+                say(f"{name}: its message is refused: {told(problem)}; asking again")
+                return None
+            return Refused(told(problem), sealed)
         self.contact[name] = time.time()
         return reply
 
 
 def live(folder: Path) -> None:
     """A site's own process: be its node until the run is over."""
+    logging.getLogger("stratafl.deploy").addHandler(Said())
     here = Assembled.of(folder)
     try:
         if here.site.is_leaf:
@@ -163,7 +196,8 @@ def follow(here: Assembled, node: Leaf | Aggregator) -> None:
     over: list[bool] = []
     handle = here.sealed(node, lambda: over.append(True))
     here.durable.show(doing="waiting")
-    inbox = Inbox(here.site.inner_port, here.key("ca.pem"), here.key("inner.key"), say)
+    largest = largest_message(here.job) + seal.SEAL
+    inbox = Inbox(here.site.inner_port, here.key("ca.pem"), here.key("inner.key"), largest, say)
     inbox.serve(handle, lambda: not over)
 
 
@@ -178,10 +212,10 @@ def _lead(here: Assembled, link: GridLink) -> None:
         began, before = time.perf_counter(), root.down.now.held
         refused, absent = root.one_round()
         metrics = _metrics(made, root)
-        line = {"round": root.round, "metrics": metrics, "refused": refused, "absent": absent}
-        line["seconds"] = time.perf_counter() - began
+        told = {"round": root.round, "metrics": metrics, "refused": refused, "absent": absent}
+        told["seconds"] = time.perf_counter() - began
         with files.open_to_append(here.folder / "rounds.jsonl") as file:
-            files.append(file, here.folder / "rounds.jsonl", json.dumps(line).encode() + b"\n")
+            files.append(file, here.folder / "rounds.jsonl", json.dumps(told).encode() + b"\n")
         say(f"round {root.round}: {metrics}")
         if refused and root.down.now.held is before:
             say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -12,25 +13,40 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from stratafl.deploy.tasks import CLIENT_APP, Say, Tasks
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, told
 
 COMPLETED = "completed"
 RECORD = "stratafl"
 Handle = Callable[[bytes], bytes]
 
 
-def client_app(handle: Handle, say: Say) -> ClientApp:
-    """Sealed bytes in, sealed bytes out, or the reason for a refusal."""
+def contents(message: Message, fields: Mapping[str, type], largest: int) -> list[Any]:
+    """The fields of our record in a message, each of its type and all bytes within a size."""
+    record: Any = message.content.get(RECORD)
+    if not isinstance(record, ConfigRecord) or set(record) != set(fields):
+        raise InvalidInput("message", list(map(str, message.content)), f"has no record of {', '.join(fields)}")
+    for name, kind in fields.items():
+        if type(record[name]) is not kind:
+            raise InvalidInput(f"message.{name}", type(record[name]).__name__, f"must be {kind.__name__}")
+        if kind is bytes and len(record[name]) > largest:
+            raise InvalidInput(f"message.{name}", f"{len(record[name])} bytes", f"at most {largest} of this run")
+    return [record[name] for name in fields]
+
+
+def client_app(handle: Handle, largest: int, say: Say) -> ClientApp:
+    """Sealed bytes in, sealed bytes out, or the reason for a refusal: nothing that comes in ends this process."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        record: Any = message.content[RECORD]
         try:
-            answer = ConfigRecord({"refused": False, "data": handle(record["data"])})
-        except InvalidInput as problem:
-            say(f"refused: {problem}")
-            answer = ConfigRecord({"refused": True, "data": str(problem).encode()})
+            (data,) = contents(message, {"data": bytes}, largest)
+            answer = ConfigRecord({"refused": False, "data": handle(data)})
+        except Exception as problem:
+            say(f"refused: {told(problem)}")
+            if not isinstance(problem, InvalidInput):
+                traceback.print_exception(problem)
+            answer = ConfigRecord({"refused": True, "data": told(problem).encode(errors="replace")})
         return Message(RecordDict({RECORD: answer}), reply_to=message)
 
     return app
@@ -39,8 +55,8 @@ def client_app(handle: Handle, say: Say) -> ClientApp:
 class Inbox:
     """The tasks of the SuperNode beside."""
 
-    def __init__(self, port: int, authority: bytes, secret: bytes, say: Say):
-        self._tasks, self._say = Tasks(CLIENT_APP, port, authority, secret, say), say
+    def __init__(self, port: int, authority: bytes, secret: bytes, largest: int, say: Say):
+        self._tasks, self._largest, self._say = Tasks(CLIENT_APP, port, authority, secret, say), largest, say
 
     def serve(self, handle: Handle, go_on: Callable[[], bool]) -> None:
         """Run one task after another."""
@@ -49,6 +65,8 @@ class Inbox:
                 self._run(handle, token)
             except httpx.HTTPError as problem:
                 self._say(f"the SuperNode beside does not answer: {problem}")
+            except Exception as problem:
+                self._say(f"what the SuperNode beside has is no message of ours: {told(problem)}")
 
     def _run(self, handle: Handle, token: str) -> None:
         outer = _identity()
@@ -65,7 +83,7 @@ class Inbox:
         try:
             with self._tasks.client(token) as client:
                 message, context, _, _ = pull_task_input(client)
-                push_message(client, client_app(handled, self._say)(message, context), context)
+                push_message(client, client_app(handled, self._largest, self._say)(message, context), context)
                 push_task_output(client, context, COMPLETED, "")
         finally:
             _become(outer)

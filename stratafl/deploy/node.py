@@ -23,7 +23,7 @@ from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Re
 from stratafl.deploy.upward import Above, Upward
 from stratafl.engine.spread import Spread
 from stratafl.engine.work import Engine, Pull, Work
-from stratafl.errors import InvalidInput, printable, reason
+from stratafl.errors import InvalidInput, printable, told
 
 
 @dataclass
@@ -216,37 +216,42 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
     """One round of a node's children, from the model it gives them to the one it makes of theirs."""
     drawn = down.drawn()
     bundles = down.bundles([name for name in drawn if not down.is_out(name)], path)
-    replies = link.ask(bundles, job.patience_at(level + 1).deadline)
+    came = link.ask(bundles, job.patience_at(level + 1).deadline)
     reports = {}
     for name in drawn:
         if name not in bundles:
             down.refuse(name, offence=False)
-        elif name not in replies:
+        elif name not in came:
             down.now.absent += (name,)
-        elif (reply := hear(down, bundles[name], replies[name])) is not None and reply.report is not None:
-            reports[name] = reply.report
+        elif (reply := hear(down, bundles[name], came[name])) is not None:
+            if reply.report is None:
+                down.now.absent += (name,)
+            else:
+                reports[name] = reply.report
     try:
         down.merge(reports, relayed)
     except Exception as problem:
         # no message can be told to be the cause: the parent keeps its model, as if it had heard nobody
         down.refuse_all()
-        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), reason(problem))
+        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), told(problem))
 
 
 def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
     """What came from a child, if it is a reply that may count; whatever else it is, nothing but its sender suffers."""
-    try:
-        if isinstance(came, Refused):
-            raise InvalidInput("message", "what came", came.reason)
-        down.check(bundle, came)
-    except Exception as problem:
-        down.refuse(bundle.site, offence=not isinstance(came, Refused) or came.sealed)
-        LOG.warning("%s: its message is refused: %s", printable(bundle.site), reason(problem))
-        if down.is_out(bundle.site):
-            LOG.warning("%s is out for the rest of the run: %d messages refused", printable(bundle.site), OFFENCES)
-        return None
-    down.delivered(bundle, came)
-    return came
+    if isinstance(came, Refused):
+        why, offence = came.reason, came.sealed
+    else:
+        try:
+            down.check(bundle, came)
+            down.delivered(bundle, came)
+            return came
+        except Exception as problem:
+            why, offence = told(problem), True
+    down.refuse(bundle.site, offence)
+    LOG.warning("%s: its message is refused: %s", printable(bundle.site), why)
+    if down.is_out(bundle.site):
+        LOG.warning("%s is out for the rest of the run: %d messages refused", printable(bundle.site), OFFENCES)
+    return None
 
 
 def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -117,6 +118,8 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     node_keys = {where: ec.generate_private_key(ec.SECP384R1()) for where in numbered if where[0]}
     edge_keys = {where: seal.new_key() for where in numbered if where[0]}
+    parts = zip(tree.names[-1], training_of(made).partition, strict=True)
+    declared = [0 if name in topology.data else len(part) for name, part in parts]
     files.make_folder(out)
     os.chmod(out, 0o700)
     folders = {}
@@ -145,6 +148,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             parameters=flat.parameters,
             buffers=flat.buffers,
             dtype=_type_name(flat.dtype),
+            samples=[declared[leaf] for leaf in np.flatnonzero(tree.ancestors(level) == number)],
             deadline=list(topology.deadline),
             min_children=list(topology.min_children),
         )

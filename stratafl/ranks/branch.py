@@ -89,9 +89,7 @@ class Branch(Tree):
         share_M[places] = self.ranks.add_numbers(partial, shares.circle)[mine]
         return share_M
 
-    def siblings(
-        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
-    ) -> np.ndarray:
+    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
         shares, span = self._shares[level], self._spans[level]
         if shares is None:
             return super().siblings(level, values_N, present_N, upper)
