@@ -62,7 +62,7 @@ class Durable:
 
     def write(self, kept: Kept) -> None:
         digest = hashlib.sha256()
-        with files.writing(self.folder / STATE) as file:
+        with files.writing(self.folder / STATE, mode=files.PRIVATE) as file:
             for part in (self._job.encode() + b"\n", encode(kept, once=True)):
                 digest.update(part)
                 file.write(part)
@@ -70,7 +70,8 @@ class Durable:
 
     def show(self, **facts: Any) -> None:
         """What `deploy status` shows; losing it in a power cut costs nothing."""
-        files.write_json(self.folder / STATUS, {"began": self._began, "at": time.time(), **facts}, sync=False)
+        told = {"began": self._began, "at": time.time(), **facts}
+        files.write_json(self.folder / STATUS, told, sync=False, mode=files.PRIVATE)
 
     def close(self) -> None:
         self._lock.release()

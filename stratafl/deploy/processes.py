@@ -68,7 +68,8 @@ def _live(work: Callable[[], object], parent: int, log: Path, folder: Path, envi
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(output, 0o600)
         for to, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, to)
         os.environ.update(environment)

@@ -15,11 +15,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import HTTPException
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
@@ -27,18 +28,25 @@ from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.error import FlowerError
 from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.logger import console_handler
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
+from flwr.superlink.servicer.fleet import fleet_handlers
 
+from stratafl.config import Config
+from stratafl.deploy import seal
+from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.doors import FLEET, RUNTIME, Doors
 from stratafl.deploy.provision import LOOPBACK, flower_key
-from stratafl.deploy.site import Site, slug
+from stratafl.deploy.site import Site, job_of, slug
 from stratafl.store import files
 
-FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 WAITING = 128
 """Connections that may wait to be taken."""
+PARTS = 3
+"""Objects that a message of ours is made of, as Flower takes it apart: the message, its records, and our record."""
 AGAIN = signal.SIGUSR1
 """Asks for a new run of the ServerApp, whose process ended."""
 # A run needs an app; the ServerApp it names is run by the site's own process, which stays: see stratafl.deploy.flower
@@ -65,28 +73,6 @@ from flwr.serverapp import ServerApp
 client, server = ClientApp(), ServerApp()
 """,
 }
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-
-
-class Doors:
-    """Lets through each port only what belongs there."""
-
-    def __init__(self, inside: Any, behind: dict[int, str]):
-        self._inside, self._behind = inside, behind
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._belongs(scope):
-            await self._inside(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"not through this door\n"})
-
-    def _belongs(self, scope: Scope) -> bool:
-        allowed = self._behind.get(scope["server"][1])
-        return scope["type"] == "http" and allowed is not None and scope["path"].startswith(allowed)
 
 
 class Desk:
@@ -115,7 +101,7 @@ class Desk:
 def run(folder: Path) -> None:
     """Be the SuperLink of a root or an aggregator."""
     site = Site.load(folder)
-    public = _listen(site.listen)
+    outer = _listen(site.listen)
     runtime = _listen(f"{LOOPBACK}:{site.runtime_port}")
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     inner = ["--isolation", "process", "--superexec-auth-secret-file", "inner.key"]
@@ -123,16 +109,21 @@ def run(folder: Path) -> None:
     sys.argv = ["flower-superlink", *tls, *inner, "--enable-supernode-auth", offline]
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
+    vars(fleet_handlers)["push_messages"] = _in_few_parts(fleet_handlers.push_messages)
     desk = Desk(app.state.linkstate_factory.state())
+    known = {}
     for child in site.children:
-        desk.register(slug(child), flower_key(files.read_bytes(folder / "down" / f"{slug(child)}.pub")))
+        public = flower_key(files.read_bytes(folder / "down" / f"{slug(child)}.pub"))
+        desk.register(slug(child), public)
+        known[b64encode(public).decode()] = child
     desk.start()
     # in a thread: the signal may come while the state is being used
     signal.signal(AGAIN, lambda number, frame: threading.Thread(target=desk.start).start())
-    behind = {sock.getsockname()[1]: path for sock, path in ((public, FLEET), (runtime, RUNTIME))}
+    behind = {sock.getsockname()[1]: path for sock, path in ((outer, FLEET), (runtime, RUNTIME))}
+    largest = largest_message(job_of(site, Config.load(folder / "config.toml"))) + seal.SEAL
     server = uvicorn.Server(
         uvicorn.Config(
-            Doors(app, behind),
+            Doors(app, behind, largest, known),
             log_config=get_uvicorn_log_config(console_handler.level),
             access_log=False,
             timeout_graceful_shutdown=1,
@@ -140,7 +131,19 @@ def run(folder: Path) -> None:
             ssl_keyfile=config.ssl_keyfile,
         )
     )
-    server.run(sockets=[public, runtime])
+    server.run(sockets=[outer, runtime])
+
+
+def _in_few_parts(push: Any) -> Any:
+    """Let nobody announce a message in more parts than ours have, each of which could be as large as one."""
+
+    def pushed(request: Any, state: Any) -> Any:
+        parts = [each for tree in request.message_object_trees for each in iterate_object_tree(tree)]
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1 or len(parts) > PARTS:
+            raise HTTPException(413, f"a message of this run has {PARTS} parts")
+        return push(request=request, state=state)
+
+    return pushed
 
 
 def _listen(address: str) -> socket.socket:

@@ -19,12 +19,16 @@ import httpx
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.retry import http_retry
-from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode import fleet_http_connection, main, start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from stratafl.config import Config
+from stratafl.deploy import seal
+from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.doors import RUNTIME, Doors
 from stratafl.deploy.pace import Pace, look_sooner_for_parts
-from stratafl.deploy.site import Site
+from stratafl.deploy.site import Site, job_of
 from stratafl.errors import InvalidInput
 from stratafl.store import files
 
@@ -54,6 +58,8 @@ def run(site: Site) -> None:
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     vars(http_retry)["MAX_RETRY_DELAY"] = AGAIN
+    largest = largest_message(job_of(site, Config.load(Path("config.toml")))) + seal.SEAL
+    vars(main)["create_app"] = _behind_a_door(main.create_app, site.inner_port, largest)
     FleetHttpClient.ActivateNode = _succeeding(FleetHttpClient.ActivateNode)
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     sys.argv = [
@@ -65,6 +71,11 @@ def run(site: Site) -> None:
         "--isolation", "process", "--superexec-auth-secret-file", "inner.key",
     ]  # fmt: skip
     flower_supernode()
+
+
+def _behind_a_door(create: Any, port: int, largest: int) -> Any:
+    """Without the page that describes the interface, and what else is served beside it."""
+    return lambda *given, **named: Doors(create(*given, **named), {port: RUNTIME}, largest)
 
 
 def _succeeding(activate: Any) -> Any:

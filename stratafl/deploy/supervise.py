@@ -56,6 +56,7 @@ Say = Callable[[str], None]
 
 def run_sites(folders: Sequence[Path], say: Say) -> int:
     """One site in this process, or several, each in a session of its own, as on a host of its own."""
+    os.umask(0o077)  # state and logs are nobody else's to read
     sites = [Site.load(folder) for folder in folders]
     _import_what_they_need(sites)
     if len(folders) > 1:

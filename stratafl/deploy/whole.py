@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def start(*folders: Path) -> subprocess.Popen[bytes]:
     """One site, or several by one process."""
     log_folder = folders[0] / "logs"
     files.make_folder(log_folder)
-    with open(log_folder / "site.log", "ab") as log:
+    with open(log_folder / "site.log", "ab", opener=partial(os.open, mode=files.PRIVATE)) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "stratafl", "deploy", "site", *map(str, folders)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

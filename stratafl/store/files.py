@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 from stratafl.errors import InvalidInput
 
 PARTIAL = ".partial"
+PRIVATE = 0o600
+"""The mode of what nobody but its owner is to read."""
 LARGEST_JSON = 1 << 30
 """Bytes; a larger file is no JSON of ours, and reading it could take all memory."""
 
@@ -31,11 +33,11 @@ def unreadable(path: Path, reason: str) -> InvalidInput:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it does not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with create(partial) as file:
+        with create(partial, mode) as file:
             yield file
             file.flush()
             if sync:
@@ -53,16 +55,16 @@ def writing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
-def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True) -> None:
-    with writing(path, sync=sync) as file:
+def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True, mode: int = 0o644) -> None:
+    with writing(path, sync=sync, mode=mode) as file:
         file.write(json.dumps(value, indent=indent).encode() + b"\n")
 
 
-def create(path: Path) -> BinaryIO:
+def create(path: Path, mode: int = 0o644) -> BinaryIO:
     """A new file to write. One left there by a process that died is removed first; a link is not followed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb")
 
 
 def open_to_append(path: Path) -> BinaryIO:
