@@ -20,12 +20,14 @@ from stratafl.tree import Tree
 
 LIMIT = 1e6
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
-FACTOR = 10.0
+FACTOR = 8.0
 """How many times longer than its siblings' median, by its norm, an update may be in a deployment, where not all who
-take part are one's own."""
-REST = 0.02
-"""Of the norm of the model they were given: siblings' median is taken for at least this, since who has little left to
-learn is no measure for the others."""
+take part are one's own. Of healthy ones none was over 4, and 8 only where data are as unlike as can be."""
+REST = 0.025
+"""Of the norm of the model they were given: the siblings' median is taken for at least this, since who has little left
+to learn is no measure for the others. With `FACTOR`, an update of a fifth of the model is in line with any."""
+LITTLE = 1e-3
+"""Likewise: siblings whose median is below this have nothing left to learn, and are no measure at all."""
 BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
@@ -94,7 +96,7 @@ def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray,
 def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
     """Whose update is so many times longer than the siblings' median; nobody's where they have nothing to learn, or
     there are none."""
-    return (siblings_N > 0) & (norm_N > factor * np.maximum(siblings_N, REST * start_N))
+    return (siblings_N > LITTLE * start_N) & (norm_N > factor * np.maximum(siblings_N, REST * start_N))
 
 
 def out_of_line(

@@ -5,6 +5,7 @@ Shape suffixes: K children, P parameters, B buffer values.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,11 +16,14 @@ from torch import Tensor
 from stratafl.deploy.bounds import OFFENCES, check_reply
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.errors import printable
 from stratafl.refusal import carried, changed, finite, largest, lengths, too_large, too_long
 from stratafl.rule import Rows
 from stratafl.tree import median_of_siblings
 
+LOG = logging.getLogger(__name__)
 SOUND, NOT_FINITE, TOO_LARGE = range(3)
+WORDS = {NOT_FINITE: "it is not finite", TOO_LARGE: "it is far larger than its siblings' or than the model"}
 
 
 @dataclass
@@ -120,10 +124,18 @@ class Downward:
         known = self.now.children[place].samples
         check_reply(self._job, self._level + 1, self._numbers[place], bundle, reply, known)
 
-    def refuse(self, name: str, offence: bool) -> None:
+    def refuse(self, name: str, why: str, offence: bool) -> None:
         """A child's message does not count."""
+        child, shown = self.child(name), printable(name)
         self.now.refused += (name,)
-        self.child(name).offences += offence
+        child.offences += offence
+        LOG.warning("%s: its message is refused: %s", shown, why)
+        if offence and child.offences == OFFENCES:
+            LOG.warning("%s is out for the rest of the run: %d of its messages were refused", shown, OFFENCES)
+
+    def refuse_unheard(self, name: str) -> None:
+        """A child that is out is not asked, and told of as long as it would be."""
+        self.now.refused += (name,)
 
     def refuse_all(self) -> None:
         """What came of all messages together does not count."""
@@ -154,7 +166,7 @@ class Downward:
         judged = self._judge([reports[name] for name in came])
         for name, verdict in zip(came, judged, strict=True):
             if verdict != SOUND:
-                self.refuse(name, offence=verdict == TOO_LARGE)
+                self.refuse(name, WORDS[verdict], offence=verdict == TOO_LARGE)
         present = [name for name, verdict in zip(came, judged, strict=True) if verdict == SOUND]
         weights_K = self._weights()[[self._places[name] for name in present]]
         share, own = float(weights_K.sum()), [reports[name] for name in present]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from stratafl.deploy import bounds
-from stratafl.deploy.bounds import OFFENCES
 from stratafl.deploy.downward import Below, Downward
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Refused, Reply, Report
@@ -220,7 +219,7 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
     reports = {}
     for name in drawn:
         if name not in bundles:
-            down.refuse(name, offence=False)
+            down.refuse_unheard(name)
         elif name not in came:
             down.now.absent += (name,)
         elif (reply := hear(down, bundles[name], came[name])) is not None:
@@ -247,10 +246,7 @@ def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
             return came
         except Exception as problem:
             why, offence = told(problem), True
-    down.refuse(bundle.site, offence)
-    LOG.warning("%s: its message is refused: %s", printable(bundle.site), why)
-    if down.is_out(bundle.site):
-        LOG.warning("%s is out for the rest of the run: %d messages refused", printable(bundle.site), OFFENCES)
+    down.refuse(bundle.site, why, offence)
     return None
 
 

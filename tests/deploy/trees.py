@@ -44,9 +44,12 @@ class Deployed:
         patience: Patience | None = None,
         by_samples: bool = False,
         update_limit: float | None = None,
+        update_factor: Any = None,
         wrap: Callable[[Handler], Handler] = lambda node: node,
     ):
         federation = sim.federation
+        assert isinstance(sim.engine, LoopEngine)
+        self.parts = sim.engine.training.partition
         tree, flat = federation.tree, sim.flat
         self.job = Job(
             name="test",
@@ -62,10 +65,11 @@ class Deployed:
             by_samples=by_samples,
             patience=(patience or Patience(),) * tree.depth,
             update_limit=update_limit,
+            update_factor=update_factor,
+            leaf=sim.engine.leaf,
+            samples=tuple(map(len, self.parts)),
         )
         self.engine, self.wrap = sim.engine, wrap
-        assert isinstance(sim.engine, LoopEngine)
-        self.parts = sim.engine.training.partition
         self.kept: dict[str, Kept] = {}
         self.links: dict[str, MemoryLink] = {}
         self.nodes: dict[str, Any] = {}
