@@ -22,7 +22,7 @@ LIMIT = 1e6
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
 FACTOR = 8.0
 """How many times longer than its siblings' median, by its norm, an update may be in a deployment, where not all who
-take part are one's own. Of healthy ones none was over 4, and 8 only where data are as unlike as can be."""
+take part are one's own. Healthy ones were measured at up to 4 times, and 8 where data are most unlike."""
 REST = 0.025
 """Of the norm of the model they were given: the siblings' median is taken for at least this, since who has little left
 to learn is no measure for the others. With `FACTOR`, an update of a fifth of the model is in line with any."""
