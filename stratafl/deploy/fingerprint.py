@@ -31,14 +31,11 @@ def made_of(folder: Path, config: Config, code: Mapping[str, str]) -> dict[str, 
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """What differs, in one line."""
-    keys = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
-    told = [f"{line(key, LONGEST)} is {_told(theirs, key)} there and {_told(mine, key)} here" for key in keys]
-    return in_short(told) or "it does not say what it works with"
-
-
-def _told(parts: Mapping[str, str], key: str) -> str:
-    return line(parts[key], LONGEST) if key in parts else "not known"
+    """What differs, in one line, as far as both sides told of it."""
+    both = [key for key in sorted(mine.keys() & theirs.keys()) if mine[key] != theirs[key]]
+    told = [f"{key} is {line(theirs[key], LONGEST)} there and {line(mine[key], LONGEST)} here" for key in both]
+    alone = sorted(mine.keys() ^ theirs.keys())
+    return in_short(told or [f"{line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
 
 
 def _digest(data: bytes) -> str:

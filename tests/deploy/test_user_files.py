@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from stratafl.deploy.assemble import Assembled
 from stratafl.deploy.provision import Topology, check_made_from, provision
 from stratafl.deploy.site import Site
 from stratafl.deploy.supervise import run_sites
+from stratafl.deploy.user_files import import_from
 
 RULE = """
 from stratafl import Rule, register
@@ -25,13 +27,14 @@ def rule() -> Rule:
     return average()
 """
 MODEL = """
+from pathlib import Path
 from torch import nn
 from {helper} import WIDTH
 
 class Net(nn.Module):
     def __init__(self, input_shape, classes, words=""):
         super().__init__()
-        self.words = open(words).read() if words else ""
+        self.words = Path(words).read_text() if words else ""
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(input_shape[1] ** 2, WIDTH), nn.Linear(WIDTH, classes))
 
     def forward(self, x):
@@ -52,11 +55,17 @@ plugins = ["{plugin}"]
 """
 
 
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    import_from()
+
+
 def study(folder: Path, *, width: int = 3, helper: str = "helping", nested: bool = False) -> Topology:
     """A config with a plugin, and a model that imports a module and reads a file from beside it."""
     places = {"model": "nets/net.py", "plugin": "rules/my.py"} if nested else {"model": "net.py", "plugin": "my.py"}
     texts = {places["plugin"]: RULE.format(name="mine"), places["model"]: MODEL.format(helper=helper)}
-    module = Path(places["model"]).with_name("").joinpath(*helper.split(".")).with_suffix(".py")
+    module = Path(places["model"]).parent.joinpath(*helper.split(".")).with_suffix(".py")
     texts |= {str(module): f"WIDTH = {width}\n", "words.txt": "some words"}
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +85,8 @@ def test_every_site_has_them_and_finds_them_wherever_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str, nested: bool
 ) -> None:
     made = study(tmp_path / "study", helper=helper, nested=nested)
-    path = list(sys.path)
     folders = provision(made, tmp_path / "sites")
-    assert sys.path == path and helper not in sys.modules
+    assert not any(str(tmp_path) in each for each in sys.path) and helper not in sys.modules
     for path in (tmp_path / "study").iterdir():
         path.rename(tmp_path / f"gone-{path.name}")
     monkeypatch.chdir("/")
