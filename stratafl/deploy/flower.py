@@ -203,6 +203,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
         say(f"round {root.round}: {metrics}")
         if refused and root.down.now.held is before:
             say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
+    if root.round < here.job.rounds:
+        say(f"round {root.round}: the accuracy to stop at is reached")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:
