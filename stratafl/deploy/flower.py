@@ -19,10 +19,11 @@ from flwr.serverapp import Grid
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, study_of
 from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.fingerprint import differences
 from stratafl.deploy.inbox import RECORD, Inbox, contents
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Refused, Reply
-from stratafl.deploy.node import Aggregator, Leaf
+from stratafl.deploy.node import Aggregator, Leaf, Root
 from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
 from stratafl.deploy.tasks import SERVER_APP, Tasks
@@ -65,6 +66,8 @@ class Asked:
     """How often something came of it that is no reply."""
     again: float = 0.0
     """When it may be asked again."""
+    stranger: Reply | None = None
+    """What came of it, where that is from one that is made of something else: asked again when it comes up again."""
 
 
 class GridLink:
@@ -72,19 +75,22 @@ class GridLink:
 
     def __init__(self, grid: Grid, job: Job, edge: int, keys: Mapping[str, bytes], nodes: Mapping[str, bytes]):
         self._grid, self._job, self._keys = grid, job, keys
-        self._names, self._largest = job.report_names[edge - 1], largest_message(job) + seal.SEAL
+        self._names, self._largest = job.report_names[edge - 1], seal.SEAL + largest_message(job)
         self._sites = {flower_key(public): name for name, public in nodes.items()}
         self._here: dict[str, tuple[int, str]] = {}
         self._looked = 0.0
         self.contact: dict[str, float] = {}
         """When each child last replied."""
+        self._strangers: dict[str, str] = {}
+        """Who was refused for what it is made of, and why."""
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply | Refused]:
         waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         came: dict[str, Reply | Refused] = {}
         pace = Pace()
         until = time.monotonic() + (LIFETIME if deadline is None else deadline)
-        while waiting and time.monotonic() < until:
+        # a stranger alone is waited for: with nobody else, rounds would pass with nothing done
+        while waiting and time.monotonic() < until and not (came and all(a.stranger for a in waiting.values())):
             self._look_around()
             for name, asked in waiting.items():
                 self._send(name, asked, until - time.monotonic())
@@ -95,12 +101,16 @@ class GridLink:
                 if reply is None:
                     waiting[name].message = None
                     waiting[name].again = time.monotonic() + LOOK_AROUND
+                elif isinstance(reply, Reply) and reply.fingerprint != self._job.fingerprint:
+                    self._refuse(name, reply)
+                    waiting[name].message, waiting[name].stranger = "", reply
                 else:
                     came[name] = reply
                     del waiting[name]
             if waiting:
                 pace.wait()
-        for name in waiting:
+        came |= {name: asked.stranger for name, asked in waiting.items() if asked.stranger}
+        for name in [name for name in waiting if name not in came]:
             say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
         return came
 
@@ -115,6 +125,12 @@ class GridLink:
             if len(asked) == 1:
                 return [(asked[0], problem)]
             return [each for one in asked for each in self._pull([one])]
+
+    def _refuse(self, name: str, stranger: Reply) -> None:
+        why = line(differences(self._job.made_of, stranger.made_of), LONGEST_WORDS)
+        if self._strangers.get(name) != why:
+            say(f"{name} is refused: it does not work with what this site does: {why}")
+        self._strangers[name] = why
 
     def _look_around(self) -> None:
         if time.monotonic() - self._looked < LOOK_AROUND:
@@ -165,17 +181,18 @@ class GridLink:
 def live(folder: Path) -> None:
     """A site's own process: be its node until the run is over."""
     logging.getLogger("stratafl.deploy").addHandler(Said())
-    here = Assembled.of(folder)
     try:
-        if here.site.is_leaf:
-            follow(here, here.leaf())
-        else:
-            serve(here)
+        here = Assembled.of(folder)
+        try:
+            if here.site.is_leaf:
+                follow(here, here.leaf())
+            else:
+                serve(here)
+        finally:
+            here.durable.close()
     except InvalidInput as problem:
         say(str(problem))
         sys.exit(2)
-    finally:
-        here.durable.close()
 
 
 def serve(here: Assembled) -> None:
@@ -207,7 +224,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
     root = here.root(made, link)
     if root.round == 0:
         root.greet()
-    while root.round < here.job.rounds:
+    metrics = _metrics(made, root)  # of a root that was started again, it may be all that was left to do
+    while not _is_over(made, root, metrics):
         here.durable.show(doing="round", round=root.round + 1, contacts=link.contact)
         began, before = time.perf_counter(), root.down.now.held
         refused, absent = root.one_round()
@@ -219,6 +237,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
         say(f"round {root.round}: {metrics}")
         if refused and root.down.now.held is before:
             say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
+    if root.round < here.job.rounds:
+        say(f"round {root.round}: the accuracy to stop at is reached")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:
@@ -229,9 +249,16 @@ def _lead(here: Assembled, link: GridLink) -> None:
     here.durable.show(doing="done", round=root.round, contacts=link.contact, accounts=accounts)
 
 
-def _metrics(made: Study, root: Any) -> dict[str, float]:
+def _is_over(made: Study, root: Root, metrics: dict[str, float]) -> bool:
+    """As a simulation is: all rounds were done, or the last one reached the accuracy to stop at."""
+    wanted = made.simulation.stop_at
+    return root.round >= made.simulation.rounds or (wanted is not None and metrics.get("accuracy", -1.0) >= wanted)
+
+
+def _metrics(made: Study, root: Root) -> dict[str, float]:
     simulation, now = made.simulation, root.down.now
-    if simulation.test is None:
+    due = root.round % simulation.evaluate_every == 0 or root.round == simulation.rounds
+    if simulation.test is None or not due or root.round == 0:
         return {}
     simulation.flat.eval()
     x_P, b_B = now.held[0], now.buffers[0].clone()

@@ -28,6 +28,8 @@ FIELD = "data of this leaf"
 def own_engine(config: Config, site: Site, folder: Path) -> tuple[Engine, int]:
     """What trains this leaf on its own data, and how many samples that is; nothing else is loaded."""
     x, y = _checked(site, *_read(folder / site.data))
+    if site.samples[0] not in (0, len(y)):
+        raise InvalidInput(FIELD, f"{len(y)} samples", f"must be the {site.samples[0]} that the topology declares")
     return engine_of_one(config, site.number, (x, y), site.classes), len(y)
 
 

@@ -35,12 +35,10 @@ from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from stratafl.config import Config
-from stratafl.deploy import seal
-from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.address import bound, joined
 from stratafl.deploy.doors import FLEET, RUNTIME, Doors
-from stratafl.deploy.provision import LOOPBACK, flower_key
-from stratafl.deploy.site import Site, job_of, slug
+from stratafl.deploy.provision import flower_key
+from stratafl.deploy.site import Site, slug
 from stratafl.store import files
 
 WAITING = 128
@@ -101,8 +99,7 @@ class Desk:
 def run(folder: Path) -> None:
     """Be the SuperLink of a root or an aggregator."""
     site = Site.load(folder)
-    outer = _listen(site.listen)
-    runtime = _listen(f"{LOOPBACK}:{site.runtime_port}")
+    outer, runtime = map(_listen, site.addresses[:2])
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     inner = ["--isolation", "process", "--superexec-auth-secret-file", "inner.key"]
     offline = "--disable-runtime-dependency-installation"
@@ -120,10 +117,9 @@ def run(folder: Path) -> None:
     # in a thread: the signal may come while the state is being used
     signal.signal(AGAIN, lambda number, frame: threading.Thread(target=desk.start).start())
     behind = {sock.getsockname()[1]: path for sock, path in ((outer, FLEET), (runtime, RUNTIME))}
-    largest = largest_message(job_of(site, Config.load(folder / "config.toml"))) + seal.SEAL
     server = uvicorn.Server(
         uvicorn.Config(
-            Doors(app, behind, largest, known),
+            Doors(app, behind, site.largest, known),
             log_config=get_uvicorn_log_config(console_handler.level),
             access_log=False,
             timeout_graceful_shutdown=1,
@@ -147,9 +143,7 @@ def _in_few_parts(push: Any) -> Any:
 
 
 def _listen(address: str) -> socket.socket:
-    host, port = address.rsplit(":", 1)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, int(port)))
+    sock = bound(address)
     sock.listen(WAITING)
+    print(f"stratafl listens on {joined(*sock.getsockname()[:2])}", file=sys.stderr, flush=True)
     return sock

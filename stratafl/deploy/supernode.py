@@ -23,12 +23,9 @@ from flwr.supernode import fleet_http_connection, main, start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from stratafl.config import Config
-from stratafl.deploy import seal
-from stratafl.deploy.bounds import largest_message
 from stratafl.deploy.doors import RUNTIME, Doors
 from stratafl.deploy.pace import Pace, look_sooner_for_parts
-from stratafl.deploy.site import Site, job_of
+from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput
 from stratafl.store import files
 
@@ -58,8 +55,7 @@ def run(site: Site) -> None:
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     vars(http_retry)["MAX_RETRY_DELAY"] = AGAIN
-    largest = largest_message(job_of(site, Config.load(Path("config.toml")))) + seal.SEAL
-    vars(main)["create_app"] = _behind_a_door(main.create_app, site.inner_port, largest)
+    vars(main)["create_app"] = _behind_a_door(main.create_app, site.inner_port, site.largest)
     FleetHttpClient.ActivateNode = _succeeding(FleetHttpClient.ActivateNode)
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     sys.argv = [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stratafl.deploy.bounds import check_arrays, check_finite, check_row, largest_header
 from stratafl.deploy.job import Job
-from stratafl.deploy.messages import Bundle, Parcel, Reply
+from stratafl.deploy.messages import PROTOCOL, Bundle, Parcel, Reply
 from stratafl.errors import InvalidInput
 
 T = TypeVar("T")
@@ -41,16 +41,29 @@ def array_bytes(data: bytes) -> int:
 
 def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> T:
     """What `encode` made of a `kind`; anything else is refused, before room is made for what it says it holds."""
-    length = int.from_bytes(data[:8], "little")
-    if length > min(largest_header, len(data) - 8):
-        raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
     try:
-        plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
-        return _typed(plain, kind, kind.__name__.lower(), load(data))
+        return _typed(_header(data, largest_header), kind, kind.__name__.lower(), load(data))
     except InvalidInput:
         raise
     except Exception:  # whatever it was that the bytes led to
         raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
+
+
+def _header(data: bytes, largest: int) -> Any:
+    """The message itself, without its arrays."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(largest, len(data) - 8):
+        raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
+
+
+def protocol_of(data: bytes, job: Job) -> int | None:
+    """Which version a message speaks, if it is one of any; the field is in all of them."""
+    try:
+        found = _header(data, largest_header(job))["protocol"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int else None
 
 
 def _plain(value: object, name: str, tensors: dict[str, Tensor], seen: dict[int, str] | None) -> Any:
@@ -129,6 +142,11 @@ def receive_bundle(data: bytes, job: Job) -> Bundle:
 
 def receive_reply(data: bytes, job: Job, names: frozenset[str]) -> Reply:
     """A child's message; that its arrays are finite is for the parent to see, who says who is left out."""
+    spoken = protocol_of(data, job)
+    if spoken not in (None, PROTOCOL):
+        # all that is read of another version's: who it is from, so that it can be told who is left out
+        told = _header(data, largest_header(job))
+        return Reply(str(told.get("job")), str(told.get("site")), 0, made_of={"protocol": str(spoken)})
     reply = decode(data, Reply, largest_header(job))
     if reply.samples < 0:
         raise InvalidInput("reply.samples", reply.samples, "must be a number of samples")

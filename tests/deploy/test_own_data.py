@@ -16,6 +16,7 @@ from stratafl.config import Config
 from stratafl.deploy.assemble import Assembled, study_of, training_of
 from stratafl.deploy.messages import Begin, Bundle, Parcel
 from stratafl.deploy.provision import Topology, provision
+from stratafl.deploy.site import Site
 
 CONFIG = """
 [tree]
@@ -132,3 +133,24 @@ def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nowhere\.npz"):
         here.leaf()
     here.durable.close()
+
+
+def test_samples_are_those_that_were_declared(tmp_path: Path) -> None:
+    """By the config's data set, or by the topology; a leaf that has others does not start, or is refused."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    x, y = part(Config.load(tmp_path / "run.toml"), 0)
+    data = write_npz(tmp_path, x, y)
+    given = f'config = "run.toml"\n[data]\n0 = "{data}"\n'
+    (tmp_path / "topology.toml").write_text(f"{given}[samples]\n0 = {len(y)}\n")
+    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    others = len(part(Config.load(tmp_path / "run.toml"), 1)[1])
+    assert Site.load(folders["root"]).samples == [len(y), others]
+    assert Site.load(folders["1"]).samples == [others]
+    assert trained(folders["0"])[0] == len(y)
+    write_npz(tmp_path, x[1:], y[1:])
+    with pytest.raises(InvalidInput, match=f"{len(y) - 1} samples.*must be the {len(y)}"):
+        trained(folders["0"])
+    for wrong in ("0 = 0", "0 = 1.5", "0 = 10000000000", "1 = 5", "root = 5"):
+        (tmp_path / "topology.toml").write_text(f"{given}[samples]\n{wrong}\n")
+        with pytest.raises(InvalidInput, match=r"topology\.samples"):
+            Topology.load(tmp_path / "topology.toml")
