@@ -23,7 +23,7 @@ Handle = Callable[[bytes], bytes]
 def contents(message: Message, fields: Mapping[str, type], largest: int) -> list[Any]:
     """The fields of our record in a message, each of its type and all bytes within a size."""
     record: Any = message.content.get(RECORD)
-    if not isinstance(record, ConfigRecord) or set(record) != set(fields):
+    if not isinstance(record, Mapping) or not all(name in record for name in fields):
         raise InvalidInput("message", list(map(str, message.content)), f"has no record of {', '.join(fields)}")
     for name, kind in fields.items():
         if type(record[name]) is not kind:
