@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
-from stratafl.engine.habits import habits, plain
+from stratafl.engine.habits import Habits, habits, plain
 from stratafl.engine.layout import Layout
 from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
@@ -189,7 +189,8 @@ def choose(
     inputs, targets = plain(inputs), plain(targets)
     try:
         x_CP, b_CZ = _apart(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
-        reason = _peculiar(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        reason = _peculiar(flat, known)
         trials = [] if reason else _trials(flat, loss, x_CP, b_CZ, inputs, targets)
     except Exception as problem:
         reason = _line(problem)
@@ -204,6 +205,8 @@ def choose(
             return Stacked(flat, loss, inputs.to(flat.dtype) if inputs.is_floating_point() else inputs, compute, labels)
 
         try:
+            if how == "stacked" and known.autocasts:
+                raise Unsupported("autocast within the module")
             made = make(flat, compute)
             agrees = all(trial.agrees(make(trial.flat, "fp32")) for trial in trials)
         except Unsupported as problem:
@@ -217,18 +220,17 @@ def choose(
     return None, f"loop: {'; '.join(reasons)}"
 
 
-def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> str:
+def _peculiar(flat: Flat, known: Habits) -> str:
     """What makes a module's training depend on more than its parameters and batch, if anything does."""
     hooks = ("_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
         return "hooks on the gradients"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
         return "hooks on the parameters' gradients"
-    known = habits(flat, loss, x_P, b_Z, inputs, targets)
     if known.draws:
         return "the module or loss draws random numbers"
     if known.writes:
-        return "training changes the module's buffers"
+        return f"training changes the module's {' and '.join(known.writes)}"
     return "" if known.repeats else "the module gives another gradient the second time"
 
 
