@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
-from stratafl.engine.habits import Habits, habits, plain
+from stratafl.engine.habits import Habits, Rounding, habits, plain
 from stratafl.engine.layout import Layout
 from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
@@ -260,12 +260,14 @@ LARGE = 50_000_000
 """Parameters of a module, frozen ones with them, of which no copy in float64 is made for a trial."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 """In float64 sums in another order are all that may differ; in float32 also which side of a kink a value lies on."""
+COARSEST = 5e-2
+"""Whatever a module, or a part of it, computes in."""
 
 
 def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
     """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
     where that has operations of its own."""
-    tolerance = TOLERANCE.get(flat.dtype, 5e-2)
+    tolerance = TOLERANCE.get(flat.dtype, COARSEST)
 
     def trial(flat: Flat, tolerance: float, batch: Batch) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
@@ -273,11 +275,12 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
             inputs_CB=batch.inputs_CB.to(flat.dtype) if inputs.is_floating_point() else batch.inputs_CB,
             targets_CB=batch.targets_CB.to(flat.dtype) if targets.is_floating_point() else batch.targets_CB,
         )
-        own = []
+        own, rounding = [], Rounding()
         for client, length in enumerate(typed.length_C):
             mine, labels = (each[client, :length].clone() for each in (typed.inputs_CB, typed.targets_CB))
-            own.append(flat.gradient(x[client].clone(), b[client].clone(), mine, labels, loss))
-        return Trial(flat, x, b, typed, torch.stack(own), tolerance)
+            rows = x[client].clone(), b[client].clone()
+            own.append(flat.gradient(*rows, mine, labels, loss, within=lambda: rounding))
+        return Trial(flat, x, b, typed, torch.stack(own), max(tolerance, min(100 * rounding.eps, COARSEST)))
 
     trials = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:

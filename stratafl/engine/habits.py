@@ -115,6 +115,22 @@ class _Watched:
             yield
 
 
+class Rounding(TorchDispatchMode):
+    """While it is on, notes how coarsely the coarsest of all results is rounded: some modules compute a part in a
+    type of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
+        return result
+
+
 def peculiarities(known: Habits) -> list[str]:
     """What keeps a run with such a module from being repeated, in words for the user."""
     if known.draws_from:
