@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from stratafl.errors import InvalidInput, unknown
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+FROZEN = "frozen weights"
 
 
 class Flat:
@@ -29,6 +30,10 @@ class Flat:
         if not isinstance(module, nn.Module):
             raise InvalidInput("model", module, "must be an nn.Module or a function that builds one")
         kind = type(module).__name__
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise InvalidInput(
+                "model", kind, "is compiled by torch.jit, and its weights are its own: give it as it was"
+            )
         if any(is_lazy(p) for p in module.parameters()):
             raise InvalidInput("model", kind, "run it once so that its lazy layers have shapes")
         try:
@@ -166,7 +171,7 @@ class Flat:
         return self._working
 
     def whose(self, tensor: Tensor) -> str | None:
-        """Whether a tensor lies in the memory of the "weights" or of the "buffers" of the call that goes on."""
+        """In the memory of what a tensor lies, in the call that goes on: "weights", "buffers" or "frozen weights"."""
         return None if self._working is None else self._working.whose(tensor)
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
@@ -193,6 +198,7 @@ class _Working:
     ):
         frozen = [p for name, p in module.named_parameters() if name not in shapes]
         self.module, self.device = copied(module, shared=frozen), like_P.device
+        self._frozen = frozen
         self.parts = list(self.module.modules())
         self._recurrent = [part for part in self.parts if like_P.is_cuda and _is_library_recurrent(part)]
         mine = dict(self.module.named_parameters())
@@ -256,9 +262,10 @@ class _Working:
         return wrote
 
     def whose(self, tensor: Tensor) -> str | None:
-        """Whether a tensor lies in the memory of the "weights" or of the "buffers"."""
+        """In the memory of what a tensor lies: of the "weights", the "buffers" or the "frozen weights"."""
         place = tensor.untyped_storage().data_ptr()
-        for name, own in (("weights", self._parameters), ("buffers", [self._b_B, *self._copies.values()])):
+        buffers = [self._b_B, *self._copies.values()]
+        for name, own in (("weights", self._parameters), ("buffers", buffers), (FROZEN, self._frozen)):
             if place and any(place == each.untyped_storage().data_ptr() for each in own):
                 return name
         return None

@@ -473,3 +473,71 @@ def test_outputs_that_are_no_rows_of_samples_are_evaluated_too() -> None:
     assert evaluate(lambda x: x.sum(), lambda o, t: o, inputs[:90], labels[:90])["loss"] == float(inputs[:90].sum())
     pairs = evaluate(lambda x: (x[:, :3], x), lambda o, t: F.cross_entropy(o[0], t), inputs, labels)
     assert pairs == {"loss": pytest.approx(right, rel=1e-5)}
+
+
+class Teacher(nn.Module):
+    """A frozen copy of a layer follows it, as in self-distillation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+        return self.student(x) + 0.1 * self.teacher(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_move_but_are_not_trained_are_refused(engine: str) -> None:
+    with pytest.raises(InvalidInput, match="parameters that are not trained, which clients share"):
+        run(made(Teacher), data(), engine)
+
+
+class Counting(nn.Module):
+    """Writes to a buffer also when it is evaluated, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return self.out(x) * (1 + 0.1 * self.seen)
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    results = [run(made(Counting), data(), evaluate_every=every, test=data(), rounds=4).run() for every in (1, 4)]
+    assert torch.equal(results[0].models[0], results[1].models[0])
+    assert torch.equal(results[0].buffers[0], results[1].buffers[0])
+
+
+class Product(nn.Module):
+    """A product with its own input, which is of another type where activations are held in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.bmm(self.inner(x)[:, :, None], x[:, None, :]).sum(dim=1))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_that_a_module_does_not_allow_is_no_traceback(precision: str) -> None:
+    torch.manual_seed(0)
+    inputs, labels = data()
+    simulation = run(Product(), (inputs.float(), labels), "stacked", precision=precision)
+    assert bool(simulation.run().models[0].isfinite().all())
+
+
+def test_a_compiled_module_is_refused_as_such() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.jit.script(nn.Linear(4, 3).double())
+    with pytest.raises(InvalidInput, match=r"compiled by torch\.jit"):
+        run(compiled, data())

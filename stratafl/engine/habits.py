@@ -27,6 +27,14 @@ ORDINARY = 1e6
 """What a sample's values are below."""
 
 
+class Observer(TorchDispatchMode):
+    """A mode that sees every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the library would load its compiler, for seconds, only to keep out of here
+
+
 class Habits(NamedTuple):
     """What a module did when its gradient was computed twice, from the same weights, samples and torch seed."""
 
@@ -35,7 +43,7 @@ class Habits(NamedTuple):
     draws_from: tuple[str, ...]
     """Whose generators, where they are not torch's: no engine sets these."""
     writes: tuple[str, ...]
-    """To its "buffers" or "weights"."""
+    """To its "buffers", its "weights", or weights that are not trained, "frozen weights"."""
     autocasts: bool
     """Whether it computes in another precision by a context of its own, of which a trace knows nothing."""
     repeats: bool
@@ -95,7 +103,7 @@ class _Watched:
                 watched.autocast = watched.autocast or torch.is_autocast_enabled(device.type) != outside
                 return func(*args, **(kwargs or {}))
 
-        class Writes(TorchDispatchMode):
+        class Writes(Observer):
             """Of the operations that functions come down to, those that write into what is the module's."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,7 +123,7 @@ class _Watched:
             yield
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(Observer):
     """While it is on, notes how coarsely the coarsest of all results is rounded: some modules compute a part in a
     type of their own."""
 
