@@ -59,7 +59,7 @@ def up_command(
     """Start a whole tree on this machine, run its job, and stop it. Folders that are there are gone on with."""
     _need_flower()
     from stratafl.deploy import whole
-    from stratafl.deploy.provision import Topology, provision
+    from stratafl.deploy.provision import Topology, check_made_from, provision
 
     if not local:
         raise InvalidInput(
@@ -67,7 +67,7 @@ def up_command(
         )
     given = Topology.load(topology)
     if out.exists():
-        whole.check_made_from(out, given.config_path)
+        check_made_from(whole.sites(out)["root"], given)
     else:
         provision(given, out)
         _say(f"made {out}, a folder per site; starting them takes a while")

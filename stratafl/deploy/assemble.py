@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from stratafl.config import Config
-from stratafl.deploy import seal
+from stratafl.deploy import seal, user_files
 from stratafl.deploy.durable import Durable
+from stratafl.deploy.fingerprint import made_of
 from stratafl.deploy.job import Job
-from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root
+from stratafl.deploy.messages import PROTOCOL
+from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root, introduction
 from stratafl.deploy.own import own_engine
-from stratafl.deploy.site import Site, job_of, slug
-from stratafl.deploy.wire import array_bytes, encode, receive_bundle
+from stratafl.deploy.site import Site, config_of, job_of, slug
+from stratafl.deploy.wire import array_bytes, encode, protocol_of, receive_bundle
 from stratafl.engine.work import Training
 from stratafl.experiment import Study, study
 from stratafl.rule import Edge
@@ -40,8 +42,11 @@ class Assembled:
     @staticmethod
     def of(folder: Path) -> Assembled:
         site = Site.load(folder)
-        config = Config.load(folder / "config.toml")
-        job = job_of(site, config)
+        user_files.check(folder, site.files)
+        user_files.import_from(*([folder / user_files.CODE] if site.files else []))
+        config = config_of(site, folder)
+        given = Config.load(folder / "config.toml")
+        job = dataclasses.replace(job_of(site, config), made_of=made_of(folder, given, site.files))
         durable = Durable(folder / "state", site.job)
         return Assembled(folder, site, config, job, durable, durable.read())
 
@@ -72,19 +77,23 @@ class Assembled:
 
         def handle(request: bytes) -> bytes:
             opened = seal.open_request(key, request)
+            if protocol_of(opened) not in (None, PROTOCOL):
+                return seal.seal_reply(key, request, encode(introduction(self.job, self.site.name)))
             bundle = receive_bundle(opened, self.job)
             if bundle.begin is not None:
                 step = bundle.begin.step
                 facts.update(step=step, round=self.job.global_round(step) + 1)
                 self.durable.show(**facts, doing="round")
-            answer = encode(node.handle(bundle))
+            replied = node.handle(bundle)
+            answer = encode(replied)
             reply = seal.seal_reply(key, request, answer)
             facts["bytes_in"] += len(request)
             facts["bytes_out"] += len(reply)
             facts["arrays_in"] += array_bytes(opened)
             facts["arrays_out"] += array_bytes(answer)
             facts["contact"] = time.time()
-            self.durable.show(**facts, doing="done" if bundle.end else "waiting")
+            doing = "refused: another config, code or version" if replied.made_of else "waiting"
+            self.durable.show(**facts, doing="done" if bundle.end else doing)
             if bundle.end:
                 ended()
             return reply

@@ -96,12 +96,16 @@ class Downward:
                 parcel=Parcel(now.held, now.buffers, note) if child.stale else None,
                 above=above if child.owed else None,
             )
-            made[name] = Bundle(self._job.name, name, child.answer, begin)
+            made[name] = Bundle(self._job.name, name, child.answer, begin, fingerprint=self._job.fingerprint)
         return made
 
     def greetings(self, end: bool = False) -> dict[str, Bundle]:
         """What to send before the run, or when it ends."""
-        return {name: Bundle(self._job.name, name, self.child(name).answer, end=end) for name in self.names}
+        job = self._job
+        return {
+            name: Bundle(job.name, name, self.child(name).answer, end=end, fingerprint=job.fingerprint)
+            for name in self.names
+        }
 
     # -- the end of a round -----------------------------------------------------------------------------------------
 

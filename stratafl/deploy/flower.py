@@ -16,10 +16,11 @@ from flwr.serverapp import Grid
 
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, report_names, study_of
+from stratafl.deploy.fingerprint import differences
 from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
-from stratafl.deploy.node import Aggregator, Leaf
+from stratafl.deploy.node import Aggregator, Leaf, Root
 from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
 from stratafl.deploy.tasks import SERVER_APP, Tasks
@@ -49,6 +50,8 @@ class Asked:
     since: str = ""
     """When the SuperNode it went to had last come up: one that came up again has lost it."""
     message: str | None = None
+    stranger: Reply | None = None
+    """What came of it, where that is from one that is made of something else: asked again when it comes up again."""
 
 
 class GridLink:
@@ -62,13 +65,16 @@ class GridLink:
         self._looked = 0.0
         self.contact: dict[str, float] = {}
         """When each child last replied."""
+        self._strangers: dict[str, str] = {}
+        """Who was refused for what it is made of, and why."""
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
         waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         replies: dict[str, Reply] = {}
         pace = Pace()
         until = time.monotonic() + (LIFETIME if deadline is None else deadline)
-        while waiting and time.monotonic() < until:
+        # a stranger alone is waited for: with nobody else, rounds would pass with nothing done
+        while waiting and time.monotonic() < until and not (replies and all(a.stranger for a in waiting.values())):
             self._look_around()
             for name, asked in waiting.items():
                 self._send(name, asked, until - time.monotonic())
@@ -78,14 +84,24 @@ class GridLink:
                 reply = self._reply(name, waiting[name], message)
                 if reply is None:
                     waiting[name].message = None
+                elif reply.fingerprint != self._job.fingerprint:
+                    self._refuse(name, reply)
+                    waiting[name].message, waiting[name].stranger = "", reply
                 else:
                     replies[name] = reply
                     del waiting[name]
             if waiting:
                 pace.wait()
-        for name in waiting:
+        replies |= {name: asked.stranger for name, asked in waiting.items() if asked.stranger}
+        for name in [name for name in waiting if name not in replies]:
             say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s")
         return replies
+
+    def _refuse(self, name: str, stranger: Reply) -> None:
+        why = differences(self._job.made_of, stranger.made_of)
+        if self._strangers.get(name) != why:
+            say(f"{name} is refused: it does not work with what this site does: {why}")
+        self._strangers[name] = why
 
     def _look_around(self) -> None:
         if time.monotonic() - self._looked < LOOK_AROUND:
@@ -132,17 +148,18 @@ class GridLink:
 
 def live(folder: Path) -> None:
     """A site's own process: be its node until the run is over."""
-    here = Assembled.of(folder)
     try:
-        if here.site.is_leaf:
-            follow(here, here.leaf())
-        else:
-            serve(here)
+        here = Assembled.of(folder)
+        try:
+            if here.site.is_leaf:
+                follow(here, here.leaf())
+            else:
+                serve(here)
+        finally:
+            here.durable.close()
     except InvalidInput as problem:
         say(str(problem))
         sys.exit(2)
-    finally:
-        here.durable.close()
 
 
 def serve(here: Assembled) -> None:
@@ -173,7 +190,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
     root = here.root(made, link)
     if root.round == 0:
         root.greet()
-    while root.round < here.job.rounds:
+    metrics = _metrics(made, root)  # of a root that was started again, it may be all that was left to do
+    while not _is_over(made, root, metrics):
         here.durable.show(doing="round", round=root.round + 1, contacts=link.contact)
         began, before = time.perf_counter(), root.down.now.held
         refused, absent = root.one_round()
@@ -185,6 +203,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
         say(f"round {root.round}: {metrics}")
         if refused and root.down.now.held is before:
             say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
+    if root.round < here.job.rounds:
+        say(f"round {root.round}: the accuracy to stop at is reached")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:
@@ -195,9 +215,16 @@ def _lead(here: Assembled, link: GridLink) -> None:
     here.durable.show(doing="done", round=root.round, contacts=link.contact, accounts=accounts)
 
 
-def _metrics(made: Study, root: Any) -> dict[str, float]:
+def _is_over(made: Study, root: Root, metrics: dict[str, float]) -> bool:
+    """As a simulation is: all rounds were done, or the last one reached the accuracy to stop at."""
+    wanted = made.simulation.stop_at
+    return root.round >= made.simulation.rounds or (wanted is not None and metrics.get("accuracy", -1.0) >= wanted)
+
+
+def _metrics(made: Study, root: Root) -> dict[str, float]:
     simulation, now = made.simulation, root.down.now
-    if simulation.test is None:
+    due = root.round % simulation.evaluate_every == 0 or root.round == simulation.rounds
+    if simulation.test is None or not due or root.round == 0:
         return {}
     simulation.flat.eval()
     x_P, b_B = now.held[0], now.buffers[0].clone()

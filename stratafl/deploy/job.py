@@ -6,8 +6,10 @@ so that no message has to carry them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -51,6 +53,8 @@ class Job:
     """Per edge level, root first."""
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
+    made_of: Mapping[str, str] = field(default_factory=dict)
+    """What all nodes must have in common, part by part: see `fingerprint`."""
 
     def __post_init__(self) -> None:
         for level, rule in enumerate(self.rules, 1):
@@ -59,6 +63,12 @@ class Job:
                 raise InvalidInput("rules", f"level {level}", wanted)
             if rule.from_gradient is not None:
                 raise InvalidInput("rules", f"level {level}", "a restart from gradients cannot be deployed")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of what this node is made of, empty where that is not said: no two with different ones work together."""
+        parts = json.dumps(dict(self.made_of), sort_keys=True)
+        return hashlib.sha256(parts.encode()).hexdigest() if self.made_of else ""
 
     @cached_property
     def every(self) -> tuple[int, ...]:

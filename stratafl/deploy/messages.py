@@ -3,6 +3,7 @@
     parent to child   Bundle: Answer (how the last meeting went), Begin (train from here on)
     child to parent   Reply: Report (what came of it)
 
+Both tell the fingerprint of what they are made of, so that no two work together by mistake.
 A bundle is one transmission: an answer waits for the next Begin and travels with it. One with neither asks who is
 there, before the run, or ends it.
 Steps are local steps since the start of the run, the same for all nodes: they number the messages.
@@ -10,13 +11,13 @@ Steps are local steps since the start of the run, the same for all nodes: they n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from stratafl.rule import Rows
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Bundle:
     begin: Begin | None = None
     end: bool = False
     """The run is over."""
+    fingerprint: str = ""
+    """Of what the parent is made of."""
     protocol: int = PROTOCOL
 
 
@@ -92,6 +95,10 @@ class Reply:
     """In its subtree."""
     report: Report | None = None
     """None where the bundle asked for nothing."""
+    fingerprint: str = ""
+    """Of what the child is made of."""
+    made_of: dict[str, str] = field(default_factory=dict)
+    """What that is, where it is not the parent's: then nothing was done."""
     protocol: int = PROTOCOL
 
 

@@ -7,7 +7,7 @@ state with `save` before the reply leaves: so a bundle may come twice, and a nod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -66,7 +66,7 @@ class Leaf:
         if bundle.begin is not None:
             self._up.begin(bundle.begin)
             report = self._train(bundle.begin.step)
-        reply = Reply(self.job.name, self.site, self.samples, report)
+        reply = Reply(self.job.name, self.site, self.samples, report, self.job.fingerprint)
         if report is not None:
             self._kept.reply = reply
         self._save(self._kept)
@@ -136,7 +136,7 @@ class Aggregator:
             self._up.now.sent = None
         report = Report(end, report.rate, report.message, report.buffers, down.now.refused, down.now.absent)
         down.now.refused = down.now.absent = ()
-        self._kept.reply = Reply(self.job.name, self.site, down.samples, report)
+        self._kept.reply = Reply(self.job.name, self.site, down.samples, report, self.job.fingerprint)
         self._save(self._kept)
         return self._kept.reply
 
@@ -160,7 +160,7 @@ class Aggregator:
         down = self._down()
         greet(self.job, self.level, down, self.link, bundle.end)
         self._save(self._kept)
-        return Reply(self.job.name, self.site, down.samples)
+        return Reply(self.job.name, self.site, down.samples, fingerprint=self.job.fingerprint)
 
     def _down(self, first: Parcel | None = None) -> Downward:
         job = self.job
@@ -217,6 +217,9 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
     reports = {}
     for name in names:
         reply = replies.get(name)
+        if reply is not None and reply.fingerprint != job.fingerprint:
+            down.now.refused += (name,)
+            continue
         if reply is None or reply.report is None or reply.report.step != meeting:
             down.now.absent += (name,)
             continue
@@ -232,17 +235,26 @@ def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
         # each level's wait holds those of the levels below it
         deadline = FAREWELL * (job.tree.depth - level)
     for name, reply in link.ask(bundles, deadline).items():
-        down.delivered(bundles[name], reply)
+        if reply.fingerprint == job.fingerprint:
+            down.delivered(bundles[name], reply)
+
+
+def introduction(job: Job, site: str) -> Reply:
+    """To a parent that is made of something else, or speaks another protocol: who this is, and what it is made of."""
+    return Reply(job.name, site, 0, None, job.fingerprint, dict(job.made_of))
 
 
 def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | None:
-    """Refuse what is not for this node now; the reply again where the bundle was answered before."""
+    """Refuse what is not for this node now; the reply where there is nothing to be done: the bundle was answered
+    before, or its sender does not belong to the same run."""
     if bundle.protocol != PROTOCOL:
         raise InvalidInput("protocol", bundle.protocol, f"this node speaks version {PROTOCOL}")
     if bundle.job != job.name:
         raise InvalidInput("job", bundle.job, f"this node works for {job.name}")
     if bundle.site != site:
         raise InvalidInput("site", bundle.site, f"this node is {site}")
+    if bundle.fingerprint not in ("", job.fingerprint):
+        return introduction(job, site)
     if bundle.begin is None:
         return None
     step, every = bundle.begin.step, job.every[job.tree.find(site)[0]]
@@ -251,7 +263,7 @@ def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | Non
     done = kept.reply.report.step - every if kept.reply is not None and kept.reply.report is not None else None
     if done is not None and step < done:
         raise InvalidInput("begin.step", step, f"a round that is over: the last one began at step {done}")
-    return kept.reply if step == done else None
+    return replace(kept.reply, fingerprint=job.fingerprint) if kept.reply is not None and step == done else None
 
 
 def _zeros(width: int, job: Job) -> Tensor:

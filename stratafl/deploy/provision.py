@@ -8,8 +8,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,123 +18,72 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from stratafl.config import Config, read_toml
-from stratafl.deploy import seal
+from stratafl.config import Config
+from stratafl.deploy import seal, user_files
+from stratafl.deploy.address import LOOPBACK, joined
 from stratafl.deploy.assemble import study_of, training_of
 from stratafl.deploy.job import Job
-from stratafl.deploy.site import Site, slug, tree_of
-from stratafl.errors import InvalidInput, number, unknown, whole
-from stratafl.experiment import rules_of, schedule_of
+from stratafl.deploy.site import TOPOLOGY, Site, slug, tree_of
+from stratafl.deploy.topology import PORTS, Topology
+from stratafl.deploy.user_files import Carried
+from stratafl.errors import InvalidInput
+from stratafl.experiment import Study, rules_of, schedule_of
 from stratafl.flat import Flat
 from stratafl.registry import rules_for
 from stratafl.store import files, layout
+from stratafl.store.inputs import Inputs, changes, in_short
 from stratafl.tree import Tree
 
 YEARS = 5
-PORTS = 3
-"""That a site may need: its SuperLink's two, and its SuperNode's inner one."""
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Topology:
-    """A topology file: the run's config, and where its sites are."""
-
-    path: Path
-    config_path: Path
-    config: Config
-    base_port: int = 9400
-    hosts: dict[str, str] = field(default_factory=dict)
-    """By site: the name or address under which its children reach it; this machine unless given."""
-    data: dict[str, str] = field(default_factory=dict)
-    """By leaf: where its own data is, at its own host; its part of the config's data set unless given."""
-    deadline: tuple[float | None, ...] = ()
-    min_children: tuple[int, ...] = ()
-
-    @staticmethod
-    def load(path: Path) -> Topology:
-        values = read_toml(path)
-        known = ("config", "base_port", "hosts", "data", "deadline", "min_children")
-        for key in values:
-            if key not in known:
-                raise unknown("topology key", key, known)
-        if not isinstance(values.get("config"), str):
-            raise InvalidInput("topology.config", values.get("config"), "must be the path of the run's config file")
-        config_path = path.parent / values["config"]
-        config = Config.load(config_path)
-        tree = Tree.of(config.tree.shape)
-        inner = [name for level in tree.names[:-1] for name in level]
-        return Topology(
-            path=path,
-            config_path=config_path,
-            config=config,
-            base_port=whole("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=60000),
-            hosts=_by_site(values, "hosts", inner, "must be a host's name or address"),
-            data=_by_site(values, "data", tree.names[-1], "must be a path at the leaf's host"),
-            deadline=tuple(
-                None if each == 0 else number("topology.deadline", each, above=0)
-                for each in _per_level("deadline", values.get("deadline", 0), tree.depth)
-            ),
-            min_children=tuple(
-                whole("topology.min_children", each, at_least=1)
-                for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
-            ),
-        )
-
-
-def _per_level(name: str, given: Any, depth: int) -> list[Any]:
-    """One value per edge level, root first; a single one stands for all."""
-    values = given if isinstance(given, list) else [given] * depth
-    if len(values) != depth:
-        raise InvalidInput(f"topology.{name}", given, f"needs one number per edge level, {depth} of them")
-    return values
-
-
-def _by_site(values: dict[str, Any], name: str, known: Sequence[str], wanted: str) -> dict[str, str]:
-    """A table with one text for some of the sites."""
-    given = values.get(name, {})
-    if not isinstance(given, dict):
-        raise InvalidInput(f"topology.{name}", given, f"must be a table, [{name}]")
-    for site, text in given.items():
-        if site not in known:
-            raise unknown(f"topology.{name}", site, known)
-        if not isinstance(text, str) or not text:
-            raise InvalidInput(f"topology.{name}.{site}", text, wanted)
-    return given
 
 
 def provision(topology: Topology, out: Path) -> dict[str, Path]:
-    """Write every site's folder; where each is."""
-    if out.exists():
+    """Write every site's folder; where each is. They get their place when all are complete: none is ever half made."""
+    if out.exists() or out.is_symlink():
         raise InvalidInput("--out", out, "exists already: keys are made once")
-    made = study_of(topology.config)
+    made, carried = _made(topology)
+    partial = out.with_name(f".{out.name}{files.PARTIAL}")
+    files.make_folder(out.parent)
+    files.remove(partial)  # of an attempt that was killed
+    try:
+        partial.mkdir(mode=0o700)
+        folders = _fill(topology, made, carried, partial)
+        partial.rename(out)
+        files.sync_folder(out.parent)
+    except OSError as problem:
+        files.remove(partial)
+        raise files.unwritable(out, problem) from None
+    except BaseException:
+        files.remove(partial)
+        raise
+    return {name: out / folder for name, folder in folders.items()}
+
+
+def _fill(topology: Topology, made: Study, carried: Carried, out: Path) -> dict[str, str]:
+    """Each site's folder in this one, by its name."""
     flat, tree, inputs = made.simulation.flat, tree_of(topology.config), training_of(made).inputs
     job = layout.new_id()
     authority = Authority.new(f"stratafl {job}")
-    _check(topology, tree, flat)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     node_keys = {where: ec.generate_private_key(ec.SECP384R1()) for where in numbered if where[0]}
     edge_keys = {where: seal.new_key() for where in numbered if where[0]}
-    files.make_folder(out)
-    os.chmod(out, 0o700)
     folders = {}
     for where in numbered:
         level, number = where
         name = tree.names[level][number]
         children = [] if level == tree.depth else [(level + 1, int(c)) for c in _children(tree, level, number)]
         parent = (level - 1, int(tree.parents[level][number])) if level else None
-        host = topology.hosts.get(name, LOOPBACK)
-        local = host == LOOPBACK
+        host = topology.host(name)
         site = Site(
             name=name,
             level=level,
             number=number,
             job=job,
             children=[tree.names[level + 1][child] for _, child in children],
-            listen=f"{LOOPBACK if local else '0.0.0.0'}:{port[where]}" if children else "",
-            public=f"{host}:{port[where]}" if children else "",
-            parent="" if parent is None else _address(topology, tree, parent, port),
+            listen=joined(topology.listens(name), port[where]) if children else "",
+            public=joined(host, port[where]) if children else "",
+            parent="" if parent is None else joined(topology.host(tree.names[parent[0]][parent[1]]), port[parent]),
             inner_port=port[where] + 1,
             runtime_port=port[where] + 2,
             data=topology.data.get(name, "") if not children else "",
@@ -147,13 +95,20 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
             dtype=_type_name(flat.dtype),
             deadline=list(topology.deadline),
             min_children=list(topology.min_children),
+            names=carried.names,
+            files=carried.digests,
         )
-        folder = folders[name] = out / slug(name)
+        folders[name] = slug(name)
+        folder = out / slug(name)
         folder.mkdir(mode=0o700)
         site.write(folder)
         shutil.copyfile(topology.config_path, folder / "config.toml")
+        carried.write(folder)
+        if site.is_root:
+            found = {str(path): carried.digests[place] for place, path in carried.sources.items()}
+            files.write_json(folder / TOPOLOGY, Inputs(topology.as_dict(), found)._asdict())
         _secret(folder / "ca.pem", authority.pem, 0o644)
-        certificate, key = authority.sign(name, [host, LOOPBACK, "localhost"])
+        certificate, key = authority.sign(slug(name), [host, LOOPBACK, "localhost"])
         _secret(folder / "server.pem", certificate, 0o644)
         _secret(folder / "server.key", key)
         _secret(folder / "inner.key", secrets.token_hex(32).encode())
@@ -171,13 +126,36 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     return folders
 
 
+def _made(topology: Topology) -> tuple[Study, Carried]:
+    """The run as one process would simulate it, and the user's files that it took."""
+    found = user_files.named(topology.config, topology.config_path.absolute().parent)
+    config = user_files.renamed(topology.config, {text: str(path) for text, path in found.items()})
+    user_files.import_from(*(path.parent for path in found.values() if path.suffix == ".py"))
+    try:
+        made = study_of(config)
+        _check(config, made.simulation.flat)
+        return made, user_files.carried(config, found)
+    finally:
+        user_files.import_from()
+
+
+def check_made_from(root: Path, topology: Topology) -> None:
+    """Refuse to go on with folders that were made from something else, as if nothing had changed."""
+    path = root / TOPOLOGY
+    before = Inputs.read(path, files.read_json(path))
+    changed = changes(before, Inputs(topology.as_dict(), Inputs.of({}, before.files).files))
+    if changed:
+        told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
+        raise InvalidInput("--out", root.parent, f"{told}; name another folder")
+
+
 def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check(topology: Topology, tree: Tree, flat: Flat) -> None:
+def _check(config: Config, flat: Flat) -> None:
     """Refuse what cannot be deployed, before anything is written."""
-    config = topology.config
+    tree = tree_of(config)
     Job(
         name="",
         tree=tree,
@@ -194,10 +172,6 @@ def _check(topology: Topology, tree: Tree, flat: Flat) -> None:
 
 def _children(tree: Tree, level: int, number: int) -> list[int]:
     return [child for child, parent in enumerate(tree.parents[level + 1]) if parent == number]
-
-
-def _address(topology: Topology, tree: Tree, where: tuple[int, int], port: dict[tuple[int, int], int]) -> str:
-    return f"{topology.hosts.get(tree.names[where[0]][where[1]], LOOPBACK)}:{port[where]}"
 
 
 def _start_script(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 site.json             what the node is and whom it talks to
 config.toml           the run
+code/                 the user's own files that the run needs
 ca.pem                the certificate all others are signed with
 server.pem, .key      of its own SuperLink (root and aggregators), or of its SuperNode's inner side
 node.pub, node.key    of its SuperNode (all but the root)
@@ -9,18 +10,22 @@ up.key                of the edge to its parent
 inner.key             of its own processes among themselves
 down/                 its children's node.pub and edge keys
 state/                what it must not lose
+topology.json         what the folders of all sites were made from (the root)
 flower/, logs/        what Flower keeps; what its processes print
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from stratafl.config import Config
+from stratafl.deploy import user_files
+from stratafl.deploy.address import LOOPBACK, joined, parted
 from stratafl.deploy.job import Job, Patience
 from stratafl.errors import InvalidInput
 from stratafl.experiment import import_plugins, rules_of, schedule_of
@@ -28,6 +33,10 @@ from stratafl.registry import rules_for
 from stratafl.schedule import check_participation
 from stratafl.store import files, layout
 from stratafl.tree import Tree
+
+TOPOLOGY = "topology.json"
+DIGITS = 8
+"""Of a digest in a folder's name."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class Site:
     dtype: str
     deadline: list[float | None]
     min_children: list[int]
+    names: dict[str, str]
+    """The user's files as the config names them: where they are in code/."""
+    files: dict[str, str]
+    """SHA-256 of everything in code/."""
 
     @staticmethod
     def load(folder: Path) -> Site:
@@ -78,8 +91,12 @@ class Site:
     @property
     def ports(self) -> list[int]:
         """Of this machine, that it listens on."""
-        downward = [] if self.is_leaf else [int(self.listen.rsplit(":", 1)[1]), self.runtime_port]
-        return downward + ([] if self.is_root else [self.inner_port])
+        return [parted(each)[1] for each in self.addresses]
+
+    @property
+    def addresses(self) -> list[str]:
+        downward = [] if self.is_leaf else [self.listen, joined(LOOPBACK, self.runtime_port)]
+        return downward + ([] if self.is_root else [joined(LOOPBACK, self.inner_port)])
 
     @property
     def is_leaf(self) -> bool:
@@ -91,8 +108,13 @@ class Site:
 
 
 def slug(name: str) -> str:
-    """A site's name as one of a file: two names never share one."""
-    return layout.slug(name.replace("_", "__").replace("/", "_"))
+    """A site's name as one of a file; where that does not tell it from every other name, a digest of it does."""
+    plain = name.replace("_", "__").replace("/", "_")
+    made = layout.slug(plain)
+    if made == plain and "_/" not in name and "/_" not in name:
+        return made
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+    return f"{made[: layout.LONGEST - DIGITS - 1]}-{digest}"
 
 
 def tree_of(config: Config) -> Tree:
@@ -100,9 +122,17 @@ def tree_of(config: Config) -> Tree:
     return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
 
 
+def config_of(site: Site, folder: Path) -> Config:
+    """The run, with the user's files as they are in the site's folder."""
+    where = {name: str(folder.absolute() / user_files.CODE / place) for name, place in site.names.items()}
+    return user_files.renamed(Config.load(folder / "config.toml"), where)
+
+
 def job_of(site: Site, config: Config) -> Job:
     import_plugins(config.run.plugins)
     tree = tree_of(config)
+    if tree.find(site.name) != (site.level, site.number):
+        raise InvalidInput("site", site.name, "is not where it was in the tree of its config")
     return Job(
         name=site.job,
         tree=tree,

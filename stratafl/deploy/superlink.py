@@ -32,7 +32,8 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superl
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
 
-from stratafl.deploy.provision import LOOPBACK, flower_key
+from stratafl.deploy.address import bound, joined
+from stratafl.deploy.provision import flower_key
 from stratafl.deploy.site import Site, slug
 from stratafl.store import files
 
@@ -115,8 +116,7 @@ class Desk:
 def run(folder: Path) -> None:
     """Be the SuperLink of a root or an aggregator."""
     site = Site.load(folder)
-    public = _listen(site.listen)
-    runtime = _listen(f"{LOOPBACK}:{site.runtime_port}")
+    public, runtime = map(_listen, site.addresses[:2])
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     inner = ["--isolation", "process", "--superexec-auth-secret-file", "inner.key"]
     offline = "--disable-runtime-dependency-installation"
@@ -144,9 +144,7 @@ def run(folder: Path) -> None:
 
 
 def _listen(address: str) -> socket.socket:
-    host, port = address.rsplit(":", 1)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, int(port)))
+    sock = bound(address)
     sock.listen(WAITING)
+    print(f"stratafl listens on {joined(*sock.getsockname()[:2])}", file=sys.stderr, flush=True)
     return sock

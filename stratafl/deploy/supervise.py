@@ -23,6 +23,7 @@ from types import FrameType
 
 from stratafl.config import Config
 from stratafl.data import sources
+from stratafl.deploy import user_files
 from stratafl.deploy.processes import Forked
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
@@ -57,6 +58,8 @@ Say = Callable[[str], None]
 def run_sites(folders: Sequence[Path], say: Say) -> int:
     """One site in this process, or several, each in a session of its own, as on a host of its own."""
     sites = [Site.load(folder) for folder in folders]
+    for site, folder in zip(sites, folders, strict=True):
+        user_files.check(folder, site.files)
     _import_what_they_need(sites)
     if len(folders) > 1:
         _load_what_they_share(folders, sites)

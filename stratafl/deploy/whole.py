@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stratafl.deploy.address import bound
 from stratafl.deploy.durable import STATUS
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput
@@ -46,13 +46,6 @@ def sites(out: Path) -> dict[str, Path]:
         raise InvalidInput("sites", out, "no site's folder in it: `stratafl deploy init` makes them")
     order = sorted(found, key=lambda folder: (found[folder].level, found[folder].number))
     return {found[folder].name: folder for folder in order}
-
-
-def check_made_from(out: Path, config: Path) -> None:
-    """Folders that were made from another config are not gone on with, as if nothing had changed."""
-    kept = sites(out)["root"] / "config.toml"
-    if files.read_bytes(kept) != files.read_bytes(config):
-        raise InvalidInput("--out", out, f"was made from another config than {config} is now; name another folder")
 
 
 def look(out: Path) -> list[Seen]:
@@ -116,14 +109,12 @@ def run(out: Path, say: Callable[[str], None]) -> None:
 
 def _check_ports(site: Site) -> None:
     """Somebody else's port is found before anything is started."""
-    for port in site.ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as problem:
-                wanted = f"{problem.strerror}; take another base_port in the topology, and make the folders anew"
-                raise InvalidInput(f"port of site {site.name}", port, wanted) from None
+    for address in site.addresses:
+        try:
+            bound(address).close()
+        except InvalidInput as problem:
+            wanted = f"{problem.allowed}; another base_port in the topology, and folders made anew, give other ports"
+            raise InvalidInput(f"port of site {site.name}", address, wanted) from None
 
 
 def _last_line(path: Path) -> str:

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from stratafl.deploy.job import Job
-from stratafl.deploy.messages import Bundle, Parcel, Reply
+from stratafl.deploy.messages import PROTOCOL, Bundle, Parcel, Reply
 from stratafl.errors import InvalidInput
 
 T = TypeVar("T")
@@ -43,16 +43,29 @@ def array_bytes(data: bytes) -> int:
 def decode(data: bytes, kind: type[T]) -> T:
     """What `encode` made of a `kind`; anything else is refused."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        if length > min(LARGEST_HEADER, len(data)):
-            raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
-        plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
-        tensors = load(data)
+        plain, tensors = _header(data), load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as problem:
         if isinstance(problem, InvalidInput):
             raise
         raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
     return _typed(plain, kind, kind.__name__.lower(), tensors)
+
+
+def _header(data: bytes) -> Any:
+    """The message itself, without its arrays."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(LARGEST_HEADER, len(data)):
+        raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])
+
+
+def protocol_of(data: bytes) -> int | None:
+    """Which version a message speaks, if it is one of any; the field is in all of them."""
+    try:
+        found = _header(data)["protocol"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int else None
 
 
 def _plain(value: object, name: str, tensors: dict[str, Tensor], seen: dict[int, str] | None) -> Any:
@@ -131,6 +144,11 @@ def receive_bundle(data: bytes, job: Job) -> Bundle:
 
 def receive_reply(data: bytes, job: Job, names: frozenset[str]) -> Reply:
     """A child's message; that its arrays are finite is for the parent to see, who says who is left out."""
+    spoken = protocol_of(data)
+    if spoken not in (None, PROTOCOL):
+        # all that is read of another version's: who it is from, so that it can be told who is left out
+        told = _header(data)
+        return Reply(str(told.get("job")), str(told.get("site")), 0, made_of={"protocol": str(spoken)})
     reply = decode(data, Reply)
     if reply.samples < 0:
         raise InvalidInput("reply.samples", reply.samples, "must be a number of samples")

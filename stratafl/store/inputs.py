@@ -36,9 +36,9 @@ class Inputs(NamedTuple):
     def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Inputs:
         """As they are now: the files that the config names, what those imported from beside them, and those that are
         known from before."""
-        named, before = dict.fromkeys(_named(config)), known or {}
-        sources = {name: _source(name) for name in (*named, *_imported(named), *before)}
-        files = {name: _digest(path) for name, path in sources.items() if path is not None or name in before}
+        before = known or {}
+        found = {**sources(config), **{name: _source(name) for name in before}}
+        files = {name: _digest(path) for name, path in found.items() if path is not None or name in before}
         return Inputs(dict(config), files)
 
     @staticmethod
@@ -53,6 +53,12 @@ class Inputs(NamedTuple):
     def noted(self) -> dict[str, Any]:
         """For a file that has the config itself."""
         return {"config": _text_digest(self.config), "files": self.files}
+
+
+def sources(config: Mapping[str, Any]) -> dict[str, Path | None]:
+    """Where the files are that a config names and the modules that those imported from beside them, by their names."""
+    named = dict.fromkeys(_named(config))
+    return {name: _source(name) for name in (*named, *_imported(named))}
 
 
 def changes(before: Inputs, now: Inputs) -> list[str]:

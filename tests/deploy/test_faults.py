@@ -14,7 +14,7 @@ from stratafl import InvalidInput
 from stratafl.deploy import durable as durable_module
 from stratafl.deploy.durable import STATE, Durable
 from stratafl.deploy.job import Patience
-from stratafl.deploy.messages import Bundle, Reply
+from stratafl.deploy.messages import PROTOCOL, Bundle, Reply
 from stratafl.deploy.node import Kept
 from stratafl.deploy.wire import decode, encode
 from tests.deploy.trees import Deployed, simulation
@@ -225,7 +225,7 @@ def test_messages_of_another_run_version_site_or_round_are_refused() -> None:
     tree.root.one_round()
     tree.root.one_round()
     old, last = sent[1], sent[-1]
-    for changes, named in [({"job": "x"}, "job"), ({"protocol": 2}, "protocol"), ({"site": "0/1"}, "site")]:
+    for changes, named in [({"job": "x"}, "job"), ({"protocol": PROTOCOL + 1}, "protocol"), ({"site": "0/1"}, "site")]:
         with pytest.raises(InvalidInput, match=named):
             handle(dataclasses.replace(last, **changes))
     with pytest.raises(InvalidInput, match="over"):

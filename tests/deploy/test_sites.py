@@ -195,3 +195,18 @@ def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
     undisturbed = study_of(run.config).simulation.run().history[-1].metrics["accuracy"]
     assert abs(run.accuracy() - undisturbed) < 0.1
     run.assert_corrections_sum_to_zero()
+
+
+def test_a_leaf_with_another_config_is_refused_by_name_and_the_run_goes_on(runs: Any) -> None:
+    """Although its parent waits for ever for whoever belongs to the run."""
+    run = runs(rounds=2)
+    path = run.folders["1/0"] / "config.toml"
+    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
+    run.start()
+    run.wait()
+    assert [(line["round"], set(line["refused"]), line["absent"]) for line in run.rounds] == [
+        (1, {"1/0"}, []),
+        (2, {"1/0"}, []),
+    ]
+    said = (run.folders["1"] / "logs" / "node.log").read_text()
+    assert "1/0 is refused" in said and "leaf.lr is 0.2 there and 0.1 here" in said

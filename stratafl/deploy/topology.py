@@ -1,0 +1,164 @@
+"""A topology file: the run's config, and where its sites are, checked before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stratafl.config import Config, read_toml
+from stratafl.deploy import address
+from stratafl.deploy.site import slug
+from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.experiment import schedule_of
+from stratafl.tree import Tree
+
+PORTS = 3
+"""That a site may need: its SuperLink's two, and its SuperNode's inner one."""
+HIGHEST_PORT = 65535
+ROOM = 1.0
+"""Seconds a round of a parent takes besides the wait for its children: to send, to merge and to save."""
+LONGEST_DEADLINE = 10**9
+
+
+@dataclass(frozen=True)
+class Topology:
+    """As it is in the file, with paths from its folder."""
+
+    path: Path
+    config_path: Path
+    config: Config
+    base_port: int = 9400
+    hosts: dict[str, str] = field(default_factory=dict)
+    """By site: the name or address under which its children reach it; this machine unless given."""
+    bind: dict[str, str] = field(default_factory=dict)
+    """By site: the address it listens on; that of its host unless given."""
+    data: dict[str, str] = field(default_factory=dict)
+    """By leaf: where its own data is, at its own host; its part of the config's data set unless given."""
+    deadline: tuple[float | None, ...] = ()
+    min_children: tuple[int, ...] = ()
+
+    @staticmethod
+    def load(path: Path) -> Topology:
+        values = read_toml(path)
+        known = ("config", "base_port", "hosts", "bind", "data", "deadline", "min_children")
+        for key in values:
+            if key not in known:
+                raise unknown("topology key", key, known)
+        if not isinstance(values.get("config"), str):
+            raise InvalidInput("topology.config", values.get("config"), "must be the path of the run's config file")
+        config_path = path.parent / values["config"]
+        config = Config.load(config_path)
+        check_deployable(config)
+        tree = Tree.of(config.tree.shape)
+        _check_folders(tree)
+        inner = [name for level in tree.names[:-1] for name in level]
+        hosts = _by_site(values, "hosts", inner, "must be a host's name or address")
+        bind = _by_site(values, "bind", inner, "must be an address of the site's host")
+        data = _by_site(values, "data", tree.names[-1], "must be a path at the leaf's host")
+        highest = HIGHEST_PORT + 1 - PORTS * sum(tree.sizes)
+        return Topology(
+            path=path,
+            config_path=config_path,
+            config=config,
+            base_port=whole("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest),
+            hosts={site: address.host(f"topology.hosts.{site}", text) for site, text in hosts.items()},
+            bind={site: address.host(f"topology.bind.{site}", text, reachable=False) for site, text in bind.items()},
+            data={leaf: str((path.parent / text).absolute()) for leaf, text in data.items()},
+            deadline=_deadlines(values.get("deadline", 0), schedule_of(config, tree.depth).periods),
+            min_children=tuple(
+                whole("topology.min_children", each, at_least=1)
+                for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
+            ),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What sites are made from, as plain data: whoever goes on with them compares it."""
+        return {
+            "base_port": self.base_port,
+            "hosts": self.hosts,
+            "bind": self.bind,
+            "data": self.data,
+            "deadline": [each or 0 for each in self.deadline],
+            "min_children": list(self.min_children),
+            "config": self.config.as_dict(),
+        }
+
+    def host(self, site: str) -> str:
+        return self.hosts.get(site, address.LOOPBACK)
+
+    def listens(self, site: str) -> str:
+        """On which address of its host."""
+        return self.bind.get(site) or address.own(self.host(site))
+
+
+def check_deployable(config: Config) -> None:
+    """Refuse what a config asks for and a deployed tree would not do."""
+    run = config.run
+    if run.device.partition(":")[0] != "cpu":
+        raise InvalidInput("run.device", run.device, 'a deployed leaf trains on its processor: must be "cpu"')
+    if run.engine not in (None, "loop"):
+        raise InvalidInput("run.engine", run.engine, 'a deployed leaf has one client to train: must be "loop"')
+    if run.precision != "fp32":
+        raise InvalidInput("run.precision", run.precision, 'a deployed leaf trains in the model\'s own: must be "fp32"')
+    if run.diagnose == "ideal":
+        raise InvalidInput("run.diagnose", run.diagnose, "needs the gradients of all leaves, which stay where they are")
+    if any(level != 0 for level in run.evaluate_levels):
+        wanted = "only the root, which has the test data, evaluates a deployed model: must be [0]"
+        raise InvalidInput("run.evaluate_levels", run.evaluate_levels, wanted)
+
+
+def _check_folders(tree: Tree) -> None:
+    """Every site has a folder of its own."""
+    taken: dict[str, str] = {}
+    for name in (name for level in tree.names for name in level):
+        other = taken.setdefault(slug(name), name)
+        if other != name:
+            raise InvalidInput("tree.shape", name, f"its folder would be that of {other!r}: rename one of them")
+
+
+def _deadlines(given: Any, periods: Sequence[int]) -> tuple[float | None, ...]:
+    """Per edge level, root first; None to wait for ever. A single one is the leaves', from which the others follow."""
+    depth = len(periods)
+    values = [
+        number("topology.deadline", each, at_least=0, at_most=LONGEST_DEADLINE) or None
+        for each in _per_level("deadline", given, depth)
+    ]
+    for edge in range(depth - 2, -1, -1):
+        above, below, rounds = values[edge], values[edge + 1], periods[edge]
+        if not isinstance(given, list):
+            values[edge] = None if below is None else enough(below, rounds)
+        elif above is not None and below is None:
+            wanted = f"level {edge + 2} waits for ever, and level {edge + 1} {above:g} s for it: give both or neither"
+            raise InvalidInput("topology.deadline", given, wanted)
+        elif above is not None and below is not None and above < enough(below, rounds):
+            has, takes = f"level {edge + 1} waits {above:g} s", f"level {edge + 2} up to {rounds} x {below:g} s for it"
+            raise InvalidInput("topology.deadline", given, f"{has}, {takes}: {enough(below, rounds):g} s are enough")
+    return tuple(values)
+
+
+def enough(below: float, rounds: int) -> float:
+    """A deadline for one that waits for its children, which may wait for theirs in every one of these rounds."""
+    return rounds * (below + ROOM)
+
+
+def _per_level(name: str, given: Any, depth: int) -> list[Any]:
+    """One value per edge level, root first; a single one stands for all."""
+    values = given if isinstance(given, list) else [given] * depth
+    if len(values) != depth:
+        raise InvalidInput(f"topology.{name}", given, f"needs one number per edge level, {depth} of them")
+    return values
+
+
+def _by_site(values: dict[str, Any], name: str, known: Sequence[str], wanted: str) -> dict[str, str]:
+    """A table with one text for some of the sites."""
+    given = values.get(name, {})
+    if not isinstance(given, dict):
+        raise InvalidInput(f"topology.{name}", given, f"must be a table, [{name}]")
+    for site, text in given.items():
+        if site not in known:
+            raise unknown(f"topology.{name}", site, known)
+        if not isinstance(text, str) or not text:
+            raise InvalidInput(f"topology.{name}.{site}", text, wanted)
+    return given

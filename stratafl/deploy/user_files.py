@@ -1,0 +1,128 @@
+"""A user's own files of a run: plugins, a model's, what these import from beside them, and files they are told to read.
+
+`init` copies them into every site's folder; a node looks for them there and nowhere else.
+
+code/...    each where it lay beside the others, a module where its name puts it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stratafl.config import Config
+from stratafl.errors import InvalidInput
+from stratafl.store import files
+from stratafl.store.inputs import INSTALLED, sources
+
+CODE = "code"
+
+
+class Carried(NamedTuple):
+    """What is copied."""
+
+    names: dict[str, str]
+    """Every file as the config names it: where it is in the folder of code."""
+    contents: dict[str, bytes]
+    """By the place in that folder."""
+    sources: dict[str, Path]
+    """Likewise: where it was found."""
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {place: hashlib.sha256(data).hexdigest() for place, data in self.contents.items()}
+
+    def write(self, folder: Path) -> None:
+        for place, data in self.contents.items():
+            path = folder / CODE / place
+            files.make_folder(path.parent)
+            with files.create(path) as file:
+                file.write(data)
+
+
+def named(config: Config, folder: Path) -> dict[str, Path]:
+    """The files that a config names, by how it does: from its own folder or else, as for `stratafl run`, from here."""
+    found: dict[str, Path] = {}
+
+    def look(text: str) -> str:
+        for place in (folder, Path()):
+            # os.path, since to pathlib some texts are errors and not files that are absent
+            if text not in found and os.path.isfile(place / text):
+                found[text] = (place / text).absolute()
+        return text
+
+    _renamed(config, look)
+    return found
+
+
+def renamed(config: Config, names: Mapping[str, str]) -> Config:
+    """The config with other names for its files."""
+    return _renamed(config, lambda text: names.get(text, text))
+
+
+def _renamed(config: Config, new: Callable[[str], str]) -> Config:
+    def each(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: each(inside) for key, inside in value.items()}
+        if isinstance(value, list | tuple):
+            return [each(inside) for inside in value]
+        if not isinstance(value, str):
+            return value
+        file, colon, attribute = value.rpartition(":")
+        if file.endswith(".py"):
+            return new(file) + colon + attribute
+        return new(value) if "." in value or os.sep in value else value
+
+    values = config.as_dict()
+    values["run"]["plugins"] = each(values["run"]["plugins"])
+    return Config.of({**values, "model": each(values["model"]), "method": each(values["method"])})
+
+
+def carried(config: Config, found: Mapping[str, Path]) -> Carried:
+    """What this process, which has just made the run, read of the user's. `config` has the files' full paths."""
+    base = os.path.commonpath([path.parent for path in found.values()]) if found else ""
+    names = {text: path.relative_to(base).as_posix() for text, path in found.items()}
+    places = {names[text]: path for text, path in found.items()}
+    for name, path in sources(config.as_dict()).items():
+        if path is None or path in found.values() or set(INSTALLED) & set(path.parts) or path.suffix != ".py":
+            continue
+        parts = [*name.split("."), "__init__"] if path.name == "__init__.py" else name.split(".")
+        place = "/".join(parts) + ".py"
+        if places.setdefault(place, path) != path:
+            raise InvalidInput("file", path, f"and {places[place]} would both be {place} at a site: rename one")
+    return Carried(names, {place: files.read_bytes(path.resolve()) for place, path in places.items()}, places)
+
+
+def check(folder: Path, digests: Mapping[str, str]) -> None:
+    """Refuse a site's folder in which a file is missing, or another than `init` put there."""
+    for place, digest in digests.items():
+        path = folder / CODE / place
+        if not path.is_file():
+            raise InvalidInput("file", path, "is missing: `stratafl deploy init` put it there")
+        if hashlib.sha256(files.read_bytes(path)).hexdigest() != digest:
+            raise InvalidInput("file", path, "was changed since `stratafl deploy init` put it there")
+
+
+_folders: list[str] = []
+_before: set[str] = set()
+
+
+def import_from(*folders: Path) -> None:
+    """Look for modules there first, and no longer where the last call said: what came from there is forgotten."""
+    for name in set(sys.modules) - _before if _folders else ():
+        path = getattr(sys.modules[name], "__file__", None)
+        if isinstance(path, str) and any(Path(folder) in Path(path).parents for folder in _folders):
+            del sys.modules[name]
+    for folder in _folders:
+        if folder in sys.path:
+            sys.path.remove(folder)
+    _folders[:] = dict.fromkeys(str(folder.absolute()) for folder in folders)
+    _before.clear()
+    _before.update(sys.modules)
+    sys.path[:0] = _folders
+    importlib.invalidate_caches()
