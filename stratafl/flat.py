@@ -8,7 +8,9 @@ require a gradient are part of the module, not of the row: they are never sent.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeGuard
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from stratafl.errors import InvalidInput, unknown
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+FROZEN = "frozen weights"
 
 
 class Flat:
@@ -27,6 +30,10 @@ class Flat:
         if not isinstance(module, nn.Module):
             raise InvalidInput("model", module, "must be an nn.Module or a function that builds one")
         kind = type(module).__name__
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise InvalidInput(
+                "model", kind, "is compiled by torch.jit, and its weights are its own: give it as it was"
+            )
         if any(is_lazy(p) for p in module.parameters()):
             raise InvalidInput("model", kind, "run it once so that its lazy layers have shapes")
         try:
@@ -49,8 +56,10 @@ class Flat:
         flags = {name: part.training for name, part in self.module.named_modules()}
         self._asleep = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
         self._working: _Working | None = None
-        self.wrote = False
-        """Whether the last call wrote to a buffer, also where that left it as it was."""
+        self.wrote: set[str] = set()
+        """What the last call is known to have written to, "weights" or "buffers", also where that changed nothing."""
+        self.given = weakref.ref(module)
+        """The user's own module, as long as it lives."""
 
     def train(self) -> None:
         """Training mode, but for the parts that the user gave in evaluation mode; a module that is wholly in it, as
@@ -138,11 +147,15 @@ class Flat:
         targets: Tensor,
         loss: Loss,
         integers: Mapping[str, Tensor] | None = None,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
         """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the loss does not
-        reach. What the module itself changes is changed in `x_P` and `b_B`, and in `integers` if they are given."""
+        reach. What the module itself changes is changed in `x_P` and `b_B`, and in `integers` if they are given.
+
+        within: a context to call the module in.
+        """
         working = self._at(x_P, b_B, integers)
-        with torch.enable_grad():
+        with torch.enable_grad(), within():
             # while the module still has these values: a checkpointed part computes its activations again on the way
             loss(working.module(inputs), targets).backward()
         self.wrote = working.leave(x_P, b_B, integers)
@@ -156,6 +169,10 @@ class Flat:
         for mine, theirs in zip(self._working.parts, self.module.modules(), strict=True):
             mine.training = theirs.training
         return self._working
+
+    def whose(self, tensor: Tensor) -> str | None:
+        """In the memory of what a tensor lies, in the call that goes on: "weights", "buffers" or "frozen weights"."""
+        return None if self._working is None else self._working.whose(tensor)
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
         """A module of its own with these values."""
@@ -181,6 +198,7 @@ class _Working:
     ):
         frozen = [p for name, p in module.named_parameters() if name not in shapes]
         self.module, self.device = copied(module, shared=frozen), like_P.device
+        self._frozen = frozen
         self.parts = list(self.module.modules())
         self._recurrent = [part for part in self.parts if like_P.is_cuda and _is_library_recurrent(part)]
         mine = dict(self.module.named_parameters())
@@ -208,34 +226,49 @@ class _Working:
         if len(self._b_B):
             self._b_B.copy_(b_B)
         self._version = self._b_B._version
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
         for part, attribute, view in self._buffers:
             part._buffers[attribute] = view
         self._copies = {name: integers[name].clone() for _, _, name in self._integers}
         for part, attribute, name in self._integers:
             part._buffers[attribute] = self._copies[name]
 
-    def leave(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> bool:
-        """Put what became of everything where it is wanted; whether buffers were written to."""
+    def leave(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> set[str]:
+        """Put what became of everything where it is wanted; what is known to have been written to."""
+        wrote = set()
+        if self._places != [parameter.data_ptr() for parameter in self._parameters]:
+            wrote.add("weights")
+        if self._b_B._version != self._version:
+            wrote.add("buffers")
         with torch.no_grad():
             for parameter, view in zip(self._parameters, _views(self._shapes, x_P).values(), strict=True):
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter)
-            wrote = self._b_B._version != self._version
             for part, attribute, view in self._buffers:
                 now = part._buffers[attribute]
                 if now is not None and now is not view:
                     view.copy_(now)
-                    wrote = True
+                    wrote.add("buffers")
             if len(self._b_B):
                 b_B.copy_(self._b_B)
             for part, attribute, name in self._integers:
                 now = part._buffers[attribute]
                 if now is None:
                     continue
-                wrote = wrote or now is not self._copies[name] or now._version != 0
+                if now is not self._copies[name] or now._version != 0:
+                    wrote.add("buffers")
                 if integers is not None:
                     integers[name].copy_(now)
         return wrote
+
+    def whose(self, tensor: Tensor) -> str | None:
+        """In the memory of what a tensor lies: of the "weights", the "buffers" or the "frozen weights"."""
+        place = tensor.untyped_storage().data_ptr()
+        buffers = [self._b_B, *self._copies.values()]
+        for name, own in (("weights", self._parameters), ("buffers", buffers), (FROZEN, self._frozen)):
+            if place and any(place == each.untyped_storage().data_ptr() for each in own):
+                return name
+        return None
 
     def gradients(self) -> Tensor:
         """What a backward pass left, as a row."""

@@ -15,6 +15,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,12 @@ class Launch:
                     if asked:
                         together = True
                         raise Interrupted(asked)
+                self._say_what_was_lost(say)
                 return Launched(folder.path, self._finish())
+        except SystemExit as ending:
+            told = InvalidInput("run", self.name, f"something in the model or rule ended the process: {ending}")
+            self._end(layout.FAILED, str(told))
+            raise told from ending
         except Interrupted as stopped:
             self._end(layout.INTERRUPTED, "it was stopped")
             problem = Interrupted(stopped.number, f"interrupted; go on with: stratafl run --resume {folder.path}")
@@ -155,6 +161,17 @@ class Launch:
             raise
         finally:
             folder.close()
+
+    def _say_what_was_lost(self, say: Say) -> None:
+        """A model that is older than the run, or no result at all, is no success."""
+        history = self.simulation.history
+        lost = len(list(takewhile(lambda record: record.lost, reversed(history))))
+        if lost == len(history):
+            raise InvalidInput(
+                "rounds", lost, "in all of them every update was refused, and the model is the first one"
+            )
+        if lost:
+            say(f"every update of the last {lost} rounds was refused: the model is that of round {len(history) - lost}")
 
     def _finish(self) -> dict[str, Any]:
         done = len(self.simulation.history)
@@ -213,6 +230,9 @@ def _resumed(path: Path, lock: Lock | None, described: dict[str, Any], say: Say,
                     state = checkpoints.read(round)
             simulation.restore(state)
         except InvalidInput as problem:
+            if problem.field == "state.engine":
+                told = f"its checkpoint is of engine {problem.value!r}, and its run.json of {described['engine']!r}"
+                raise InvalidInput("--resume", path, told) from None
             say(f"the checkpoint of round {round} is not used: {problem}")
         else:
             break

@@ -38,7 +38,7 @@ def tally(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: 
     """What a model did on these samples; it is given copies, so that it cannot change them."""
     right, seen = 0.0, 0
     losses: list[tuple[float, float]] = []
-    kept: list[Tensor] = []
+    kept: list[tuple[Tensor, Tensor]] = []
     room = 0 if adds_up(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
@@ -48,15 +48,17 @@ def tally(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: 
             counted = (y >= 0) & (y != ignored(loss))
             right += int(((outputs.argmax(dim=1) == y) & counted).sum()) if _are_scores(outputs) else math.nan
             seen += int(counted.sum())
-        if isinstance(outputs, Tensor) and (room := room - outputs.nbytes) >= 0:
-            kept.append(outputs)
+        # what has no entry for each sample cannot be put together
+        in_rows = isinstance(outputs, Tensor) and outputs.shape[:1] == x.shape[:1]
+        if in_rows and (room := room - outputs.nbytes) >= 0:
+            kept.append((outputs, y))
             continue
         weight = float((y != IGNORED).sum()) if adds_up(loss) else len(x)
         if weight:
             losses.append((float(loss(outputs, y.clone())) * weight, weight))
     if kept:
-        samples = sum(map(len, kept))
-        losses.append((float(loss(torch.cat(kept), targets[:samples].clone())) * samples, samples))
+        all_outputs, all_targets = (torch.cat(each) for each in zip(*kept, strict=True))
+        losses.append((float(loss(all_outputs, all_targets)) * len(all_targets), len(all_targets)))
     return Tally(sum(total for total, _ in losses), sum(weight for _, weight in losses), right, seen)
 
 
@@ -93,8 +95,10 @@ def evaluate(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chun
     return metrics([tally(predict, loss, inputs, targets, chunk)])
 
 
-def is_classification(outputs: Tensor, targets: Tensor) -> bool:
+def is_classification(outputs: object, targets: Tensor) -> bool:
     """Whether the targets are class numbers and the outputs hold a score per class in dimension 1."""
+    if not isinstance(outputs, Tensor):
+        return False
     integers = not (targets.is_floating_point() or targets.is_complex())
     return integers and outputs.ndim == targets.ndim + 1 and outputs.shape[2:] == targets.shape[1:]
 

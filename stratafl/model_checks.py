@@ -13,7 +13,7 @@ from stratafl.engine.work import Augment
 from stratafl.errors import InvalidInput, guarded, reason
 from stratafl.flat import Flat
 from stratafl.metrics import IGNORED, Loss, is_classification
-from stratafl.vocabulary import Lookups
+from stratafl.vocabulary import Vocabulary
 
 
 class Subject(NamedTuple):
@@ -36,30 +36,41 @@ class Subject(NamedTuple):
     def gradient(self, inputs: Tensor, targets: Tensor) -> None:
         """Try a step's gradient on copies of these."""
         self.flat.train()
-        with as_before(self.x_P.device):
-            self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
+        own = self.flat.given()
+        before = [] if own is None else [(parameter, parameter.grad) for parameter in own.parameters()]
+        for parameter, _ in before:
+            parameter.grad = None
+        try:
+            with as_before(self.x_P.device):
+                self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
+            if any(parameter.grad is not None for parameter, _ in before):
+                told = "something in it calls the module it is a copy of: keep no function made of `self`, but a method"
+                raise InvalidInput("model", self.kind, told)
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
 
 
 def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, classes: bool) -> None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
     subject.flat.eval()
     loss = subject.loss
-
-    def see(codes: Tensor, table: Tensor) -> Tensor:
-        _check_codes(field, inputs, codes, len(table))
-        return codes
-
+    vocabulary = Vocabulary()
     try:
-        with torch.no_grad(), Lookups(see):
+        with torch.no_grad(), vocabulary:
             outputs = subject.outputs(inputs[:2])
-    except InvalidInput:
-        raise
+            if vocabulary.sizes:
+                subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
         raise InvalidInput(
             "model",
             subject.kind,
             f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {reason(problem)}",
         ) from None
+    if any(bool(beyond) for beyond in vocabulary.beyond):
+        low, high = (int(each) for each in inputs.aminmax())
+        told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
+        raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
     if classes:
         if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
             shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -86,18 +97,10 @@ def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, cl
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
 
 
-def _check_codes(field: str, inputs: Tensor, codes: Tensor, vocabulary: int) -> None:
-    """Where a model looks its inputs up as they are, ask whether all of them, and not only those tried, are there."""
-    few = inputs[: len(codes)]
-    if codes.shape != few.shape or not torch.equal(codes, few.to(codes.dtype)):
-        return
-    low, high = (int(each) for each in inputs.aminmax())
-    if low < 0 or high >= vocabulary:
-        raise InvalidInput(
-            f"{field} inputs",
-            f"codes from {low} to {high}",
-            f"the model's embedding has {vocabulary} entries, for codes from 0 to {vocabulary - 1}",
-        )
+def _extremes(inputs: Tensor) -> Tensor:
+    """The samples that hold the smallest and the largest value."""
+    values = inputs.flatten(1) if inputs.dim() > 1 else inputs[:, None]
+    return torch.stack([values.amin(dim=1).argmin(), values.amax(dim=1).argmax()])
 
 
 def model_trains(subject: Subject, inputs: Tensor, targets: Tensor, augment: Augment | None, seed: int) -> None:

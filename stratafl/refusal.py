@@ -18,8 +18,11 @@ from stratafl.errors import InvalidInput, number
 from stratafl.rule import Rule
 from stratafl.tree import Tree
 
-LIMIT = 1e6
+LIMIT = 1e4
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
+ROOM = 100.0
+"""How many times larger than the model it began from, or than 1, it may be whatever the siblings do: some may have next
+to nothing to learn any more."""
 FACTOR = 8.0
 """How many times longer than its siblings' median, by its norm, an update may be in a deployment, where not all who
 take part are one's own. Healthy ones were measured at up to 4 times, and 8 where data are most unlike."""
@@ -77,20 +80,22 @@ def update_factors(given: object, rules: Sequence[Rule], default: float | None =
 def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
     """Whose update may be too large or is not finite, judged by the largest magnitude of the model alone.
 
-    An update over the limit is over it times the model it began from, and over it times 1, so that the new model is
-    larger than the limit less 1, too; half of it leaves room for rounding.
+    An update that is refused is over its room times the model it began from, and over it times 1, so that the new model
+    is larger than the room less 1, too; half of it is enough for rounding.
     """
-    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else limit / 2 - 1))
+    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else min(limit, ROOM) / 2 - 1))
 
 
 def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, limit: float) -> np.ndarray:
-    """Whose update is over the limit, all measured by the largest magnitude of a row, which no rounding and no order
-    of a sum can change: times the siblings' median, times the model they were given, and times 1.
+    """Whose update is over the limit times the siblings' median, and over its room; all measured by the largest
+    magnitude of a row, which no rounding and no order of a sum can change.
 
-    Where siblings have nothing to learn any more, or there are none, it is the latter two that count.
+    Where siblings have nothing to learn at all, or there are none, the limit is times the model they were given, or 1.
     """
     with np.errstate(over="ignore"):
-        return update_N > limit * np.maximum(np.maximum(siblings_N, start_N), 1.0)
+        begun_N = np.maximum(start_N, 1.0)
+        beside_N = np.maximum(limit * siblings_N, min(limit, ROOM) * begun_N)
+        return update_N > np.where(siblings_N > 0, beside_N, limit * begun_N)
 
 
 def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:

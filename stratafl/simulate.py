@@ -26,7 +26,7 @@ from stratafl.engine.ops import Compute
 from stratafl.engine.work import Augment, Engine, Training
 from stratafl.errors import InvalidInput, choice, number, whole
 from stratafl.federation import Federation
-from stratafl.flat import Flat
+from stratafl.flat import FROZEN, Flat
 from stratafl.local import Leaf, clip
 from stratafl.metrics import Loss, Tally, adds_up, metrics, tally
 from stratafl.ranks.branch import Branch
@@ -235,7 +235,7 @@ class Simulation:
         """A node on the test data, or on this rank's share of it."""
         assert self.test is not None
         x_P = self.federation.own[level][node]
-        b_B = self.federation.own_buffers[level][node]
+        b_B = self.federation.own_buffers[level][node].clone()  # an evaluation leaves everything as it was
         self.flat.eval()
         inputs, targets = self.test
         if share and self.ranks.count > 1:
@@ -386,7 +386,11 @@ def simulate(
     if name != "loop":
         checks.drawn(schedule, float(expected(shares, shape).sum()), max(samples), batch)
     trainer = make_engine(name, training, precision=precision)
-    notes = differences(trainer, name, precision) + peculiarities(habits(flat, objective, x_P, b_B, *few))
+    known = habits(flat, objective, x_P, b_B, *few)
+    if FROZEN in known.writes:
+        told = "writes to parameters that are not trained, which clients share: make buffers of them, which each has"
+        raise InvalidInput("model", subject.kind, told)
+    notes = differences(trainer, name, precision) + peculiarities(known)
     if ranks.is_first:
         print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
     evaluation = rounds, evaluate_every, evaluate_levels, stop_at

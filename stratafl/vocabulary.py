@@ -15,40 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
-class Lookups(TorchFunctionMode):
-    """While it is on, every lookup is shown to `see`, which gives the codes that are looked up instead."""
 
-    def __init__(self, see: Callable[[Tensor, Tensor], Tensor]):
-        """see: (codes, table) -> codes."""
+class Vocabulary(TorchFunctionMode):
+    """While it is on, notes of every lookup whether a code lay beyond its table, and takes the first entry for it."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self._see = see
+        self.beyond: list[Tensor] = []
+        self.sizes: list[int] = []
+        """Of the tables."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is not F.embedding:
             return func(*args, **(kwargs or {}))
-        given = dict(zip(("input", "weight"), args, strict=False)) | (kwargs or {})
-        return func(**given | {"input": self._see(given["input"], given["weight"])}, **_rest(args))
-
-
-def _rest(args: Sequence[Any]) -> dict[str, Any]:
-    names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    return dict(zip(names, args[2:], strict=False))
-
-
-class Vocabulary(Lookups):
-    """Notes in `beyond` whether any code lay beyond its table, and looks up the first entry for those that did."""
-
-    def __init__(self) -> None:
-        super().__init__(self._noted)
-        self.beyond: list[Tensor] = []
-
-    def _noted(self, codes: Tensor, table: Tensor) -> Tensor:
-        outside = (codes < 0) | (codes >= table.shape[0])
+        given = dict(zip(ARGUMENTS, args, strict=False)) | (kwargs or {})
+        codes, size = given["input"], len(given["weight"])
+        outside = (codes < 0) | (codes >= size)
         self.beyond.append(outside.any())
-        return torch.where(outside, 0, codes)
+        self.sizes.append(size)
+        return func(**given | {"input": torch.where(outside, 0, codes)})
 
     @staticmethod
     def check(beyond: Sequence[Tensor]) -> None:

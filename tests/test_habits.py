@@ -232,7 +232,7 @@ class Codes(nn.Module):
         self.embed, self.out, self.computed = nn.Embedding(vocabulary, 3), nn.Linear(3, 3), computed
 
     def forward(self, codes: Tensor) -> Tensor:
-        codes = (codes * 2) if self.computed else codes
+        codes = codes * (9 - codes) if self.computed else codes
         return self.out(self.embed(codes.long()).mean(dim=1))
 
 
@@ -241,15 +241,26 @@ class Codes(nn.Module):
 def test_a_code_beyond_the_vocabulary_is_said_before_the_first_round(wrong: int, engine: str) -> None:
     codes = torch.randint(8, (24, 5), generator=torch.Generator().manual_seed(0))
     codes[20, 3] = wrong
-    with pytest.raises(InvalidInput, match="embedding has 8 entries"):
+    with pytest.raises(InvalidInput, match="beyond its embedding of 8 entries"):
         run(made(Codes), (codes, data()[1]), engine)
+
+
+def test_a_model_may_bring_its_codes_into_the_vocabulary_itself() -> None:
+    codes = torch.arange(24 * 5).reshape(24, 5)
+    for way in (lambda codes: codes.clamp(max=7), lambda codes: codes % 8):
+        model = made(Codes)
+        model.register_forward_pre_hook(lambda _, given, way=way: (way(given[0]),))
+        result, expected = (run(model, (each, data()[1]), test=(each, data()[1])).run() for each in (codes, way(codes)))
+        assert torch.equal(result.models[0], expected.models[0])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_code_computed_beyond_the_vocabulary_reads_nobody_s_entry(engine: str) -> None:
-    codes = torch.randint(4, (24, 5), generator=torch.Generator().manual_seed(0))
-    codes[20, 3] = 4
-    simulation = run(made(lambda: Codes(computed=True)), (codes, data()[1]), engine)
+    """One that neither the smallest nor the largest of the inputs shows."""
+    known = torch.tensor([0, 1, 8, 9])
+    codes = known[torch.randint(4, (24, 5), generator=torch.Generator().manual_seed(0))]
+    codes[20, 3] = 3
+    simulation = run(made(lambda: Codes(10, computed=True)), (codes, data()[1]), engine)
     assert simulation.engine.name == engine
     with pytest.raises(IndexError, match="out of range"):
         simulation.run()
@@ -380,3 +391,153 @@ def test_scores_that_are_no_numbers_have_no_accuracy() -> None:
     ruled_out = scores.clone()
     ruled_out[labels != 1, 1] = -torch.inf
     assert np.isfinite(evaluate(lambda x: x, F.cross_entropy, ruled_out, labels)["accuracy"])
+
+
+# -- what a trial alone would not show -------------------------------------------------------------------------------
+
+
+class Clamped(nn.Linear):
+    """Bounds its weights behind autograd's back, where they do not come near the bound at first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.7, 0.7)
+        return super().forward(x)
+
+
+class Replaced(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data.clamp(-0.7, 0.7)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [Clamped, Replaced])
+def test_weights_bounded_in_the_forward_pass_stay_so(kind: type[nn.Linear], engine: str) -> None:
+    module, (inputs, labels) = made(lambda: kind(4, 3)), data()
+    pair = 30 * inputs, labels
+    result = run(module, pair, engine).run()
+    expected = plain_rounds(module, pair, 2, 3, 5)
+    assert furthest(result.module, expected) < 1e-12
+    assert furthest(result.module, plain_rounds(made(lambda: nn.Linear(4, 3)), pair, 2, 3, 5)) > 0.05
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.out(self.inner(x).relu()).float()
+
+
+def test_a_precision_of_the_module_s_own_is_kept() -> None:
+    torch.manual_seed(0)
+    module, (inputs, labels) = Autocast(), data()
+    pair = inputs.float(), labels
+    assert run(module, pair, "stacked").engine.name != "stacked"
+    assert furthest(run(module, pair).run().module, plain_rounds(module, pair, 2, 3, 5)) < 1e-6
+
+
+class Closing(nn.Module):
+    """Keeps a function that knows the module it was made in, which a copy's function knows, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.first = lambda x: self.inner(x).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.first(x))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_function_that_calls_the_original_is_refused(engine: str) -> None:
+    module = made(Closing)
+    with pytest.raises(InvalidInput, match="calls the module it is a copy of"):
+        run(module, data(), engine)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_outputs_that_are_no_rows_of_samples_are_evaluated_too() -> None:
+    inputs, labels = torch.randn(5000, 4), torch.randint(3, (5000,))
+
+    def time_first(x: Tensor) -> Tensor:
+        return x[None, :, :3].expand(2, -1, -1)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[-1], targets)
+
+    right = float(F.cross_entropy(inputs[:, :3], labels))
+    assert evaluate(time_first, loss, inputs, labels)["loss"] == pytest.approx(right, rel=1e-5)
+    assert evaluate(lambda x: x.sum(), lambda o, t: o, inputs[:90], labels[:90])["loss"] == float(inputs[:90].sum())
+    pairs = evaluate(lambda x: (x[:, :3], x), lambda o, t: F.cross_entropy(o[0], t), inputs, labels)
+    assert pairs == {"loss": pytest.approx(right, rel=1e-5)}
+
+
+class Teacher(nn.Module):
+    """A frozen copy of a layer follows it, as in self-distillation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+        return self.student(x) + 0.1 * self.teacher(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_move_but_are_not_trained_are_refused(engine: str) -> None:
+    with pytest.raises(InvalidInput, match="parameters that are not trained, which clients share"):
+        run(made(Teacher), data(), engine)
+
+
+class Counting(nn.Module):
+    """Writes to a buffer also when it is evaluated, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return self.out(x) * (1 + 0.1 * self.seen)
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    results = [run(made(Counting), data(), evaluate_every=every, test=data(), rounds=4).run() for every in (1, 4)]
+    assert torch.equal(results[0].models[0], results[1].models[0])
+    assert torch.equal(results[0].buffers[0], results[1].buffers[0])
+
+
+class Product(nn.Module):
+    """A product with its own input, which is of another type where activations are held in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.bmm(self.inner(x)[:, :, None], x[:, None, :]).sum(dim=1))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_that_a_module_does_not_allow_is_no_traceback(precision: str) -> None:
+    torch.manual_seed(0)
+    inputs, labels = data()
+    simulation = run(Product(), (inputs.float(), labels), "stacked", precision=precision)
+    assert bool(simulation.run().models[0].isfinite().all())
+
+
+def test_a_compiled_module_is_refused_as_such() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.jit.script(nn.Linear(4, 3).double())
+    with pytest.raises(InvalidInput, match=r"compiled by torch\.jit"):
+        run(compiled, data())

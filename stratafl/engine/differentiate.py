@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.engine import ops
-from stratafl.engine.habits import habits, plain
+from stratafl.engine.habits import Habits, Rounding, habits, plain
 from stratafl.engine.layout import Layout
 from stratafl.engine.lowering import Sinks, Unsupported
 from stratafl.engine.program import Program
@@ -189,7 +189,8 @@ def choose(
     inputs, targets = plain(inputs), plain(targets)
     try:
         x_CP, b_CZ = _apart(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
-        reason = _peculiar(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        reason = _peculiar(flat, known)
         trials = [] if reason else _trials(flat, loss, x_CP, b_CZ, inputs, targets)
     except Exception as problem:
         reason = _line(problem)
@@ -204,8 +205,13 @@ def choose(
             return Stacked(flat, loss, inputs.to(flat.dtype) if inputs.is_floating_point() else inputs, compute, labels)
 
         try:
+            if how == "stacked" and known.autocasts:
+                raise Unsupported("autocast within the module")
             made = make(flat, compute)
             agrees = all(trial.agrees(make(trial.flat, "fp32")) for trial in trials)
+            if agrees and how == "stacked" and compute in ops.HALF:
+                # not compared, since rounding is the point of it, but it must get through
+                agrees = bool(trials[-1].gradients(make(flat, compute), flat).isfinite().all())
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:
@@ -217,18 +223,17 @@ def choose(
     return None, f"loop: {'; '.join(reasons)}"
 
 
-def _peculiar(flat: Flat, loss: Loss, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> str:
+def _peculiar(flat: Flat, known: Habits) -> str:
     """What makes a module's training depend on more than its parameters and batch, if anything does."""
     hooks = ("_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
         return "hooks on the gradients"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
         return "hooks on the parameters' gradients"
-    known = habits(flat, loss, x_P, b_Z, inputs, targets)
     if known.draws:
         return "the module or loss draws random numbers"
     if known.writes:
-        return "training changes the module's buffers"
+        return f"training changes the module's {' and '.join(known.writes)}"
     return "" if known.repeats else "the module gives another gradient the second time"
 
 
@@ -243,11 +248,20 @@ class Trial(NamedTuple):
     tolerance: float
     """Of the difference's norm, in terms of the expected one's."""
 
-    def agrees(self, way: Differentiate) -> bool:
+    def gradients(self, way: Differentiate, flat: Flat) -> Tensor:
+        """What a way gives these clients, all in the type of `flat`."""
         if isinstance(way, Stacked):
             way.poisoned = True
-        batch = self.batch._replace(inputs_CB=self.batch.inputs_CB.clone(), targets_CB=self.batch.targets_CB.clone())
-        got_CP = ordered(way, self.flat)(self.x_CP.clone(), self.b_CZ.clone(), batch).g_CP
+        inputs_CB, targets_CB = (
+            each.to(flat.dtype, copy=True) if each.is_floating_point() else each.clone()
+            for each in (self.batch.inputs_CB, self.batch.targets_CB)
+        )
+        batch = self.batch._replace(inputs_CB=inputs_CB, targets_CB=targets_CB)
+        x_CP, b_CZ = (each.to(flat.dtype, copy=True) for each in (self.x_CP, self.b_CZ))
+        return ordered(way, flat)(x_CP, b_CZ, batch).g_CP
+
+    def agrees(self, way: Differentiate) -> bool:
+        got_CP = self.gradients(way, self.flat)
         off_C = (got_CP - self.expected_CP).norm(dim=1) / self.expected_CP.norm(dim=1).clamp(min=1e-30)
         return bool((off_C <= self.tolerance).all())  # which what is no number never is
 
@@ -258,12 +272,14 @@ LARGE = 50_000_000
 """Parameters of a module, frozen ones with them, of which no copy in float64 is made for a trial."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 """In float64 sums in another order are all that may differ; in float32 also which side of a kink a value lies on."""
+COARSEST = 5e-2
+"""Whatever a module, or a part of it, computes in."""
 
 
 def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
     """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
     where that has operations of its own."""
-    tolerance = TOLERANCE.get(flat.dtype, 5e-2)
+    tolerance = TOLERANCE.get(flat.dtype, COARSEST)
 
     def trial(flat: Flat, tolerance: float, batch: Batch) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
@@ -271,11 +287,12 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
             inputs_CB=batch.inputs_CB.to(flat.dtype) if inputs.is_floating_point() else batch.inputs_CB,
             targets_CB=batch.targets_CB.to(flat.dtype) if targets.is_floating_point() else batch.targets_CB,
         )
-        own = []
+        own, rounding = [], Rounding()
         for client, length in enumerate(typed.length_C):
             mine, labels = (each[client, :length].clone() for each in (typed.inputs_CB, typed.targets_CB))
-            own.append(flat.gradient(x[client].clone(), b[client].clone(), mine, labels, loss))
-        return Trial(flat, x, b, typed, torch.stack(own), tolerance)
+            rows = x[client].clone(), b[client].clone()
+            own.append(flat.gradient(*rows, mine, labels, loss, within=lambda: rounding))
+        return Trial(flat, x, b, typed, torch.stack(own), max(tolerance, min(100 * rounding.eps, COARSEST)))
 
     trials = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:

@@ -10,11 +10,13 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stratafl.engine.work import Training
 from stratafl.flat import Flat, Loss
@@ -25,6 +27,14 @@ ORDINARY = 1e6
 """What a sample's values are below."""
 
 
+class Observer(TorchDispatchMode):
+    """A mode that sees every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the library would load its compiler, for seconds, only to keep out of here
+
+
 class Habits(NamedTuple):
     """What a module did when its gradient was computed twice, from the same weights, samples and torch seed."""
 
@@ -32,8 +42,10 @@ class Habits(NamedTuple):
     """From torch's generator, which every client has to itself, or from another."""
     draws_from: tuple[str, ...]
     """Whose generators, where they are not torch's: no engine sets these."""
-    writes: bool
-    """To its buffers."""
+    writes: tuple[str, ...]
+    """To its "buffers", its "weights", or weights that are not trained, "frozen weights"."""
+    autocasts: bool
+    """Whether it computes in another precision by a context of its own, of which a trace knows nothing."""
     repeats: bool
     """Whether both gradients are the same."""
 
@@ -50,25 +62,81 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Tensor, tar
     """A module's habits in training, at these rows and samples; nothing that is given is changed."""
     flat.train()
     gradients = []
-    drawn = wrote = False
-    before_B, before = b_B.clone(), flat.integers()
+    drawn = False
+    wrote: set[str] = set()
+    before = flat.integers()
+    watched = _Watched(flat, inputs.device)
     with as_before(inputs.device):
         python, numpy = _other_generators()
         for _ in range(2):
             generator = generator_of(inputs.device).manual_seed(0)
             seeded = generator.get_state()
-            after_B, after = b_B.clone(), flat.integers()
-            gradients.append(flat.gradient(x_P.clone(), after_B, inputs.clone(), targets.clone(), loss, after))
+            after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
+            samples = inputs.clone(), targets.clone()
+            gradients.append(flat.gradient(after_P, after_B, *samples, loss, after, within=watched.on))
             drawn = drawn or not torch.equal(generator.get_state(), seeded)
             # some of the library's operations write without saying so
-            same = _equal(before_B, after_B) and all(_equal(value, after[name]) for name, value in before.items())
-            wrote = wrote or flat.wrote or not same
+            wrote |= flat.wrote | watched.wrote | ({"weights"} if not _equal(x_P, after_P) else set())
+            if not (_equal(b_B, after_B) and all(_equal(value, after[name]) for name, value in before.items())):
+                wrote.add("buffers")
         python_now, numpy_now = _other_generators()
     others = tuple(name for name, same in (("Python", python == python_now), ("NumPy", numpy == numpy_now)) if not same)
     first, second = (gradient.nan_to_num() for gradient in gradients)
     # a GPU may add up in another order each time
     close = bool((first - second).norm() <= 1e-3 * first.norm())
-    return Habits(drawn or bool(others), others, wrote, close)
+    return Habits(drawn or bool(others), others, tuple(sorted(wrote)), watched.autocast, close)
+
+
+class _Watched:
+    """What a call does that its result need not show."""
+
+    def __init__(self, flat: Flat, device: torch.device):
+        self.autocast = False
+        self.wrote: set[str] = set()
+        outside = torch.is_autocast_enabled(device.type)
+        watched = self
+
+        class Calls(TorchFunctionMode):
+            """Of the library's functions, seen before a context such as autocast changes them."""
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                watched.autocast = watched.autocast or torch.is_autocast_enabled(device.type) != outside
+                return func(*args, **(kwargs or {}))
+
+        class Writes(Observer):
+            """Of the operations that functions come down to, those that write into what is the module's."""
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func._schema.is_mutable:
+                    given = [*args, *(kwargs or {}).values()]
+                    for argument, value in zip(func._schema.arguments, given, strict=False):
+                        written = argument.alias_info is not None and argument.alias_info.is_write
+                        whose = flat.whose(value) if written and isinstance(value, Tensor) else None
+                        watched.wrote |= set() if whose is None else {whose}
+                return func(*args, **(kwargs or {}))
+
+        self._calls, self._writes = Calls, Writes
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with self._calls(), self._writes():
+            yield
+
+
+class Rounding(Observer):
+    """While it is on, notes how coarsely the coarsest of all results is rounded: some modules compute a part in a
+    type of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
+        return result
 
 
 def peculiarities(known: Habits) -> list[str]:

@@ -50,6 +50,8 @@ def work(task: dict[str, Any], answers: Answers) -> None:
         else:
             launch = Launch.new(Config.of(task["config"]), task["name"], Path(task["folder"]))
             path = launch.folder.path
+        for note in launch.simulation.notes:
+            answers.send("said", text=note)
         answers.send("began", path=str(path), rounds=launch.simulation.rounds, done=len(launch.simulation.history))
         launch.run(watch)
         status, reason = layout.DONE, ""

@@ -167,7 +167,7 @@ def test_buffers_out_of_all_bounds_are_refused() -> None:
 @pytest.mark.parametrize("factor", [None, 0, [0, 10.0], 10.0, 3])
 def test_the_bound_is_that_of_a_simulation_with_the_same_factor(factor: Any) -> None:
     """A client whose units are other ones: a simulation takes it, unless it is asked not to."""
-    sim = simulation("hfedavg", 2, huge={3: -1e4}, batch=None, update_factor=factor)
+    sim = simulation("hfedavg", 2, huge={3: -1e3}, batch=None, update_factor=factor)
     deployed = Deployed(sim, by_samples=True, update_factor=0 if factor is None else factor)
     deployed.root.greet()
     named = set()

@@ -189,3 +189,21 @@ def test_the_user_s_module_is_left_alone() -> None:
     before = set(vars(flat.module))
     Program(flat, VECTORS[0].float())
     assert set(vars(flat.module)) == before
+
+
+class Narrow(nn.Module):
+    """Computes a part in single precision, whatever it is given, as norms of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x).float()
+        return self.out((y * (1 + y.square().mean(dim=1, keepdim=True))).double()).float()
+
+
+def test_a_part_in_single_precision_is_no_reason_to_be_slow() -> None:
+    torch.manual_seed(0)
+    _, how = choose(Flat(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
+    assert how == "stacked"

@@ -106,3 +106,10 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
     (path / "run.json").write_text(json.dumps({**values, "engine": "vmap"}))
     with pytest.raises(InvalidInput, match="trained by vmap; here: loop: the module or loss draws random numbers"):
         Launch.resume(path)
+
+
+def test_a_record_that_names_another_engine_than_its_checkpoints_is_refused(tmp_path: Path) -> None:
+    path = interrupted(config(tmp_path, "convolutional", "loop"), tmp_path / "runs")
+    (path / "run.json").write_text(json.dumps({**described(path), "engine": "vmap"}))
+    with pytest.raises(InvalidInput, match=r"its checkpoint is of engine 'loop', and its run\.json of 'vmap'"):
+        Launch.resume(path)

@@ -133,6 +133,25 @@ def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
     assert read_run(run.path).status == "done"
 
 
+def test_a_run_in_which_nothing_was_accepted_is_no_success(tmp_path: Path) -> None:
+    values = {**CONFIG, "leaf": {**CONFIG.get("leaf", {}), "lr": 1e30}, "run": {**CONFIG["run"], "rounds": 2}}
+    made = Launch.new(Config.of(values), "study", tmp_path)
+    with pytest.raises(InvalidInput, match="in all of them every update was refused"):
+        made.run()
+    assert read_run(made.folder.path).status == "failed"
+
+
+def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
+    made = Launch.new(Config.of(CONFIG), "study", tmp_path)
+
+    def leave(record) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(InvalidInput, match="ended the process"):
+        made.run(leave)
+    assert read_run(made.folder.path).status == "failed"
+
+
 # -- who may write them -----------------------------------------------------------------------------------------------
 
 
