@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratafl.config import Config
 from stratafl.deploy import seal
-from stratafl.deploy.durable import Durable
+from stratafl.deploy.durable import Damaged, Durable
 from stratafl.deploy.job import Job
 from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root
 from stratafl.deploy.own import own_engine
@@ -43,7 +43,11 @@ class Assembled:
         config = Config.load(folder / "config.toml")
         job = job_of(site, config)
         durable = Durable(folder / "state", site.job)
-        return Assembled(folder, site, config, job, durable, durable.read())
+        try:
+            return Assembled(folder, site, config, job, durable, durable.read())
+        except Damaged as problem:
+            durable.show(doing="damaged", problem=str(problem))
+            raise
 
     def key(self, name: str) -> bytes:
         return files.read_bytes(self.folder / name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from flwr.serverapp import Grid
 
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, report_names, study_of
+from stratafl.deploy.downward import Below
+from stratafl.deploy.durable import DAMAGED, Damaged
 from stratafl.deploy.inbox import RECORD, Inbox
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Reply
 from stratafl.deploy.node import Aggregator, Leaf
 from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
+from stratafl.deploy.rounds import Rounds
 from stratafl.deploy.tasks import SERVER_APP, Tasks
 from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import InvalidInput
@@ -38,7 +43,9 @@ LIFETIME = 24 * 3600.0
 
 
 def say(text: str) -> None:
-    print(f"stratafl {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Into the log; that it cannot be written, as the disk is full, ends nobody."""
+    with contextlib.suppress(OSError):
+        print(f"stratafl {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -81,6 +88,8 @@ class GridLink:
                 else:
                     replies[name] = reply
                     del waiting[name]
+                    if reply.report is None and bundles[name].begin is not None:
+                        say(f"{name} has lost its state: it is sent everything, and begins anew")
             if waiting:
                 pace.wait()
         for name in waiting:
@@ -132,17 +141,16 @@ class GridLink:
 
 def live(folder: Path) -> None:
     """A site's own process: be its node until the run is over."""
-    here = Assembled.of(folder)
     try:
+        here = Assembled.of(folder)
         if here.site.is_leaf:
             follow(here, here.leaf())
         else:
             serve(here)
     except InvalidInput as problem:
         say(str(problem))
-        sys.exit(2)
-    finally:
-        here.durable.close()
+        sys.exit(DAMAGED if isinstance(problem, Damaged) else 2)
+    here.durable.close()
 
 
 def serve(here: Assembled) -> None:
@@ -171,20 +179,17 @@ def _lead(here: Assembled, link: GridLink) -> None:
     """The root's life."""
     made = study_of(here.config)
     root = here.root(made, link)
+    rounds = Rounds(here.folder, root.line)
     if root.round == 0:
         root.greet()
     while root.round < here.job.rounds:
-        here.durable.show(doing="round", round=root.round + 1, contacts=link.contact)
-        began, before = time.perf_counter(), root.down.now.held
-        refused, absent = root.one_round()
-        metrics = _metrics(made, root)
-        line = {"round": root.round, "metrics": metrics, "refused": refused, "absent": absent}
-        line["seconds"] = time.perf_counter() - began
-        with files.open_to_append(here.folder / "rounds.jsonl") as file:
-            files.append(file, here.folder / "rounds.jsonl", json.dumps(line).encode() + b"\n")
-        say(f"round {root.round}: {metrics}")
+        number, began, before = root.round + 1, time.perf_counter(), root.down.now.held
+        here.durable.show(doing="round", round=number, contacts=link.contact)
+        refused, _ = root.one_round(partial(_told, made, number, began))
+        rounds.add(root.line)
+        say(f"round {number}: {json.loads(root.line)['metrics']}")
         if refused and root.down.now.held is before:
-            say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
+            say(f"round {number}: every update was refused, so the model stays as it was: {listed(refused)}")
     root.end()
     now = root.down.now
     with files.writing(here.folder / "model.safetensors") as file:
@@ -195,8 +200,14 @@ def _lead(here: Assembled, link: GridLink) -> None:
     here.durable.show(doing="done", round=root.round, contacts=link.contact, accounts=accounts)
 
 
-def _metrics(made: Study, root: Any) -> dict[str, float]:
-    simulation, now = made.simulation, root.down.now
+def _told(made: Study, number: int, began: float, now: Below, refused: tuple[str, ...], absent: tuple[str, ...]) -> str:
+    """A round's line in the record."""
+    line = {"round": number, "metrics": _metrics(made, now), "refused": refused, "absent": absent}
+    return json.dumps({**line, "seconds": time.perf_counter() - began})
+
+
+def _metrics(made: Study, now: Below) -> dict[str, float]:
+    simulation = made.simulation
     if simulation.test is None:
         return {}
     simulation.flat.eval()
