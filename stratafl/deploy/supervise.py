@@ -25,7 +25,7 @@ from types import FrameType
 from stratafl.config import Config
 from stratafl.data import sources
 from stratafl.deploy.durable import DAMAGED, status
-from stratafl.deploy.garbage import collect_regularly
+from stratafl.deploy.garbage import give_back_soon
 from stratafl.deploy.processes import MOST, Forked, Restarts
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
@@ -238,7 +238,7 @@ class Supervisor:
     def _work(self, work: Callable[[Path], None]) -> None:
         if self._lock is not None:
             self._lock.leave()
-        collect_regularly()
+        give_back_soon()
         work(self.folder)
 
     def _wait_for(self, port: int) -> None:
