@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("flwr")
 from stratafl.config import Config
 from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of
+from stratafl.store.lock import is_held
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
@@ -74,7 +76,10 @@ def test_a_supervisor_that_is_killed_is_started_again_and_the_run_ends(tmp_path:
     assert running.stdout.readline().startswith("round 1 of 12")
     for name in ("root", "0"):
         os.kill(int((tmp_path / "sites" / name / "lock").read_text()), signal.SIGKILL)
-    (tmp_path / "sites" / "0" / "state" / "state.safetensors").unlink()
+    state = tmp_path / "sites" / "0" / "state"
+    while is_held(state):  # its processes end with it
+        time.sleep(0.01)
+    (state / "state.safetensors").unlink()
     shown, said = running.communicate(timeout=LIMIT)
     assert running.returncode == 0, said
     rounds = [json.loads(line) for line in (tmp_path / "sites/root/rounds.jsonl").read_text().splitlines()]
