@@ -31,4 +31,5 @@ def give_back_soon() -> None:
 def _collect() -> None:
     while True:
         time.sleep(EVERY)
-        gc.collect()
+        if gc.isenabled():  # not where somebody must not be disturbed
+            gc.collect()

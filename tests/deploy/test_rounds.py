@@ -113,6 +113,7 @@ def lead(folders: dict[str, Path], system: Any = os) -> None:
     flower._lead(here, link)  # type: ignore[arg-type]
 
 
+@pytest.mark.deploy
 def test_a_root_killed_at_any_call_to_the_system_leaves_every_round_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
