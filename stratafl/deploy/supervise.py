@@ -30,7 +30,7 @@ from stratafl.deploy.processes import MOST, Forked, Restarts
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store import files
-from stratafl.store.lock import Lock
+from stratafl.store.lock import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer."""
@@ -109,7 +109,8 @@ class Together:
         if self._stop or not code:
             return 0
         if name in self._again:
-            if time.monotonic() > self._again[name]:
+            # held: somebody has started it elsewhere meanwhile
+            if time.monotonic() > self._again[name] and not is_held(self._folders[name]):
                 del self._again[name]
                 self._start(name)
             return 0

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from stratafl.deploy.processes import MOST, Forked, Restarts
 from stratafl.deploy.provision import Topology, provision
 from stratafl.deploy.supervise import Supervisor, Together
 from stratafl.store import files
+from stratafl.store.lock import Lock, is_held
 
 CONFIG = """
 [tree]
@@ -124,6 +126,23 @@ def test_a_supervisor_ended_by_a_signal_is_started_again(
     code, said = together(sites, work, monkeypatch)
     assert code == 0
     assert len(said) == 1 and f"{name}: its supervisor was ended by signal {number}, starting it again" in said[0]
+
+
+def test_a_site_that_somebody_else_started_meanwhile_is_left_to_them(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [Lock(sites / "0")]
+    threading.Timer(1.0, lambda: held.pop().release()).start()
+
+    def work(folder: Path) -> None:
+        before = folder / "before"
+        if folder.name == "0" and not before.exists():
+            before.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(2 if is_held(folder) else 0)
+
+    code, said = together(sites, work, monkeypatch)
+    assert code == 0 and not held and len(said) == 1
 
 
 def test_a_supervisor_that_ends_again_and_again_ends_all_with_an_error(
