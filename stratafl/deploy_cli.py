@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import signal
@@ -34,7 +35,8 @@ def _need_flower() -> None:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log on a full disk ends nobody
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 @deploy.command("init")
@@ -118,6 +120,18 @@ def down_command(out: Out = Path("sites")) -> None:
     left = whole.stop(out)
     if left:
         raise InvalidInput("sites", left, "did not stop in time")
+
+
+@deploy.command("reset")
+def reset_command(
+    sites: Annotated[list[str], typer.Argument(help="Folders of sites, or names of sites in --out.")],
+    out: Out = Path("sites"),
+) -> None:
+    """Set the state of sites aside: they begin anew. With the root's, the whole run does."""
+    from stratafl.deploy import whole
+
+    for name, aside in whole.reset(sites, out).items():
+        print(f"{printable(name)}: begins anew; what it had is in {aside}")
 
 
 @deploy.command("site")

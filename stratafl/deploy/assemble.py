@@ -11,7 +11,7 @@ from typing import Any
 
 from stratafl.config import Config
 from stratafl.deploy import seal, user_files
-from stratafl.deploy.durable import Durable
+from stratafl.deploy.durable import Damaged, Durable
 from stratafl.deploy.fingerprint import made_of
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import PROTOCOL
@@ -44,7 +44,11 @@ class Assembled:
         given = Config.load(folder / "config.toml")
         job = dataclasses.replace(job_of(site, config), made_of=made_of(folder, given, site.files))
         durable = Durable(folder / "state", site.job)
-        return Assembled(folder, site, config, job, durable, durable.read())
+        try:
+            return Assembled(folder, site, config, job, durable, durable.read())
+        except Damaged as problem:
+            durable.show(doing="damaged", problem=str(problem))
+            raise
 
     def key(self, name: str) -> bytes:
         return files.read_bytes(self.folder / name)

@@ -125,6 +125,8 @@ def _check_begin(job: Job, level: int, begin: Begin) -> None:
         raise InvalidInput("begin.step", begin.step, f"rounds of this node begin at multiples of {every} below {end}")
     if begin.heard is not None and (type(begin.heard) is not int or begin.heard > begin.step):
         raise InvalidInput("begin.heard", begin.heard, f"must be a step of at most {begin.step}")
+    if begin.known is not None and (type(begin.known) is not int or not 0 <= begin.known < end):
+        raise InvalidInput("begin.known", begin.known, f"must be a step below {end}")
     if begin.parcel is not None:
         _check_rows("begin", "note", begin.parcel.note, job.note_names[level - 1], job)
 

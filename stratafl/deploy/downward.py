@@ -37,6 +37,8 @@ class Child:
     """It has not got the corrections from above as they are now."""
     heard: int | None = None
     """The step of its last report that counted."""
+    known: int | None = None
+    """The step of the last round that it replied to."""
     answer: Answer | None = None
     """What it must still be told; kept until it replied to it."""
     offences: int = 0
@@ -104,6 +106,7 @@ class Downward:
                 heard=child.heard,
                 parcel=Parcel(now.held, now.buffers, note) if child.stale else None,
                 above=above if child.owed else None,
+                known=child.known,
             )
             made[name] = Bundle(self._job.name, name, child.answer, begin, fingerprint=self._job.fingerprint)
         return made
@@ -115,6 +118,12 @@ class Downward:
             name: Bundle(job.name, name, self.child(name).answer, end=end, fingerprint=job.fingerprint)
             for name in self.names
         }
+
+    def forget(self, name: str) -> None:
+        """A child that has lost its state is to get everything, as a new one."""
+        before = self.child(name)
+        fresh = Child(samples=before.samples, owed=True, offences=before.offences, account=before.account)
+        self.now.children = tuple(fresh if child is before else child for child in self.now.children)
 
     # -- the end of a round -----------------------------------------------------------------------------------------
 
@@ -151,8 +160,9 @@ class Downward:
         child.account.sent(bundle)
         child.samples = reply.samples
         child.answer = None
-        if bundle.begin is not None:
+        if bundle.begin is not None and reply.report is not None:
             child.stale = child.owed = False
+            child.known = bundle.begin.step
         if reply.report is not None:
             child.account.came(reply.report)
             self.now.refused += reply.report.refused

@@ -3,11 +3,15 @@
 STATE_FOLDER/SITE/state.safetensors   what the node must not lose, with a checksum behind it
 STATE_FOLDER/SITE/lock                held by the process that writes it
 STATE_FOLDER/SITE/status.json         what an operator sees
+STATE_FOLDER/SITE/aside-TIME/         what `deploy reset` has set aside
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,13 @@ from typing import Any
 from stratafl.deploy.node import Kept
 from stratafl.deploy.wire import decode, encode
 from stratafl.errors import InvalidInput
-from stratafl.store import files
+from stratafl.store import files, layout
 from stratafl.store.lock import Lock
 
 STATE, STATUS = "state.safetensors", "status.json"
 DIGEST = 32
-
-
+DAMAGED = 3
+"""The exit code of a process whose state is damaged: only a reset helps."""
 PATIENCE = 20.0
 """Seconds: the process before may still be ending."""
 
@@ -36,6 +40,14 @@ def _lock(folder: Path) -> Lock:
                 raise
 
 
+class Damaged(InvalidInput):
+    """A state that cannot be gone on with, and the way back."""
+
+    def __init__(self, folder: Path, reason: str):
+        command = f"`stratafl deploy reset {shlex.quote(str(folder.absolute().parent))}`"
+        super().__init__("state", folder / STATE, f"damaged; {command} sets it aside: {reason}")
+
+
 class Durable:
     """The state of one site in one run; only one process may have it."""
 
@@ -48,17 +60,13 @@ class Durable:
 
     def read(self) -> Kept | None:
         """Where the node stood, None before its first round; a damaged state is refused, never guessed at."""
-        path = self.folder / STATE
-        if not path.exists():
+        state = checked(self.folder, self._job)
+        if state is None:
             return None
-        data = files.read_bytes(path)
-        body, digest = data[:-DIGEST], data[-DIGEST:]
-        head, _, state = body.partition(b"\n")
-        if hashlib.sha256(body).digest() != digest:
-            raise files.unreadable(path, "its checksum is not that of its contents")
-        if head.decode(errors="replace") != self._job:
-            raise InvalidInput("state folder", self.folder, f"holds the state of another run, {head[:60]!r}")
-        return decode(state, Kept)
+        try:
+            return decode(state, Kept)
+        except InvalidInput as problem:
+            raise Damaged(self.folder, f"written by another version? {problem}") from None
 
     def write(self, kept: Kept) -> None:
         digest = hashlib.sha256()
@@ -69,9 +77,57 @@ class Durable:
             file.write(digest.digest())
 
     def show(self, **facts: Any) -> None:
-        """What `deploy status` shows; losing it in a power cut costs nothing."""
+        """What `deploy status` shows; losing it in a power cut, or to a full disk, costs nothing."""
         told = {"began": self._began, "at": time.time(), **facts}
-        files.write_json(self.folder / STATUS, told, sync=False, mode=files.PRIVATE)
+        with contextlib.suppress(InvalidInput):
+            files.write_json(self.folder / STATUS, told, sync=False, mode=files.PRIVATE)
 
     def close(self) -> None:
         self._lock.release()
+
+
+def checked(folder: Path, job: str) -> bytes | None:
+    """The state in a folder, None where there is none; one that is damaged, or another run's, is refused."""
+    path = folder / STATE
+    if not os.path.lexists(path):
+        return None
+    if not path.is_file() or path.is_symlink():
+        raise Damaged(folder, "not a plain file")
+    data = files.read_bytes(path)
+    body, digest = data[:-DIGEST], data[-DIGEST:]
+    head, _, state = body.partition(b"\n")
+    if hashlib.sha256(body).digest() != digest:
+        raise Damaged(folder, "its checksum is not that of its contents")
+    if head.decode(errors="replace") != job:
+        raise Damaged(folder, f"it is the state of another run, {head[:60]!r}")
+    return state
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What the node last showed."""
+    try:
+        found = files.read_json(folder / STATUS)
+    except InvalidInput:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def set_aside(folder: Path, *others: Path) -> Path:
+    """Take a state, and what belongs to it, out of the way; where it is now."""
+    files.make_folder(folder)
+    try:
+        lock = Lock(folder)
+    except InvalidInput:
+        raise InvalidInput("site", folder.parent, "runs: `stratafl deploy down`, or SIGTERM, stops it") from None
+    aside = folder / f"aside-{layout.new_id()}"
+    try:
+        files.make_folder(aside)
+        for path in (folder / STATE, folder / STATUS, *others):
+            if os.path.lexists(path):
+                os.replace(path, aside / path.name)
+        files.sync_folder(folder)
+    except OSError as problem:
+        raise files.unwritable(aside, problem) from None
+    finally:
+        lock.release()
+    return aside

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ from flwr.serverapp import Grid
 from stratafl.deploy import seal
 from stratafl.deploy.assemble import Assembled, study_of
 from stratafl.deploy.bounds import largest_message
+from stratafl.deploy.downward import Below
+from stratafl.deploy.durable import DAMAGED, Damaged
 from stratafl.deploy.fingerprint import differences
 from stratafl.deploy.inbox import RECORD, Inbox, contents
 from stratafl.deploy.job import Job
 from stratafl.deploy.messages import Bundle, Refused, Reply
-from stratafl.deploy.node import Aggregator, Leaf, Root
+from stratafl.deploy.node import Aggregator, Leaf, Root, is_lost
 from stratafl.deploy.pace import Pace
 from stratafl.deploy.provision import flower_key
+from stratafl.deploy.rounds import Rounds
 from stratafl.deploy.tasks import SERVER_APP, Tasks
 from stratafl.deploy.wire import encode, receive_reply
 from stratafl.errors import LONGEST_WORDS, InvalidInput, line, told
@@ -44,7 +49,9 @@ TRIES = 5
 
 
 def say(text: str) -> None:
-    print(f"stratafl {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Into the log; that it cannot be written, as the disk is full, ends nobody."""
+    with contextlib.suppress(OSError):
+        print(f"stratafl {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 class Said(logging.Handler):
@@ -107,6 +114,8 @@ class GridLink:
                 else:
                     came[name] = reply
                     del waiting[name]
+                    if is_lost(bundles[name], reply):
+                        say(f"{name} has lost its state: it is sent everything, and begins anew")
             if waiting:
                 pace.wait()
         came |= {name: asked.stranger for name, asked in waiting.items() if asked.stranger}
@@ -192,7 +201,7 @@ def live(folder: Path) -> None:
             here.durable.close()
     except InvalidInput as problem:
         say(str(problem))
-        sys.exit(2)
+        sys.exit(DAMAGED if isinstance(problem, Damaged) else 2)
 
 
 def serve(here: Assembled) -> None:
@@ -222,21 +231,17 @@ def _lead(here: Assembled, link: GridLink) -> None:
     """The root's life."""
     made = study_of(here.config)
     root = here.root(made, link)
+    rounds = Rounds(here.folder, root.line)
     if root.round == 0:
         root.greet()
-    metrics = _metrics(made, root)  # of a root that was started again, it may be all that was left to do
-    while not _is_over(made, root, metrics):
-        here.durable.show(doing="round", round=root.round + 1, contacts=link.contact)
-        began, before = time.perf_counter(), root.down.now.held
-        refused, absent = root.one_round()
-        metrics = _metrics(made, root)
-        told = {"round": root.round, "metrics": metrics, "refused": refused, "absent": absent}
-        told["seconds"] = time.perf_counter() - began
-        with files.open_to_append(here.folder / "rounds.jsonl") as file:
-            files.append(file, here.folder / "rounds.jsonl", json.dumps(told).encode() + b"\n")
-        say(f"round {root.round}: {metrics}")
+    while not _is_over(made, root):
+        number, began, before = root.round + 1, time.perf_counter(), root.down.now.held
+        here.durable.show(doing="round", round=number, contacts=link.contact)
+        refused, _ = root.one_round(partial(_told, made, number, began))
+        rounds.add(root.line)
+        say(f"round {number}: {json.loads(root.line)['metrics']}")
         if refused and root.down.now.held is before:
-            say(f"round {root.round}: every update was refused, so the model stays as it was: {listed(refused)}")
+            say(f"round {number}: every update was refused, so the model stays as it was: {listed(refused)}")
     if root.round < here.job.rounds:
         say(f"round {root.round}: the accuracy to stop at is reached")
     root.end()
@@ -249,16 +254,24 @@ def _lead(here: Assembled, link: GridLink) -> None:
     here.durable.show(doing="done", round=root.round, contacts=link.contact, accounts=accounts)
 
 
-def _is_over(made: Study, root: Root, metrics: dict[str, float]) -> bool:
+def _is_over(made: Study, root: Root) -> bool:
     """As a simulation is: all rounds were done, or the last one reached the accuracy to stop at."""
+    if root.round >= made.simulation.rounds:
+        return True
     wanted = made.simulation.stop_at
-    return root.round >= made.simulation.rounds or (wanted is not None and metrics.get("accuracy", -1.0) >= wanted)
+    return bool(wanted is not None and root.line and json.loads(root.line)["metrics"].get("accuracy", -1.0) >= wanted)
 
 
-def _metrics(made: Study, root: Root) -> dict[str, float]:
-    simulation, now = made.simulation, root.down.now
-    due = root.round % simulation.evaluate_every == 0 or root.round == simulation.rounds
-    if simulation.test is None or not due or root.round == 0:
+def _told(made: Study, number: int, began: float, now: Below, refused: tuple[str, ...], absent: tuple[str, ...]) -> str:
+    """A round's line in the record."""
+    told = {"round": number, "metrics": _metrics(made, number, now), "refused": refused, "absent": absent}
+    return json.dumps({**told, "seconds": time.perf_counter() - began})
+
+
+def _metrics(made: Study, number: int, now: Below) -> dict[str, float]:
+    simulation = made.simulation
+    due = number % simulation.evaluate_every == 0 or number == simulation.rounds
+    if simulation.test is None or not due:
         return {}
     simulation.flat.eval()
     x_P, b_B = now.held[0], now.buffers[0].clone()

@@ -50,6 +50,8 @@ class Begin:
     """None where the child has it: it came with the answer."""
     above: Tensor | None
     """The sum of the corrections from the child's parent to the root, where it changed."""
+    known: int | None = None
+    """The step of the last round that the child replied to: one that does not know of it has lost its state."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Reply:
     samples: int
     """In its subtree."""
     report: Report | None = None
-    """None where the bundle asked for nothing."""
+    """None where the bundle asked for nothing, or where the child has lost what it builds on and needs everything."""
     fingerprint: str = ""
     """Of what the child is made of."""
     made_of: dict[str, str] = field(default_factory=dict)

@@ -1,15 +1,18 @@
 """Leaf, aggregator and root: state machines that know nothing of networks.
 
-A leaf has a side upward, a root one downward, an aggregator both. Each takes a bundle and gives a reply, keeping its
-state with `save` before the reply leaves: so a bundle may come twice, and a node may die at any moment.
+A leaf has a side upward, a root one downward, an aggregator both. Each takes a bundle and gives a reply. It works on a
+copy of its state, which becomes its state once `save` has kept it, before the reply leaves: so a bundle may come twice,
+a node may die at any moment, and what could not be saved has not happened.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,11 +36,27 @@ class Kept:
     below: Below | None = None
     reply: Reply | None = None
     """To the last bundle that began a round: it is not trained twice."""
+    line: str = ""
+    """The root's: its last round as the record tells it."""
+
+    def copy(self) -> Kept:
+        """One that can be changed without changing this one; arrays, which nobody changes, are shared."""
+        return Kept(*(_copied(getattr(self, field.name)) for field in dataclasses.fields(self)))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return dataclasses.replace(value, **{f.name: _copied(getattr(value, f.name)) for f in dataclasses.fields(value)})
 
 
 FAREWELL = 20.0
 """Seconds: what is lost with a farewell is one last update of a correction that nobody will use."""
 Save = Callable[[Kept], None]
+Tell = Callable[[Below, tuple[str, ...], tuple[str, ...]], str]
+"""A round's line: of what came of it, who was refused and who was absent."""
 LOG = logging.getLogger(__name__)
 
 
@@ -56,45 +75,47 @@ class Leaf:
         self.job, self.number, self.engine, self.samples = job, number, engine, samples
         self.site = job.tree.names[-1][number]
         self._save, self._kept = save, kept or Kept(above=Above())
-        assert self._kept.above is not None
-        self._up = Upward(job, job.tree.depth, self._kept.above)
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
         if again is not None:
             return again
+        lost = has_lost(bundle.begin, self._kept)
+        kept = Kept(above=Above()) if lost else self._kept.copy()
+        assert kept.above is not None
+        up, report = Upward(self.job, self.job.tree.depth, kept.above), None
         if bundle.answer is not None:
-            self._up.answer(bundle.answer)
-        report = None
-        if bundle.begin is not None:
-            self._up.begin(bundle.begin)
-            report = self._train(bundle.begin.step)
+            up.answer(bundle.answer)
+        if bundle.begin is not None and not lost:
+            up.begin(bundle.begin)
+            report = self._train(up, bundle.begin.step)
         reply = Reply(self.job.name, self.site, self.samples, report, self.job.fingerprint)
         if report is not None:
-            self._kept.reply = reply
-        self._save(self._kept)
+            kept.reply = reply
+        self._save(kept)
+        self._kept = kept
         return reply
 
-    def _train(self, step: int) -> Report:
-        start = self._up.now.start
+    def _train(self, up: Upward, step: int) -> Report:
+        start = up.now.start
         assert start is not None
         steps, round = self.job.every[-1], self.job.global_round(step)
-        corrections = [part for part in (self._up.now.above, self._up.now.correction) if part is not None]
+        corrections = [part for part in (up.now.above, up.now.correction) if part is not None]
         work = Work(
             x=self._row(start.model),
             b=self._row(start.buffers),
             corrections=tuple(map(self._row, corrections)),
-            pulls=self._pulls(start),
+            pulls=self._pulls(start, up.now.correction),
             active=[self.number],
             step=step,
             steps=steps,
             round=round,
         )
         x_1P, b_1B = self.engine.train(work)
-        return self._up.report(x_1P, b_1B, self.engine.leaf.rate(round, steps))
+        return up.report(x_1P, b_1B, self.engine.leaf.rate(round, steps))
 
-    def _pulls(self, start: Parcel) -> tuple[Pull, ...]:
-        local, correction = self.job.rules[-1].local, self._up.now.correction
+    def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[Pull, ...]:
+        local = self.job.rules[-1].local
         if local is None:
             return ()
         rate = torch.zeros(1, 1, dtype=self.job.dtype)  # it begins anew at every meeting
@@ -113,8 +134,6 @@ class Aggregator:
         self.job, self.level, self.number, self.link = job, level, number, link
         self.site = job.tree.names[level][number]
         self._save, self._kept = save, kept or Kept(above=Above())
-        assert self._kept.above is not None
-        self._up = Upward(job, level, self._kept.above)
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
@@ -123,59 +142,80 @@ class Aggregator:
         begin = bundle.begin
         if begin is None:
             return self._pass_on(bundle)
-        if begin.step != self._up.now.begun:
+        if has_lost(begin, self._kept):
+            self._keep(Kept(above=Above()))
+            return Reply(self.job.name, self.site, 0, fingerprint=self.job.fingerprint)
+        assert self._kept.above is not None
+        if begin.step != self._kept.above.begun:
             self._take_over(bundle.answer, begin)
-        down = self._down()
         end = begin.step + self.job.every[self.level]
-        while down.now.step < end:
-            relayed = down.now.step + self.job.every[self.level + 1] == end
-            meet(self.job, self.level, down, self.link, self._up.path, relayed)
-            if not relayed:  # after the last one it is saved with the report
-                self._save(self._kept)
-        report = Report(end, 0.0, {}, None)
-        if down.now.rate > 0:
-            report = self._up.report(down.now.held, down.now.buffers, down.now.rate)
+        while True:
+            kept, up, down = self._sides()
+            is_last = down.now.step + self.job.every[self.level + 1] == end
+            meet(self.job, self.level, down, self.link, up.path, relayed=is_last)
+            if is_last:  # it is saved with the report
+                kept.reply = reply = self._reply(up, down, end)
+                self._keep(kept)
+                return reply
+            self._keep(kept)
+
+    def _reply(self, up: Upward, down: Downward, end: int) -> Reply:
+        """After the last meeting of a round."""
+        report, now = Report(end, 0.0, {}, None), down.now
+        if now.rate > 0:
+            report = up.report(now.held, now.buffers, now.rate)
         else:
-            self._up.now.sent = None
-        report = Report(end, report.rate, report.message, report.buffers, down.now.refused, down.now.absent)
-        down.now.refused = down.now.absent = ()
-        self._kept.reply = Reply(self.job.name, self.site, down.samples, report, self.job.fingerprint)
-        self._save(self._kept)
-        return self._kept.reply
+            up.now.sent = None
+        report = Report(end, report.rate, report.message, report.buffers, now.refused, now.absent)
+        now.refused = now.absent = ()
+        return Reply(self.job.name, self.site, down.samples, report, self.job.fingerprint)
 
     def _take_over(self, answer: Answer | None, begin: Begin) -> None:
         """A new round of its own edge: what it got goes on to its subtree."""
-        up, is_first = self._up, self._up.now.begun is None
+        kept, up, down = self._sides()
+        is_first = up.now.begun is None
         if answer is not None:
             up.answer(answer)
         up.begin(begin)
         start = up.now.start
         assert start is not None
+        if is_first:
+            down = self._first(down, start)
+            kept.below = down.now
         # every meeting of its edge may have moved its correction; before the first it is known to be zero, if it is
         corrected = _nonzero(up.path) if begin.step == 0 else up.now.correction is not None
-        self._down(start if is_first else None).take(start, begin.step, corrected or begin.above is not None)
-        self._save(self._kept)
+        down.take(start, begin.step, corrected or begin.above is not None)
+        self._keep(kept)
 
     def _pass_on(self, bundle: Bundle) -> Reply:
         """Ask who is there below, or tell them that the run is over."""
+        kept, up, down = self._sides()
         if bundle.answer is not None:
-            self._up.answer(bundle.answer)
-        down = self._down()
+            up.answer(bundle.answer)
         greet(self.job, self.level, down, self.link, bundle.end)
-        self._save(self._kept)
+        self._keep(kept)
         return Reply(self.job.name, self.site, down.samples, fingerprint=self.job.fingerprint)
 
-    def _down(self, first: Parcel | None = None) -> Downward:
-        job = self.job
-        known = self._kept.below
-        if known is None or first is not None:
-            # a greeting may come before the first model, which then begins everything but the sample counts
-            given = first or Parcel(_zeros(job.parameters, job), _zeros(job.buffers, job), {})
-            self._kept.below = Downward.new(job, self.level, self.number, given.model, given.buffers).now
-            for child, before in zip(self._kept.below.children, known.children if known else (), strict=False):
-                child.samples = before.samples
-        assert self._kept.below is not None
-        return Downward(job, self.level, self.number, self._kept.below)
+    def _keep(self, kept: Kept) -> None:
+        self._save(kept)
+        self._kept = kept
+
+    def _sides(self) -> tuple[Kept, Upward, Downward]:
+        """A copy of the state to work on, and the two sides that change it."""
+        job, kept = self.job, self._kept.copy()
+        assert kept.above is not None
+        if kept.below is None:
+            # a greeting may come before the first model
+            x_1P, b_1B = _zeros(job.parameters, job), _zeros(job.buffers, job)
+            kept.below = Downward.new(job, self.level, self.number, x_1P, b_1B).now
+        return kept, Upward(job, self.level, kept.above), Downward(job, self.level, self.number, kept.below)
+
+    def _first(self, greeted: Downward, start: Parcel) -> Downward:
+        """The first model begins everything but the sample counts."""
+        down = Downward.new(self.job, self.level, self.number, start.model, start.buffers)
+        for child, before in zip(down.now.children, greeted.now.children, strict=True):
+            child.samples = before.samples
+        return down
 
 
 class Root:
@@ -184,38 +224,70 @@ class Root:
     def __init__(self, job: Job, x_P: Tensor, b_B: Tensor, link: Link, save: Save, kept: Kept | None = None):
         self.job, self.link, self._save = job, link, save
         self._kept = kept or Kept(below=Downward.new(job, 0, 0, x_P[None], b_B[None]).now)
-        assert self._kept.below is not None
-        self.down = Downward(job, 0, 0, self._kept.below)
+
+    @property
+    def down(self) -> Downward:
+        return self._side(self._kept)
 
     @property
     def round(self) -> int:
         """How many global rounds are done."""
         return self.job.global_round(self.down.now.step)
 
+    @property
+    def line(self) -> str:
+        """What the last of them told of itself; empty before the first."""
+        return self._kept.line
+
     def greet(self) -> None:
         """Learn how many samples there are; nobody's absence stops the run here."""
-        greet(self.job, 0, self.down, self.link, end=False)
-        self._save(self._kept)
+        self._greet(end=False)
 
-    def one_round(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """One global round; who was refused and who was absent in it."""
-        meet(self.job, 0, self.down, self.link, None, relayed=False)
-        now = self.down.now
+    def one_round(self, tell: Tell | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """One global round; who was refused and who was absent in it. Its line is kept with its state."""
+        kept = self._kept.copy()
+        down = self._side(kept)
+        meet(self.job, 0, down, self.link, None, relayed=False)
+        now = down.now
         happened = now.refused, now.absent
         now.refused = now.absent = ()
-        self._save(self._kept)
+        if tell is not None:
+            kept.line = tell(now, *happened)
+        self._keep(kept)
         return happened
 
     def end(self) -> None:
-        greet(self.job, 0, self.down, self.link, end=True)
-        self._save(self._kept)
+        self._greet(end=True)
+
+    def _greet(self, end: bool) -> None:
+        kept = self._kept.copy()
+        greet(self.job, 0, self._side(kept), self.link, end)
+        self._keep(kept)
+
+    def _keep(self, kept: Kept) -> None:
+        self._save(kept)
+        self._kept = kept
+
+    def _side(self, kept: Kept) -> Downward:
+        assert kept.below is not None
+        return Downward(self.job, 0, 0, kept.below)
 
 
 def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, relayed: bool) -> None:
     """One round of a node's children, from the model it gives them to the one it makes of theirs."""
-    drawn = down.drawn()
+    drawn, deadline, began = down.drawn(), job.patience_at(level + 1).deadline, time.monotonic()
     bundles = down.bundles([name for name in drawn if not down.is_out(name)], path)
-    came = link.ask(bundles, job.patience_at(level + 1).deadline)
+    came = dict(link.ask(bundles, deadline))
+    lost = [name for name in bundles if is_lost(bundles[name], came.get(name)) and not is_stranger(job, came[name])]
+    for name in lost:
+        down.forget(name)
+        del came[name]
+    left = None if deadline is None else deadline - (time.monotonic() - began)
+    # a leaf begins anew at once; an aggregator in the next round, as its children may have done some of this one
+    if lost and level + 1 == job.tree.depth and (left is None or left > 0):
+        whole = down.bundles(lost, path)
+        bundles |= whole
+        came |= link.ask(whole, left)
     reports = {}
     for name in drawn:
         if name not in bundles or is_stranger(job, came.get(name)):
@@ -261,6 +333,12 @@ def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
             hear(down, bundles[name], came)
 
 
+def is_lost(bundle: Bundle, came: Reply | Refused | None) -> bool:
+    """Whether a child that was asked to go on says that it has lost what it had."""
+    going_on = bundle.begin is not None and bundle.begin.known is not None
+    return going_on and isinstance(came, Reply) and came.report is None
+
+
 def is_stranger(job: Job, came: Reply | Refused | None) -> bool:
     """Whether a child works with something else than its parent: that is said, and no offence."""
     return isinstance(came, Reply) and came.fingerprint != job.fingerprint
@@ -291,6 +369,15 @@ def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | Non
     if done is not None and step < done:
         raise InvalidInput("begin.step", step, f"a round that is over: the last one began at step {done}")
     return replace(kept.reply, fingerprint=job.fingerprint) if kept.reply is not None and step == done else None
+
+
+def has_lost(begin: Begin | None, kept: Kept) -> bool:
+    """Whether the parent knows of a later round of this node than the node itself: its state was lost, or is an older
+    one. It then begins anew, and a reply without a report asks the parent for everything."""
+    if begin is None or begin.known is None:
+        return False
+    begun = kept.above.begun if kept.above is not None else None
+    return begun is None or begun < begin.known
 
 
 def _zeros(width: int, job: Job) -> Tensor:

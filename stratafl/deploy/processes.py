@@ -9,11 +9,36 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PRCTL = ctypes.CDLL(None).prctl
 END_WITH_PARENT = 1
+PAUSE, LONGEST_PAUSE = 1.0, 15.0
+"""Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
+LONG = 30.0
+"""Seconds: a process that lived as long has started well."""
+MOST, WITHIN = 10, 600.0
+"""So many times in as many seconds; what ends more often than that will not live."""
+
+
+class Restarts:
+    """When to start again what ended."""
+
+    def __init__(self) -> None:
+        self._pause = PAUSE / 2
+        self._ends: deque[float] = deque(maxlen=MOST + 1)
+
+    def after(self, age: float) -> float:
+        """Seconds to wait now that it ended, so many seconds old."""
+        self._pause = PAUSE if age > LONG else min(2 * self._pause, LONGEST_PAUSE)
+        self._ends.append(time.monotonic())
+        return self._pause
+
+    @property
+    def too_many(self) -> bool:
+        return len(self._ends) > MOST and self._ends[-1] - self._ends[0] < WITHIN
 
 
 class Forked:

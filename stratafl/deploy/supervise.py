@@ -16,7 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,11 +25,13 @@ from types import FrameType
 from stratafl.config import Config
 from stratafl.data import sources
 from stratafl.deploy import user_files
-from stratafl.deploy.processes import Forked
+from stratafl.deploy.durable import DAMAGED, status
+from stratafl.deploy.garbage import give_back_soon
+from stratafl.deploy.processes import MOST, Forked, Restarts
 from stratafl.deploy.site import Site
 from stratafl.errors import InvalidInput, MissingExtra
 from stratafl.store import files
-from stratafl.store.lock import Lock
+from stratafl.store.lock import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer."""
@@ -36,10 +39,6 @@ ENDING = 15.0
 """Seconds a process gets to end when asked to."""
 LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
-PAUSE, LONGEST_PAUSE = 1.0, 15.0
-"""Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
-LONG = 30.0
-"""Seconds: a process that lived as long has started well."""
 LATE = (
     "anyio._backends._asyncio",
     "cryptography.hazmat.backends.openssl",
@@ -69,32 +68,65 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     gc.freeze()
     if len(folders) == 1:
         return Supervisor(folders[0], say).run()
-    started: dict[str, Forked] = {}
-    asked = False
+    names = [site.name for site in sites]
+    return Together(dict(zip(names, map(Path.absolute, folders), strict=True)), say).run()
 
-    def pass_on(number: int, frame: FrameType | None = None) -> None:
-        nonlocal asked
-        asked = True
-        for each in started.values():
-            each.signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    for site, folder in zip(sites, map(Path.absolute, folders), strict=True):
-        if asked:
-            break
+class Together:
+    """Several sites' supervisors. One that was ended by a signal is started again, one that cannot go on ends all."""
+
+    def __init__(self, folders: Mapping[str, Path], say: Say):
+        self._folders, self._say = folders, say
+        self._started: dict[str, Forked] = {}
+        self._restarts = {name: Restarts() for name in folders}
+        self._again: dict[str, float] = {}
+        self._stop = False
+
+    def run(self) -> int:
+        """How it ended: the first exit code that was not 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        for name in self._folders:
+            if not self._stop:
+                self._start(name)
+        failed = 0
+        while self._again or any(process.poll() is None for process in self._started.values()):
+            time.sleep(0.1)
+            for name, process in list(self._started.items()):
+                failed = failed or self._look_after(name, process)
+        return failed
+
+    def _pass_on(self, number: int, frame: FrameType | None = None) -> None:
+        self._stop = True
+        self._again.clear()
+        for process in self._started.values():
+            process.signal(number)
+
+    def _start(self, name: str) -> None:
+        folder = self._folders[name]
         files.make_folder(folder / "logs")
-        log = folder / "logs" / "site.log"
-        started[site.name] = Forked(partial(_supervised, folder, say), log, folder)
-    failed = 0
-    while any(each.poll() is None for each in started.values()):
-        time.sleep(0.1)
-        for name, each in started.items():
-            if not failed and (each.returncode or 0) > 0:
-                failed = each.returncode or 0
-                say(f"{name} could not go on; see {folders[list(started).index(name)] / 'logs' / 'site.log'}")
-                pass_on(signal.SIGTERM)
-    return failed
+        self._started[name] = Forked(partial(_supervised, folder, self._say), folder / "logs" / "site.log", folder)
+
+    def _look_after(self, name: str, process: Forked) -> int:
+        """The exit code to end with, if this one's end is everybody's."""
+        code, restarts = process.poll(), self._restarts[name]
+        if self._stop or not code:
+            return 0
+        if name in self._again:
+            # held: somebody has started it elsewhere meanwhile
+            if time.monotonic() > self._again[name] and not is_held(self._folders[name]):
+                del self._again[name]
+                self._start(name)
+            return 0
+        pause = restarts.after(process.age)
+        if code < 0 and not restarts.too_many:
+            self._say(f"{name}: its supervisor was ended by signal {-code}, starting it again in {pause:g} s")
+            self._again[name] = time.monotonic() + pause
+            return 0
+        why = f"was ended by signal {-code}, {MOST + 1} times in a short while" if code < 0 else "could not go on"
+        self._say(f"{name} {why}; see {self._folders[name] / 'logs' / 'site.log'}")
+        self._pass_on(signal.SIGTERM)
+        return code if code > 0 else 128 - code
 
 
 def _supervised(folder: Path, say: Say) -> None:
@@ -135,7 +167,7 @@ class Supervisor:
         self._running: dict[str, Forked] = {}
         self._stop = False
         self._again: dict[str, float] = {}
-        self._pause: dict[str, float] = {}
+        self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
         self._lock: Lock | None = None
 
     def run(self) -> int:
@@ -162,10 +194,7 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         """Whether the node wrote that the run is."""
-        try:
-            return bool(files.read_json(self.folder / "state" / "status.json").get("doing") == "done")
-        except InvalidInput:
-            return False
+        return bool(status(self.folder / "state").get("doing") == "done")
 
     def _keep_up(self) -> None:
         site = self.site
@@ -186,14 +215,24 @@ class Supervisor:
             return True
         if process.poll() is None:
             return False
+        if process.returncode == DAMAGED:
+            return self._was_reset(name)
         if name not in self._again:
-            self._pause[name] = (
-                PAUSE if process.age > LONG else min(2 * self._pause.get(name, PAUSE / 2), LONGEST_PAUSE)
-            )
-            again = f"starting it again in {self._pause[name]:g} s; see logs/{name}.log"
+            pause = self._restarts[name].after(process.age)
+            again = f"starting it again in {pause:g} s; see logs/{name}.log"
             self._say(f"{self.site.name}: {name} ended with {process.returncode}, {again}")
-            self._again[name] = time.monotonic() + self._pause[name]
+            self._again[name] = time.monotonic() + pause
         return time.monotonic() > self._again[name]
+
+    def _was_reset(self, name: str) -> bool:
+        """Whether somebody has taken the damaged state away; until then nothing is tried, and it is said once."""
+        shown = status(self.folder / "state")
+        if shown.get("doing") != "damaged":
+            return True
+        if name not in self._again:
+            self._say(f"{self.site.name}: {shown.get('problem')}")
+            self._again[name] = 0.0
+        return False
 
     def _start(self, name: str, work: Callable[[Path], None]) -> None:
         self._again.pop(name, None)
@@ -204,6 +243,7 @@ class Supervisor:
     def _work(self, work: Callable[[Path], None]) -> None:
         if self._lock is not None:
             self._lock.leave()
+        give_back_soon()
         work(self.folder)
 
     def _wait_for(self, port: int) -> None:

@@ -26,6 +26,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from stratafl.deploy import proxies
 from stratafl.deploy.pace import Pace, look_sooner_for_parts
 
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP
@@ -37,6 +38,7 @@ class Tasks:
 
     def __init__(self, kind: str, port: int, authority: bytes, secret: bytes, say: Say):
         look_sooner_for_parts()
+        proxies.ignore()
         self._kind, self._say = kind, say
         self._where: dict[str, Any] = {
             "server_address": f"127.0.0.1:{port}",

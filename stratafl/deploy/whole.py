@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stratafl.deploy.address import bound
-from stratafl.deploy.durable import STATUS
+from stratafl.deploy.durable import checked, set_aside, status
+from stratafl.deploy.processes import MOST, Restarts
+from stratafl.deploy.rounds import read_lines
 from stratafl.deploy.site import Site
-from stratafl.errors import InvalidInput
+from stratafl.errors import InvalidInput, printable, unknown
 from stratafl.store import files, layout
 from stratafl.store.lock import is_held
 
@@ -52,20 +54,12 @@ def sites(out: Path) -> dict[str, Path]:
 def look(out: Path) -> list[Seen]:
     seen = []
     for folder in sites(out).values():
-        seen.append(Seen(Site.load(folder), is_held(folder), _status(folder)))
+        seen.append(Seen(Site.load(folder), is_held(folder), status(folder / "state")))
     return seen
 
 
-def _status(folder: Path) -> dict[str, Any]:
-    try:
-        found = files.read_json(folder / "state" / STATUS)
-    except InvalidInput:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _is_done(root: Path) -> bool:
-    return bool(_status(root).get("doing") == "done")
+    return bool(status(root / "state").get("doing") == "done")
 
 
 def start(*folders: Path) -> subprocess.Popen[bytes]:
@@ -79,7 +73,11 @@ def start(*folders: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def run(out: Path, say: Callable[[str], None]) -> None:
+def _to_stderr(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def run(out: Path, say: Callable[[str], None], warn: Callable[[str], None] = _to_stderr) -> None:
     """Start every site, unless the run is over, and wait until it is; then, or when interrupted, stop them all."""
     folders = sites(out)
     root = folders["root"]
@@ -88,24 +86,71 @@ def run(out: Path, say: Callable[[str], None]) -> None:
     for name, folder in folders.items():
         if is_held(folder):
             raise InvalidInput("sites", name, "runs already: `stratafl deploy down` stops it")
-        _check_ports(Site.load(folder))
-    process, told = start(*folders.values()), len(_lines(root))
+        site = Site.load(folder)
+        _check_ports(site)
+        checked(folder / "state", site.job)
+    process, told = start(*folders.values()), len(read_lines(root))
+    restarts, began, warned = Restarts(), time.monotonic(), set[str]()
     over = False
     try:
         # when the root is done, every site that it could reach has said goodbye: none is waited for
-        while process.poll() is None and not over:
+        while not over:
             time.sleep(0.1)
             over = _is_done(root)
-            lines = _lines(root)
+            lines = read_lines(root)
             for line in lines[told:]:
                 say(line)
             told = len(lines)
+            for problem in _damaged(folders) - warned:
+                warn(problem)
+                warned.add(problem)
+            if process.poll() is None or over:
+                continue
+            pause = restarts.after(time.monotonic() - began)
+            if process.returncode >= 0 or restarts.too_many:
+                break
+            # those that it started have ended with it
+            warn(f"the sites were ended by signal {-process.returncode}, starting them again in {pause:g} s")
+            time.sleep(pause)
+            process, began = start(*folders.values()), time.monotonic()
     finally:
         process.terminate()  # it may not have started them all
         stop(out)
         process.wait(PATIENCE)
-    if process.returncode:
+    if not over and process.returncode < 0:
+        often = f"were ended by signal {-process.returncode}, {MOST + 1} times in a short while"
+        raise InvalidInput("sites", out, often)
+    if not over and process.returncode:
         raise InvalidInput("sites", out, f"the run failed: {_last_line(root / 'logs' / 'site.log')}")
+
+
+def _damaged(folders: dict[str, Path]) -> set[str]:
+    """What sites say that can only go on after a reset."""
+    shown = {name: status(folder / "state") for name, folder in folders.items()}
+    return {f"{name}: {each.get('problem')}" for name, each in shown.items() if each.get("doing") == "damaged"}
+
+
+def reset(names: Sequence[str], out: Path) -> dict[str, Path]:
+    """Set the state of these sites aside, each a folder's path or a name in `out`; where each now is. Without the
+    root's the run begins anew, so all that lie beside it go with it."""
+    folders = {}
+    for name in names:
+        here = Path(name)
+        folder = here if (here / "site.json").exists() else _named(name, out)
+        site = Site.load(folder)
+        folders.update(sites(folder.absolute().parent) if site.is_root else {site.name: folder})
+    for name, folder in folders.items():
+        if not status(folder / "state").get("doing") == "damaged" and is_held(folder):
+            raise InvalidInput("site", name, "runs: `stratafl deploy down`, or SIGTERM, stops it")
+    made = (layout.ROUNDS, layout.MODEL)
+    return {name: set_aside(folder / "state", *(folder / each for each in made)) for name, folder in folders.items()}
+
+
+def _named(name: str, out: Path) -> Path:
+    known = sites(out)
+    if name not in known:
+        raise unknown("site", name, known)
+    return known[name]
 
 
 def _check_ports(site: Site) -> None:
@@ -121,11 +166,6 @@ def _check_ports(site: Site) -> None:
 def _last_line(path: Path) -> str:
     lines = files.read_bytes(path).decode(errors="replace").splitlines()
     return lines[-1] if lines else f"see {path.parent}"
-
-
-def _lines(root: Path) -> list[str]:
-    path = root / layout.ROUNDS
-    return files.read_bytes(path).decode().splitlines() if path.exists() else []
 
 
 def stop(out: Path) -> list[str]:

@@ -187,7 +187,6 @@ def test_who_offends_too_often_is_out(lie: Lie) -> None:
     job = dataclasses.replace(deployed.job, rounds=OFFENCES + 5)
     for number, node in enumerate(deployed.nodes[name] for name in ("0", "1", "2")):
         node.job = job
-        node._up._job = job
         assert node.number == number
     for _ in range(OFFENCES + 5):
         assert deployed.root.one_round() == (("0",), ())

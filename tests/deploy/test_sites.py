@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from stratafl.deploy.provision import Topology, provision
 from stratafl.deploy.site import Site, tree_of
 from stratafl.deploy.wire import decode
 from stratafl.store import files
-from stratafl.store.layout import LOCK
 from stratafl.store.lock import is_held
 
 pytestmark = pytest.mark.deploy
@@ -45,7 +44,7 @@ class Run:
         topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n{data}'
         (folder / "topology.toml").write_text(topology)
         self.folders = provision(Topology.load(folder / "topology.toml"), self.out)
-        self.hosts: list[subprocess.Popen[bytes]] = []
+        self.hosts: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
     def keep_data(self, name: str, folder: Path) -> Path:
         """The leaf's part, as a file beside it."""
@@ -54,16 +53,18 @@ class Run:
         np.savez(folder / "own.npz", x=training.inputs[mine].numpy(), y=training.targets[mine].numpy())
         return folder / "own.npz"
 
-    def start(self, *names: str) -> None:
-        """These sites, or all, by one process: a host."""
-        names = names or tuple(self.folders)
-        self.hosts.append(whole.start(*(self.folders[name] for name in names)))
+    def start(self, *names: str, apart: Sequence[Sequence[str]] = ()) -> None:
+        """These sites, or all, by one process: a host; `apart`: each of these groups by one of its own."""
+        elsewhere = {name for group in apart for name in group}
+        names = names or tuple(name for name in self.folders if name not in elsewhere)
+        for group in (names, *map(tuple, apart)):
+            self.hosts[group] = whole.start(*(self.folders[name] for name in group))
 
     def kill(self, *names: str) -> None:
-        """As a power cut would: the supervisor takes its processes with it."""
+        """A host, as a power cut would: it takes its supervisors, and they their processes, with it."""
         folders = [self.folders[name] for name in names]
-        for folder in folders:
-            os.killpg(int((folder / LOCK).read_text()), signal.SIGKILL)
+        os.killpg(self.hosts[names].pid, signal.SIGKILL)
+        self.hosts.pop(names).wait()
         self.wait(lambda: not any(is_held(folder) or is_held(folder / "state") for folder in folders))
 
     @property
@@ -126,7 +127,7 @@ class Run:
 
     def close(self) -> None:
         whole.stop(self.out)
-        for process in self.hosts:
+        for process in self.hosts.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -167,7 +168,7 @@ def test_the_final_model_is_the_simulation_s(runs: Any, shape: str, periods: lis
 def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, names: list[str]) -> None:
     """Without a deadline its parent waits for it: the run ends where the undisturbed one does."""
     run = runs(rounds=4)
-    run.start()
+    run.start(apart=[names])
     run.wait(lambda: run.is_inside(2, names[0] if names[0] == "0" else "root"))
     run.kill(*names)
     run.start(*names)
@@ -183,7 +184,7 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
 def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
     """A leaf and an aggregator, in one run: each is missed, comes back, and the run goes on all the while."""
     run = runs(rounds=16, deadline=[20, 4])
-    run.start()
+    run.start(apart=[["0/1"], ["1"]])
     for name, inside in (("0/1", 2), ("1", 6)):
         run.wait(lambda: run.is_inside(inside))
         run.kill(name)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("flwr")
 from stratafl.config import Config
 from stratafl.deploy import whole
 from stratafl.deploy.assemble import study_of
+from stratafl.store.lock import is_held
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
@@ -63,3 +65,24 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     over: list[str] = []
     whole.run(tmp_path / "sites", over.append)
     assert over == [] and (tmp_path / "sites/root/rounds.jsonl").read_text().count("\n") == 12
+
+
+def test_a_supervisor_that_is_killed_is_started_again_and_the_run_ends(tmp_path: Path) -> None:
+    """The root's, and a leaf's whose state is then gone; no level has a deadline."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {32000 + os.getpid() % 1000}\n')
+    running = stratafl(tmp_path, "up", str(tmp_path / "topology.toml"), "--local")
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith("round 1 of 12")
+    for name in ("root", "0"):
+        os.kill(int((tmp_path / "sites" / name / "lock").read_text()), signal.SIGKILL)
+    state = tmp_path / "sites" / "0" / "state"
+    while is_held(state):  # its processes end with it
+        time.sleep(0.01)
+    (state / "state.safetensors").unlink()
+    shown, said = running.communicate(timeout=LIMIT)
+    assert running.returncode == 0, said
+    rounds = [json.loads(line) for line in (tmp_path / "sites/root/rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in rounds] == list(range(1, 13)) and not any(line["absent"] for line in rounds)
+    assert "round 12 of 12" in shown
+    assert "0 has lost its state" in (tmp_path / "sites/root/logs/node.log").read_text()
