@@ -313,7 +313,7 @@ def simulate(
     diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.
     update_limit: an update so many times larger than its siblings' median is refused, 0 for none; unless given, a
-        million where a rule takes the mean of its children. See docs/rules.md.
+        ten thousand where a rule takes the mean of its children. See docs/rules.md.
     update_factor: an update whose norm is so many times its siblings' median is refused, for all levels or one number
         per level, root first; 0 or None for none.
     ranks: the processes that share the run, each of which must call this with the same arguments; see docs/ranks.md.
