@@ -312,7 +312,7 @@ def simulate(
     precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections stay float32.
     diagnose: "drift" measures how the levels drift apart, at every meeting; "ideal" also how far corrections are from
         the ideal ones, which takes full gradients once per edge level and round; "none" neither.
-    update_limit: an update so many times larger than its siblings' median is refused, 0 for none; unless given, a
+    update_limit: an update so many times larger than its siblings' median is refused, 0 for none; unless given,
         ten thousand where a rule takes the mean of its children. See docs/rules.md.
     update_factor: an update whose norm is so many times its siblings' median is refused, for all levels or one number
         per level, root first; 0 or None for none.
