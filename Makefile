@@ -5,22 +5,28 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test test-slow test-deploy lint types theory clean
+.PHONY: demo docs test test-slow test-deploy test-kills lint types theory clean
 
 demo: $(READY)
 	$(BIN)/stratafl demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow and not deploy"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
-# trees of real processes on loopback, and first the quick tests that need Flower, which is installed only for this
+# trees of real processes on loopback, and first the quick tests that need Flower, which is installed only for this;
+# dozens of processes have deadlines of seconds here, so what fails on a busy machine must pass when tried once more alone
 test-deploy: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
-	$(BIN)/python -m pytest -n auto -m "not deploy" tests/deploy
-	$(BIN)/python -m pytest -m deploy
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not deploy" tests/deploy
+	$(BIN)/python -m pytest -m deploy || $(BIN)/python -m pytest -m deploy --last-failed --last-failed-no-failures none
+
+# a hundred kills rather than the few of test-deploy: a quarter of an hour
+test-kills: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	STRATAFL_KILLS=17 $(BIN)/python -m pytest -s tests/deploy/test_kills.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,6 +34,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# the site, in build/site: it opens from index.html, and asks nobody for anything
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 theory: $(READY)
 	$(BIN)/python -m benchmarks.theory

@@ -2,7 +2,8 @@
 
 python -m benchmarks.cpu_engines [--out FILE.json]
 
-Other work on the machine slows them alike when they take turns; what is printed is the median of each turn's ratio.
+Other work on the machine slows them alike when they take turns; what is printed is the median of
+each turn's ratio.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from stratafl.bench import TASKS, make, task_job
-from stratafl.store.environment import environment
+from stratafl.base.environment import environment
+from stratafl.bench.engines import TASKS, make, task_job
 
 CASES = {"mlp": (20, 10), "cnn": (10, 4)}
 """Clients and steps of a round."""

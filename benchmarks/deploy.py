@@ -2,13 +2,15 @@
 
     python -m benchmarks.deploy [--rounds 10] [--only NAME] [--out FILE.json]
 
-Four leaves on loopback, TLS and registered node keys on, a multi-layer perceptron of 0.8 million parameters, one step
-of SGD with a batch of 20: what is measured is everything but training. The tree is 2x2 with MTGC. A global round with
-E group rounds takes a + b E seconds: b, from E = 1 and E = 5, is what one group round costs. Beside the seconds stand
-those of the processor, of all processes together: they do not depend on what else the machine does.
+Four leaves on loopback, TLS and registered node keys on, a multi-layer perceptron of 0.8 million
+parameters, one step of SGD with a batch of 20: what is measured is everything but training. The
+tree is 2x2 with MTGC. A global round with E group rounds takes a + b E seconds: b, from E = 1 and E
+= 5, is what one group round costs. Beside the seconds stand those of the processor, of all
+processes together: they do not depend on what else the machine does.
 
-Flower's side is an ordinary app on flower-superlink and flower-supernode as they come: FedAvg of flwr.serverapp, and a
-ClientApp that Flower starts for every message. Flower's first round waits for its nodes; no side's first round counts.
+Flower's side is an ordinary app on flower-superlink and flower-supernode as they come: FedAvg of
+flwr.serverapp, and a ClientApp that Flower starts for every message. Flower's first round waits for
+its nodes; no side's first round counts.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.flower_star.model import HIDDEN
 from benchmarks.small_tree import small_tree
-from stratafl.config import Config
-from stratafl.deploy import whole
-from stratafl.deploy.assemble import study_of
-from stratafl.deploy.provision import Topology, provision
-from stratafl.deploy.supervise import QUIET
-from stratafl.store.environment import environment
+from stratafl.base.environment import environment
+from stratafl.config.schema import Config
+from stratafl.data.supply import BatchKey
+from stratafl.deploy.host import this_machine
+from stratafl.deploy.host.supervise import QUIET
+from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.provision import Topology, provision
 
 LEAVES, LIMIT = 4, 900.0
 OURS: dict[str, dict[str, Any]] = {
@@ -85,7 +89,7 @@ MARK = "STRATAFL_BENCHMARK"
 
 
 def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dict[str, Path]]:
-    config = small_tree(folder, hidden=HIDDEN, rounds=rounds, **settings)
+    config = small_tree(folder, rounds=rounds, **{"hidden": HIDDEN, **settings})
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {_free_ports(40)}\n')
     return config, provision(Topology.load(folder / "topology.toml"), folder / "sites")
 
@@ -107,7 +111,8 @@ class Measured:
 
 
 class Work(threading.Thread):
-    """Processor seconds of all marked processes. A process that ended is in the account of the one that started it."""
+    """Processor seconds of all marked processes. A process that ended is in the account of the one
+    that started it."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -151,18 +156,17 @@ def ours(folder: Path, rounds: int, **settings: Any) -> Measured:
     provisioned(folder, rounds, **settings)
     ends: list[float] = []
     with Work() as work:
-        whole.run(folder / "sites", lambda line: ends.append(time.monotonic()))
+        this_machine.run(folder / "sites", lambda line: ends.append(time.monotonic()))
     return Measured(ends, work)
 
 
 def flower(folder: Path, rounds: int) -> Measured:
     config, sites = provisioned(folder, rounds, **OURS["star"])
-    study = study_of(config).simulation
-    training, test = study.engine.training, study.test  # type: ignore[attr-defined]  # the loop engine's
-    assert test is not None
-    for number, part in enumerate(training.partition):
-        _store(folder / f"{number}.npz", training.inputs[part], training.targets[part])
-    _store(folder / "test.npz", *test)
+    data = study_of(config).data
+    for number, part in enumerate(data.partition.leaves):
+        _store(folder / f"{number}.npz", *data.train.supply.batch(torch.as_tensor(part), BatchKey(0, number, 0)))
+    assert data.test is not None
+    _store(folder / "test.npz", data.test.supply.first(1), data.test.supply.targets_N)
     _app(folder / "app")
     root, port = sites.pop("root"), _free_ports(8)
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flower")}
@@ -256,7 +260,8 @@ def _free_ports(count: int) -> int:
 
 
 def summed_up(runs: dict[str, Measured]) -> dict[str, Any]:
-    """Seconds a round, the middle one; processor seconds a round, the mean; and what follows from them."""
+    """Seconds a round, the middle one; processor seconds a round, the mean; and what follows from
+    them."""
     kinds = {
         "seconds": {name: statistics.median(run.seconds) for name, run in runs.items()},
         "processor_seconds": {name: run.work_a_round for name, run in runs.items()},

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratafl import models
-from stratafl.drift import Diagnose
+from stratafl.core.leaf import leaf
+from stratafl.core.measure.drift import Diagnose
 from stratafl.engine.choose import Name
-from stratafl.local import leaf
-from stratafl.simulate import Simulation, simulate
+from stratafl.models.registry import build
+from stratafl.runs.python.simulate import simulate
+from stratafl.simulation.run import Simulation
 
 SAMPLES = 100
 SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}
@@ -30,7 +31,7 @@ def study(model: str, tree: str, periods: Sequence[int], engine: Name, device: s
     inputs = torch.randn(clients * SAMPLES, *SHAPES[model], generator=maker)
     targets = torch.randint(0, 10, (len(inputs),), generator=maker)
     return simulate(
-        lambda: models.build(model, SHAPES[model], 10),
+        lambda: build(model, SHAPES[model], 10),
         (inputs, targets),
         list(np.arange(len(inputs)).reshape(clients, SAMPLES)),
         tree,
@@ -47,11 +48,13 @@ def study(model: str, tree: str, periods: Sequence[int], engine: Name, device: s
 
 
 def share(simulation: Simulation, rounds: int) -> tuple[float, float]:
-    """Median seconds of a round, and the share of all that was spent on looking; the first round warms up.
+    """Median seconds of a round, and the share of all that was spent on looking; the first round
+    warms up.
 
-    Looking is timed by itself, with the device idle before and after: two runs one after the other differ by more.
+    Looking is timed by itself, with the device idle before and after: two runs one after the other
+    differ by more.
     """
-    drift = simulation.federation.drift
+    drift = simulation.drift
     assert drift is not None
     looking = 0.0
 

@@ -1,10 +1,12 @@
-"""The engines' whole table on a GPU in one run: every model, every way to train it, many clients, and the meeting.
+"""The engines' whole table on a GPU in one run: every model, every way to train it, many clients,
+and the meeting.
 
 python -m benchmarks.engine --out benchmarks/results [--only cnn mlp ...]
 python -m benchmarks.engine_docs
 
-Writes one file per part as soon as it is measured, with the commit and the hardware, and prints what each part shows;
-what fails is named, and the rest goes on. The second command puts the numbers into the documents.
+Writes one file per part as soon as it is measured, with the commit and the hardware, and prints
+what each part shows; what fails is named, and the rest goes on. The second command puts the numbers
+into the documents.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ from typing import Any
 import torch
 
 from benchmarks import sync
-from stratafl import jax_baseline
-from stratafl.bench import bench
-from stratafl.store.environment import environment
+from stratafl.base.environment import environment
+from stratafl.bench import jax_baseline
+from stratafl.bench.engines import bench
+from stratafl.cli.bench import Shown
 
 DEVICE = torch.device("cuda")
 EVERY_WAY = (
     "plain loop:tf32", "graphed loop:tf32", "vmap:tf32", "jax:tf32", "stacked:tf32",
     "graphed loop:bf16", "vmap:bf16", "jax:bf16", "stacked:bf16", "stacked:fp16", "stacked:fp32",
 )  # fmt: skip
-"""A plain loop is waiting for the host in every precision, so one is enough; in a CUDA graph it is the GPU's time."""
+"""A plain loop is waiting for the host in every precision, so one is enough; in a CUDA graph it is
+the GPU's time."""
 
 
 def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) -> Callable[[], dict[str, Any]]:
     def run() -> dict[str, Any]:
         there = [name for name in engines if jax_baseline.available() or not name.startswith("jax")]
-        table = bench(model, clients, engines=there, device=DEVICE, rounds=rounds)
-        print(table.text())
+        table = bench(model, clients, engines=there, device=DEVICE, rounds=rounds, watch=Shown())
+        print("\n".join(table.remarks()))
         return table.as_dict()
 
     return run

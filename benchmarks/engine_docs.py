@@ -1,25 +1,27 @@
-"""What is said about the engines' speed, from what was measured: the picture, a table, README's claim, recipes' rates.
+"""What is said about the engines' speed, from what was measured: the picture, a table, README's
+claim, recipes' rates.
 
 python -m benchmarks.engine_docs
 
-Reads benchmarks/results/h200_*.json, draws docs/engine.png and writes what stands between the marks in README.md and
-docs/engine.md, and the table in stratafl/recipes/cost.py; needs no GPU. A ratio is always that of two ways of the same
-precision.
+Reads benchmarks/results/h200_*.json, draws docs/engine.png and writes what stands between the marks
+in README.md and docs/engine.md, and the table in stratafl/paper/recipes/cost.py; needs no GPU. A
+ratio is always that of two ways of the same precision.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stratafl.bench_table import Way, ratios
+from stratafl.bench.table import EnginePrecision, ratios
 from stratafl.engine.ops import COMPUTES
-from stratafl.plots import COLOURS, pyplot, save
+from stratafl.report.plots import COLOURS, pyplot, save
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-RATES = ROOT / "stratafl" / "recipes" / "cost.py"
+RATES = ROOT / "stratafl" / "paper" / "recipes" / "cost.py"
 BEGIN, END = "<!-- measured: python -m benchmarks.engine_docs -->", "<!-- end of measured -->"
 STEPS = 20
 """Between two meetings, unless a line says otherwise."""
@@ -46,17 +48,17 @@ PICTURED = ("tf32", "bf16")
 class Measured(NamedTuple):
     """One file of results."""
 
-    client_steps: dict[Way, float]
+    client_steps: dict[EnginePrecision, float]
     """A second."""
-    steps: dict[Way, int]
+    steps: dict[EnginePrecision, int]
     """Between two meetings."""
     peak_bytes: int
-    """Of the GPU's memory, the most of any way."""
+    """The most of the GPU's memory that any of them took."""
 
     @classmethod
     def read(cls, name: str) -> Measured:
         found = json.loads((RESULTS / f"h200_{name}.json").read_text())
-        rows: dict[Way, dict[str, Any]] = {(row["engine"], row["precision"]): row for row in found["rows"]}
+        rows: dict[EnginePrecision, dict[str, Any]] = {(row["engine"], row["precision"]): row for row in found["rows"]}
         return cls(
             {way: row["client_steps"] for way, row in rows.items()},
             {way: row.get("steps", found["steps"]) for way, row in rows.items()},
@@ -80,13 +82,14 @@ def claim(cnn: Measured) -> str:
     there = {way: name for way, name in names.items() if (way, "tf32") in cnn.client_steps}
     told = [f"{cnn.times(way, 'tf32')} times {name}" for way, name in there.items()]
     tf32, bf16 = (f"{round(cnn.client_steps['stacked', kind], -2):,.0f}" for kind in ("tf32", "bf16"))
-    return (
+    said = (
         f"**{tf32} client-steps a second on one GPU in tf32, {bf16} in bf16**: all clients of a study train at once, "
-        "each with its own weights.\nOne SGD step of the paper's CIFAR-10 CNN, batch 50, with flips and crops, "
-        "corrections, clipping, update and synchronisation, on one H200.\n"
-        f"At equal precision, all in tf32, that is {', '.join(told[:-1])} and {told[-1]}\n"
+        "each with its own weights. One SGD step of the paper's CIFAR-10 CNN, batch 50, with flips and crops, "
+        "corrections, clipping, update and synchronisation, on one H200. "
+        f"At equal precision, all in tf32, that is {', '.join(told[:-1])} and {told[-1]} "
         "([how, and all numbers](docs/engine.md))."
     )
+    return textwrap.fill(said, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def table() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.partition import partition
+from stratafl.data.splits.partition import partition
 
 CASES: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},

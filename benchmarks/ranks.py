@@ -2,12 +2,13 @@
 
     python -m benchmarks.ranks [--ranks 2] [--rounds 5] [--out FILE.json]
 
-Each process has one thread, so that one rank uses one core. The trees are 4 groups of 5 clients, and groups of 14, 3
-and 3, of which the first must be split; the model a multi-layer perceptron of 0.2 million parameters; MTGC, E = 5,
-H = 10.
+Each process has one thread, so that one rank uses one core. The trees are 4 groups of 5 clients,
+and groups of 14, 3 and 3, of which the first must be split; the model a multi-layer perceptron of
+0.2 million parameters; MTGC, E = 5, H = 10.
 
-The least that must be told: a parent whose children lie on several ranks needs one row from each of them, every time
-its children meet. `rows` is what ranks really gave to sums of rows, `numbers` and `values` are everything small.
+The least that must be told: a parent whose children lie on several ranks needs one row from each of
+them, every time its children meet. `rows` is what ranks really gave to sums of rows, `numbers` and
+`values` are everything small.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from stratafl import Simulation, leaf, models, simulate
-from stratafl.ranks.branch import Branch
-from stratafl.ranks.group import Ranks
-from stratafl.store.environment import environment
-from stratafl.tree import Tree
+from stratafl import Simulation, leaf, simulate
+from stratafl.base.environment import environment
+from stratafl.base.tree import Tree
+from stratafl.models.registry import build
+from stratafl.ranks.collectives import Ranks
+from stratafl.ranks.subtree import Branch
 
 TREES = {"4x5": "4x5", "14 + 3 + 3": [14, 3, 3]}
 FEATURES, CLASSES, SAMPLES, PERIODS = 784, 10, 100, [5, 10]
@@ -41,19 +43,20 @@ def simulation(shape: Any, rounds: int, ranks: Ranks) -> Simulation:
     inputs = torch.randn(tree.leaves * SAMPLES, FEATURES, generator=random)
     targets = torch.randint(CLASSES, (len(inputs),), generator=random)
     return simulate(
-        lambda: models.build("mlp", (FEATURES,), CLASSES, hidden=[200, 200]),
+        lambda: build("mlp", (FEATURES,), CLASSES, hidden=[200, 200]),
         (inputs, targets), list(np.arange(len(inputs)).reshape(tree.leaves, -1)), tree, "mtgc",
         periods=PERIODS, rounds=rounds, leaf=leaf(0.01, clip_norm=10.0), batch=50, ranks=ranks, engine="loop",
     )  # fmt: skip
 
 
 def least_bytes(run: Simulation) -> int:
-    """That this rank must give in a round: one row of each shared parent, whenever its children meet."""
+    """That this rank must give in a round: one row of each shared parent, whenever its children
+    meet."""
     tree, meetings = run.federation.tree, run.schedule.meetings
     if not isinstance(tree, Branch):
         return 0
     shared = sum(int(meetings[level]) * len(tree._shared(level)) for level in range(1, tree.depth + 1))
-    return shared * run.federation.held[0].nbytes
+    return shared * run.federation.levels[0].model.nbytes
 
 
 def one_rank(shape: Any, rounds: int, out: Path) -> None:
@@ -66,7 +69,9 @@ def one_rank(shape: Any, rounds: int, out: Path) -> None:
     mine = {"given": dict(ranks.given), "least": least_bytes(run), "leaves": run.federation.tree.leaves}
     every = ranks.all(mine)
     if ranks.is_first:
-        out.write_text(json.dumps({"seconds": seconds, "ranks": every, "norm": float(run.federation.held[0].norm())}))
+        out.write_text(
+            json.dumps({"seconds": seconds, "ranks": every, "norm": float(run.federation.levels[0].model.norm())})
+        )
     ranks.leave()
 
 
@@ -89,7 +94,8 @@ def on_ranks(count: int, tree: str, rounds: int, out: Path) -> dict[str, Any]:
 
 
 def compare(tree: str, count: int, rounds: int, out: Path) -> dict[str, Any]:
-    # turn by turn, and the fastest round of each: a virtual machine's cores are not equally fast at every moment
+    # turn by turn, and the fastest round of each: a virtual machine's cores are not equally fast at
+    # every moment
     turns = [[on_ranks(ranks, tree, rounds, out) for ranks in (1, count)] for _ in range(TURNS)]
     one, several = turns[-1]
     given = sum(rank["given"].get("rows", 0) for rank in several["ranks"]) / (rounds - 1)

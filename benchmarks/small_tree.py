@@ -1,15 +1,20 @@
-"""The config of a small tree on handwritten digits, which the deployment's benchmark and its tests run."""
+"""A small tree on handwritten digits, which the deployment's benchmarks and its tests run."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from stratafl.config import Config
+from stratafl.config.schema import Config
+from stratafl.runs.lock import is_held
 
 CONFIG = """
 [tree]
-shape = "{shape}"
+shape = {shape}
 weights = "samples"
 [data]
 name = "digits"
@@ -31,7 +36,7 @@ rounds = {rounds}
 def small_tree(
     folder: Path,
     *,
-    shape: str = "2x2",
+    shape: str | Sequence[Any] = "2x2",
     periods: Sequence[int] = (2, 3),
     method: str = "mtgc",
     hidden: Sequence[int] = (16,),
@@ -40,6 +45,20 @@ def small_tree(
     """Written to run.toml in the folder."""
     path = folder / "run.toml"
     path.write_text(
-        CONFIG.format(shape=shape, periods=list(periods), method=method, hidden=list(hidden), rounds=rounds)
+        CONFIG.format(shape=json.dumps(shape), periods=list(periods), method=method, hidden=list(hidden), rounds=rounds)
     )
     return Config.load(path)
+
+
+def processes(site: Path) -> dict[str, int]:
+    """Those of a site that run now: its supervisor, and what it has started, each told by its
+    log."""
+    if not is_held(site):
+        return {}
+    supervisor = int((site / "lock").read_text())
+    alive = {"supervisor": supervisor}
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for pid in map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()):
+            with contextlib.suppress(OSError):
+                alive[Path(os.readlink(f"/proc/{pid}/fd/1")).stem] = pid
+    return alive

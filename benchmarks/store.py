@@ -1,10 +1,12 @@
-"""What keeping a run costs: writing a checkpoint beside a plain copy of its bytes, and its share of a run's time.
+"""What keeping a run costs: writing a checkpoint beside a plain copy of its bytes, and its share of
+a run's time.
 
     python -m benchmarks.store [--folder DIR] [--out FILE.json]
 
-The state is that of the paper's CIFAR-10 setting: 10 groups of 10 clients, a CNN of 0.8 million parameters. "mtgc" is
-as after a global round (the clients' corrections have just restarted), "scaffold" has a control variate per client.
-A plain copy writes the same files' bytes from memory in chunks and syncs them.
+The state is that of the paper's CIFAR-10 setting: 10 groups of 10 clients, a CNN of 0.8 million
+parameters. "mtgc" is as after a global round (the clients' corrections have just restarted),
+"scaffold" has a control variate per client. A plain copy writes the same files' bytes from memory
+in chunks and syncs them.
 """
 
 from __future__ import annotations
@@ -17,33 +19,36 @@ import shutil
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stratafl import models
-from stratafl.config import Config, RunConfig
-from stratafl.federation import Federation
-from stratafl.flat import Flat
-from stratafl.launch import Launch
-from stratafl.registry import rules_for
-from stratafl.state import State
-from stratafl.store import layout
-from stratafl.store.checkpoint import Checkpoints
-from stratafl.store.environment import environment
-from stratafl.store.folder import RunFolder
-from stratafl.store.inputs import Inputs
-from stratafl.store.records import Mark
-from stratafl.store.tensors import CHUNK
-from stratafl.tree import Tree
+from stratafl.base.environment import environment
+from stratafl.base.state import State
+from stratafl.base.tree import Tree
+from stratafl.config.schema import Config, RunConfig
+from stratafl.core.federation import Federation
+from stratafl.core.flat import Flat
+from stratafl.core.measure.traffic import Traffic
+from stratafl.core.meeting import note_of
+from stratafl.models.registry import build
+from stratafl.rules.registry import rules_for
+from stratafl.runs import layout
+from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.folder import RunFolder
+from stratafl.runs.launch import Launch
+from stratafl.runs.origins import Origins
+from stratafl.runs.records import Mark
+from stratafl.runs.tensors import CHUNK
 
 CLIENTS, TIMES = "10x10", 3
 
 
 def paper_state(method: str, device: torch.device) -> State:
     """A federation's state with values as different as after training."""
-    flat = Flat(models.build("cnn", (3, 32, 32), 10))
+    flat = Flat(build("cnn", (3, 32, 32), 10))
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     tree = Tree.of(CLIENTS)
     federation = Federation(tree, rules_for(method, tree.depth), x_P, b_B, [None, None], seed=0)
@@ -52,13 +57,20 @@ def paper_state(method: str, device: torch.device) -> State:
     def trained(rows: torch.Tensor) -> torch.Tensor:
         return rows + 0.01 * torch.randn(rows.shape, generator=noise, device=device)
 
-    federation.own = [trained(rows) for rows in federation.own]
-    federation.held = federation.own[:-1]
     kept = [1] if method == "mtgc" else [1, 2]
-    for level in kept:
-        federation.state[level] = {name: trained(rows) for name, rows in federation.state[level].items()}
-        federation._correct(level)  # what follows from a state is part of a checkpoint, too
-    return {"step": 0, "federation": federation.saved(), "chunk": None}
+    for level, now in enumerate(federation.levels):
+        model = trained(now.model)
+        given = {**now.given, "model": model} if now.given else {}
+        now = replace(now, model=model, given=given)
+        if level in kept:
+            state = {name: trained(rows) for name, rows in now.state.items()}
+            note = {
+                name: tree.spread(level, rows) for name, rows in note_of(federation.levels[level - 1].given).items()
+            }
+            # what follows from a state is part of a checkpoint, too
+            now = replace(now, state=state, correction=federation.rules[level].correction(state, note))
+        federation.levels[level] = now
+    return {"step": 0, "federation": federation.saved(), "traffic": Traffic(tree).saved(), "chunk": None}
 
 
 def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str, Any]:
@@ -69,14 +81,14 @@ def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str
     written, copied, read = [], [], []
     for number in range(TIMES):
         began = time.perf_counter()
-        checkpoints.write(0, state, Mark(0, hashlib.sha256().hexdigest()), Inputs({}, {}))
+        checkpoints.write(Place(0), state, Mark(0, hashlib.sha256().hexdigest()), Origins({}, {}))
         written.append(time.perf_counter() - began)
-        contents = [path.read_bytes() for path in checkpoints.path(0).iterdir()]
+        contents = [path.read_bytes() for path in checkpoints.path(Place(0)).iterdir()]
         began = time.perf_counter()
         _plain_copy(folder / f"copy{number}", contents)
         copied.append(time.perf_counter() - began)
         began = time.perf_counter()
-        checkpoints.read(0)
+        checkpoints.read(Place(0))
         read.append(time.perf_counter() - began)
         shutil.rmtree(folder / f"copy{number}")
         checkpoints.keep_only()
@@ -103,7 +115,8 @@ def _plain_copy(folder: Path, contents: list[bytes]) -> None:
 
 
 def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
-    """Rounds and checkpoints of a run as a user starts it, timed; then the share at the usual distance."""
+    """Rounds and checkpoints of a run as a user starts it, timed; then the share at the usual
+    distance."""
     config = Config.of({
         "tree": {"shape": CLIENTS},
         "model": {"name": "mlp", "hidden": [200, 200]},
@@ -117,9 +130,9 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     assert isinstance(launch.folder, RunFolder)
     write = launch.folder.checkpoints.write
 
-    def timed(round: int, state: State, records: Mark, inputs: Inputs) -> None:
+    def timed(place: Place, state: State, records: Mark, origins: Origins) -> None:
         began = time.perf_counter()
-        write(round, state, records, inputs)
+        write(place, state, records, origins)
         spent.append(time.perf_counter() - began)
 
     launch.folder.checkpoints.write = timed  # type: ignore[method-assign]

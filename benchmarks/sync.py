@@ -1,4 +1,5 @@
-"""What a synchronisation costs: 100 rows of 0.8 million parameters, 10x10, corrections on both levels.
+"""What a synchronisation costs: 100 rows of 0.8 million parameters, 10x10, corrections on both
+levels.
 
 python -m benchmarks.sync [--device cuda]
 """
@@ -11,9 +12,11 @@ import time
 import numpy as np
 import torch
 
-from stratafl.federation import Federation
-from stratafl.registry import place
-from stratafl.tree import Tree
+from stratafl.base.tree import Tree
+from stratafl.core.federation import Federation
+from stratafl.core.work import Trained
+from stratafl.engine.choose import drift_kernel
+from stratafl.rules.registry import place
 
 PARAMETERS = 797_962
 
@@ -22,15 +25,16 @@ def milliseconds(device: torch.device, method: str, top: int, shape: str = "10x1
     """Median time of one meeting up to edge level `top`."""
     tree = Tree.of(shape)
     x_P = torch.randn(PARAMETERS, device=device)
-    federation = Federation(tree, place(method, tree.depth), x_P, x_P[:0], (None,) * tree.depth, seed=0)
+    rules, everybody = place(method, tree.depth), (None,) * tree.depth
+    federation = Federation(tree, rules, x_P, x_P[:0], everybody, seed=0, drift_kernel=drift_kernel(x_P))
     x_NP = x_P + 0.01 * torch.randn(tree.leaves, PARAMETERS, device=device)
     b_NB = x_NP[:, :0]
     spent = []
     for _ in range(times):
         federation.begin()
-        federation.trained(x_NP, b_NB, 0.1)
+        federation.trained(Trained(x_NP, b_NB, b_NB, {}), 0.1)
         if top < tree.depth:
-            federation.rate_N[top] += 0.1
+            federation.levels[top].rate_N[:] += 0.1
         _wait(device)
         began = time.perf_counter()
         federation.meet(top)

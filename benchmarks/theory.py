@@ -1,7 +1,8 @@
 """The paper's theory in numbers: quadratics whose clients and groups disagree.
 
-Two claims are measured. Theorem 4.1: MTGC's error does not depend on how different clients and groups are, while
-HFedAvg's grows with it. Corollary 4.1: with noisy gradients the error falls in the number of clients (linear speed-up).
+Two claims are measured. Theorem 4.1: MTGC's error does not depend on how different clients and
+groups are, while HFedAvg's grows with it. Corollary 4.1: with noisy gradients the error falls in
+the number of clients (linear speed-up).
 
     python -m benchmarks.theory [--out docs/results]
 """
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Tree, simulate
-from stratafl.plots import COLOURS, pyplot, save
-from stratafl.store.environment import environment
+from stratafl.base.environment import environment
+from stratafl.report.plots import COLOURS, pyplot, save
 
 DIM, SAMPLES, LR = 20, 64, 0.05
 PERIODS = (2, 5)
@@ -50,7 +51,8 @@ def mean_cost(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Quadratics:
-    """Clients with minimisers that differ by `scale` between groups and within them, and their own curvatures."""
+    """Clients with minimisers that differ by `scale` between groups and within them, and their own
+    curvatures."""
 
     def __init__(self, shape: str, scale: float, noise: float, seed: int):
         rng = np.random.default_rng(seed)
@@ -86,7 +88,7 @@ class Quadratics:
         )
         errors = []
         for _ in simulation:
-            root = simulation.federation.held[0][0]
+            root = simulation.federation.levels[0].model[0]
             errors.append(float(((root - self.minimiser) ** 2).sum()))
         return np.array(errors)
 
@@ -103,7 +105,8 @@ def heterogeneity(scales: Sequence[float], rounds: int, settle: int) -> dict[str
 
 
 def speed_up(shapes: Sequence[str], rounds: int, settle: int) -> dict[str, list[float]]:
-    """The mean squared error each method fluctuates at under gradient noise, by number of clients."""
+    """The mean squared error each method fluctuates at under gradient noise, by number of
+    clients."""
     return {
         title: [
             float(

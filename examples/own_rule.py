@@ -4,7 +4,7 @@ stratafl run examples/own_rule.toml
 """
 
 from stratafl import Rule, average, register
-from stratafl.errors import number
+from stratafl.base.errors import number
 
 
 @register("homesick")

@@ -1,4 +1,4 @@
-from stratafl.cli import main
+from stratafl.cli.main import main
 
 if __name__ == "__main__":
     main()

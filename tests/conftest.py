@@ -1,4 +1,5 @@
-"""What all tests share: one thread a process, and a loud list of the real data sets that are not at hand."""
+"""What all tests share: one thread a process, and a loud list of the real data sets that are not at
+hand."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import os
 import pytest
 import torch
 
-# the suite runs in several processes, and small operations gain nothing from more threads; those of a process that it
-# starts would wait for each other most of the time, with the cores taken
+# the suite runs in several processes, and small operations gain nothing from more threads; those of
+# a process that it starts would wait for each other most of the time, with the cores taken
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

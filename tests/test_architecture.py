@@ -1,10 +1,12 @@
-"""The arrows between modules, read from their imports."""
+"""The shape of the package: arrows between modules, sizes, and nothing written twice."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,87 +44,68 @@ def is_module(source: str, alias: ast.alias) -> bool:
 
 
 IMPORTS = {module_name(path): imports_of(path) for path in FILES}
+LAYERS = (
+    "base",
+    "data",
+    "models",
+    "core",
+    "rules",
+    "engine",
+    "ranks",
+    "simulation",
+    "config",
+    "runs",
+    "deploy.protocol",
+    "deploy.notes",
+    "deploy.sites",
+    "deploy.news",
+    "deploy.door",
+    "deploy.flower",
+    "deploy.host",
+    "report",
+    "paper",
+    "bench",
+    "cli",
+)
+"""Lowest first: what is above in the house imports what is below, and nothing else."""
+GATHERED = ("stratafl", "stratafl.__main__", "stratafl.deploy")
+"""What is no room itself: the package's face, its command, and the room around deploy's rooms."""
 
 
-def within(name: str, *parents: str) -> bool:
-    full = [f"stratafl.{parent}" for parent in parents]
-    return any(name == parent or name.startswith(parent + ".") for parent in full)
+def within(name: str, room: str) -> bool:
+    return name == f"stratafl.{room}" or name.startswith(f"stratafl.{room}.")
 
 
-def modules(*parents: str) -> dict[str, set[str]]:
-    chosen = {name: found for name, found in IMPORTS.items() if within(name, *parents)}
-    assert chosen, f"no module is called {parents}"
-    return chosen
+def layer(name: str) -> int:
+    """Where a module is, lowest 0."""
+    (found,) = (number for number, room in enumerate(LAYERS) if within(name, room))
+    return found
 
 
 def test_the_reader_sees_imports() -> None:
-    assert "stratafl.federation" in IMPORTS["stratafl.simulate"]
-    assert "stratafl.checks" in IMPORTS["stratafl.simulate"], "from stratafl import checks"
-    assert "stratafl.simulate" in IMPORTS["stratafl"]
+    assert "stratafl.core.federation" in IMPORTS["stratafl.simulation.prepare"]
+    assert "stratafl.core.checks" in IMPORTS["stratafl.simulation.prepare"], "from stratafl.core import checks"
+    assert "stratafl.runs.python.simulate" in IMPORTS["stratafl"]
 
 
-@pytest.mark.parametrize("base", ["tree", "rule", "flat", "state", "streams", "errors", "placing"])
-def test_the_base_stands_alone(base: str) -> None:
-    for name, found in modules(base).items():
-        others = {each for each in found if not within(each, "errors", "streams", "placing")}
-        assert not others, f"{name} imports {others}"
+@pytest.mark.parametrize("name", sorted(set(IMPORTS) - set(GATHERED)))
+def test_every_import_points_down(name: str) -> None:
+    here = layer(name)
+    wrong = {each for each in IMPORTS[name] if each not in GATHERED and layer(each) > here}
+    assert not wrong, f"{name} imports {wrong}"
+    assert "stratafl" not in IMPORTS[name], f"{name} imports the whole package"
 
 
-@pytest.mark.parametrize(
-    ("modules_of", "forbidden"),
-    [
-        (("rules", "local", "schedule", "registry"), ("engine", "simulate", "federation")),
-        (("rules",), ("tree",)),
-        (("engine",), ("simulate", "config", "cli", "deploy")),
-        (("federation",), ("simulate", "config", "cli", "deploy", "ranks")),
-        (("simulate", "experiment", "launch"), ("deploy",)),
-        (
-            ("deploy.job", "deploy.messages", "deploy.upward", "deploy.downward", "deploy.node", "deploy.wire"),
-            (
-                "federation",
-                "simulate",
-                "config",
-                "experiment",
-                "store",
-                "engine.loop",
-                "engine.stacked",
-                "engine.choose",
-            ),
-        ),
-        (("ranks",), ("federation", "simulate", "engine", "config", "experiment", "launch", "cli")),
-        (("report",), ("engine", "simulate", "federation", "config", "experiment", "launch", "cli")),
-        (("drift",), ("engine", "rules", "simulate", "federation")),
-        (("simulate",), ("config", "recipes", "cli", "experiment", "store")),
-        (("store.folder", "store.checkpoint", "store.signals"), ("launch", "sweep", "cli", "runs_cli", "progress")),
-        (
-            ("store.read", "store.files", "store.layout", "store.lock"),
-            ("state", "config", "engine", "simulate", "federation", "experiment"),
-        ),
-        (("recipes",), ("reproduce", "launch", "sweep", "cli", "reproduce_cli", "plots")),
-        (("reproduce",), ("cli", "reproduce_cli", "progress")),
-        (("sweep",), ("recipes", "reproduce", "cli")),
-        (("data", "metrics"), ("tree", "rule", "engine", "simulate", "federation")),
-    ],
-    ids=str,
-)
-def test_arrows_point_one_way(modules_of: tuple[str, ...], forbidden: tuple[str, ...]) -> None:
-    for name, found in modules(*modules_of).items():
-        wrong = {each for each in found if within(each, *forbidden)}
-        assert not wrong, f"{name} imports {wrong}"
-        assert "stratafl" not in found, f"{name} imports the whole package"
+def test_no_module_lies_at_the_top() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_a_deployed_node_meets_the_engine_at_its_seam_only() -> None:
-    for name, found in modules("deploy").items():
-        wrong = {each for each in found if within(each, "engine") and not within(each, "engine.work", "engine.spread")}
-        assert not wrong, f"{name} imports {wrong}"
+ROOMS = sorted({path.parent for path in FILES})
 
 
-def test_models_know_nothing_of_federations() -> None:
-    for name, found in IMPORTS.items():
-        if within(name, "models"):
-            wrong = {each for each in found if within(each, "tree", "rule", "engine", "simulate", "federation")}
-            assert not wrong, f"{name} imports {wrong}"
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))
+def test_no_room_is_so_full_that_nothing_is_found_in_it(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= 15
 
 
 def test_no_circle() -> None:
@@ -142,22 +125,84 @@ def test_no_circle() -> None:
     assert done == set(IMPORTS)
 
 
+def loaded_by(code: str) -> set[str]:
+    """The packages that a fresh interpreter has loaded after this."""
+    shown = f"{code}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    command = [sys.executable, "-c", shown]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=120)
+    return set(ran.stdout.split())
+
+
 def test_the_core_needs_torch_and_numpy_only() -> None:
-    code = "import sys, stratafl; print(*{name.partition('.')[0] for name in sys.modules})"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=PACKAGE.parent,
-        timeout=120,
-    )
-    loaded = set(ran.stdout.split())
+    loaded = loaded_by("from stratafl import *")
     assert {"torch", "numpy", "stratafl"} <= loaded
-    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard", "plotly", "pandas"}
+    extras = {"matplotlib", "sklearn", "typer", "rich", "datasets", "flwr", "tensorboard", "pandas"}
     assert not loaded & extras
+
+
+def test_the_package_alone_loads_nothing_heavy() -> None:
+    assert not loaded_by("import stratafl; stratafl.__version__") & {"torch", "numpy"}
+
+
+def test_public_names_are_theirs_whatever_was_imported_before() -> None:
+    """Some are those of modules, too."""
+    code = "import stratafl.runs.python.simulate, stratafl.core.leaf, stratafl.rules; import stratafl as s"
+    assert "stratafl" in loaded_by(f"{code}; assert all(hasattr(s, n) for n in s.__all__) and callable(s.simulate)")
+    assert set(stratafl.__all__) <= set(dir(stratafl))
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        getattr(stratafl, "simulat")  # noqa: B009
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+    assert len(path.read_text().splitlines()) <= 400
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    """Every function and method of the package, with where it is."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function):
+                yield f"{module_name(path)}.{node.name}, line {node.lineno}", node
+
+
+def body_of(function: Function) -> list[ast.stmt]:
+    """A function's statements without its docstring."""
+    return function.body if ast.get_docstring(function) is None else function.body[1:]
+
+
+def test_functions_stay_short() -> None:
+    lengths = {place: function.end_lineno - function.lineno + 1 for place, function in functions()}  # type: ignore[operator]
+    assert {place: lines for place, lines in lengths.items() if lines > 60} == {}
+
+
+class Anonymous(ast.NodeTransformer):
+    """Numbers a function's own names in their order, so that renaming them hides no repetition."""
+
+    def __init__(self, function: Function):
+        names = [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)]
+        names += [
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
+        self.own, self.numbers = set(names), dict[str, str]()
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id not in self.own:
+            return node
+        return ast.Name(self.numbers.setdefault(node.id, f"name {len(self.numbers)}"), node.ctx)
+
+
+def test_nothing_is_written_twice() -> None:
+    """Two functions of four statements or more never do the same, whatever their variables are
+    called."""
+    places = defaultdict(list)
+    for place, function in functions():
+        body = body_of(function)
+        if sum(isinstance(node, ast.stmt) for statement in body for node in ast.walk(statement)) >= 4:
+            anonymous = Anonymous(function)
+            places[tuple(ast.dump(anonymous.visit(statement)) for statement in body)].append(place)
+    assert len(places) > 500
+    assert not [same for same in places.values() if len(same) > 1]

@@ -29,8 +29,8 @@ from stratafl import (
     step_decay,
     yogi,
 )
-from stratafl.data.batches import batches
-from stratafl.errors import reason, shown, unknown
+from stratafl.base.errors import reason, shown, unknown
+from stratafl.data.sampling import batches
 
 NAN, INF = float("nan"), float("inf")
 PARTS = [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from safetensors.torch import load_file
+from typer import rich_utils
+from typer.testing import CliRunner
 
-from stratafl import registry
-from stratafl.cli import main
-from stratafl.store import read_run
+from stratafl.cli.main import app, main
+from stratafl.rules import registry
+from stratafl.runs import read_run
 
 CONFIG = """
 [tree]
@@ -38,6 +44,72 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
+
+
+def every_command(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The words of each command and each group of them, as a user types them."""
+    below = getattr(group, "commands", {})
+    return [path, *(words for name in below for words in every_command(below[name], (*path, name)))]
+
+
+COMMANDS = every_command(typer.main.get_command(app))
+HEAVY = ("torch", "numpy", "pandas", "matplotlib", "safetensors", "sklearn", "flwr")
+LOADED = """
+import atexit, json, sys
+packages = lambda: sorted({name.partition(".")[0] for name in sys.modules})
+atexit.register(lambda: print(json.dumps(packages()), file=sys.stderr))
+from stratafl.__main__ import main
+main()
+"""
+
+
+def test_every_command_is_known_here() -> None:
+    assert {(), ("init",), ("run",), ("reproduce",), ("data", "show"), ("deploy", "up")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", [("--version",), *((*each, "--help") for each in COMMANDS)], ids=" ".join)
+def test_help_comes_before_anything_heavy(words: tuple[str, ...]) -> None:
+    """Help that first loads PyTorch takes seconds; a command loads it when it begins to work."""
+    ran = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and ran.stdout
+    assert not set(HEAVY) & set(json.loads(ran.stderr))
+
+
+def test_a_shell_completes_commands_and_options_at_once() -> None:
+    """Each press of a key starts the program anew, so nothing heavy may be loaded for it."""
+    asked = {"_STRATAFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    for words, offered in (("stratafl rep", ["report", "reproduce"]), ("stratafl --vers", ["--version"])):
+        told = {**os.environ, **asked, "COMP_WORDS": words}
+        command = [sys.executable, "-c", LOADED]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
+        assert ran.stdout.split() == offered
+        assert not set(HEAVY) & set(json.loads(ran.stderr))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_needs_for_completion_is_shown(shell: str) -> None:
+    told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "stratafl", "--show-completion", shell]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
+    assert ran.returncode == 0 and "_STRATAFL_COMPLETE" in ran.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_fits_a_terminal(words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Typer reads a width of its own once, when it first shows help: what it found then must not decide here
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", None)
+    ran = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)})
+    assert ran.exit_code == 0
+    lines = ran.output.splitlines()
+    assert max(map(len, lines)) == width  # its boxes are as wide as the terminal: the width was looked at
+    assert "…" not in ran.output
+
+
+@pytest.mark.parametrize(("wrong", "nearest"), [(("rn",), "run"), (("data", "lst"), "list")])
+def test_a_command_nobody_knows_is_answered_with_the_nearest(wrong, nearest, monkeypatch, capsys) -> None:
+    assert command(monkeypatch, *wrong) == 2
+    assert f"Did you mean '{nearest}'" in capsys.readouterr().err
 
 
 def test_run_shows_plain_lines_off_a_terminal(config, monkeypatch, capsys) -> None:
@@ -91,8 +163,6 @@ def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, caps
     [
         "model.name=builtins:exit",
         "model.name=time:sleep",
-        "model.name=exits.py:make",
-        "run.plugins=['exits.py']",
         f"run.seed={'9' * 5_000}",
         "run.device=meta",
         f"run.plugins=['{'deep/' * 2_000}mine.py']",
@@ -100,7 +170,6 @@ def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, caps
     ],
 )
 def test_whatever_is_wrong_is_one_printable_line_and_exit_code_2(change, config, monkeypatch, capsys, tmp_path) -> None:
-    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
     assert command(monkeypatch, "run", config, "--set", change) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -108,6 +177,19 @@ def test_whatever_is_wrong_is_one_printable_line_and_exit_code_2(change, config,
     assert shown.err.endswith("\n")
     assert shown.err[:-1].isprintable()
     assert len(shown.err) <= 620
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("change", ["model.name=exits.py:make", "run.plugins=['exits.py']"])
+def test_a_file_that_ends_the_process_is_named_with_its_line(change, config, monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    assert command(monkeypatch, "run", config, "--set", change) == 4
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    line, place, source = shown.err.splitlines()
+    assert line.startswith("error: ") and line.endswith("cannot be imported: SystemExit: 0")
+    assert place.endswith("exits.py, line 1, in <module>")
+    assert source == "    raise SystemExit(0)"
     assert not (tmp_path / "runs").exists()
 
 
@@ -149,7 +231,7 @@ def test_methods_lists_a_rule_of_one_s_own_whatever_it_takes(monkeypatch, capsys
 
 
 def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path) -> None:
-    from stratafl import demo
+    from stratafl.paper import demo
 
     settings = demo.settings
     monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), "run": {"rounds": 2, "seed": 0}})
@@ -232,7 +314,7 @@ def test_a_run_in_which_everything_is_refused_fails_in_one_line(config, monkeypa
 
 
 def test_what_was_refused_is_told_with_its_reason() -> None:
-    from stratafl.cli import _refusals
+    from stratafl.cli.run import _refusals
 
     refused = {str(node): 3 for node in range(30_000)}
     lines = list(_refusals(refused, {"1": 3, "2": 1}))

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl import InvalidInput, registry
-from stratafl.config import Config
-from stratafl.experiment import experiment
+from stratafl import InvalidInput
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment
+from stratafl.rules import registry
 
 GOOD = """
 [tree]
@@ -81,9 +82,9 @@ def test_a_rule_from_the_user_s_own_file_can_be_named(path: Path, tmp_path: Path
     config = path.read_text().replace("mu = 0.1\n", "")
     path.write_text(config)
     simulation = experiment(Config.load(path, changes))
-    start = simulation.federation.held[0][0].clone()
+    start = simulation.federation.levels[0].model[0].clone()
     simulation.run()
-    assert not torch.equal(simulation.federation.held[0][0], start)
+    assert not torch.equal(simulation.federation.levels[0].model[0], start)
     with pytest.raises(InvalidInput, match=r"halfway parameter = 'shares'.*did you mean 'share'"):
         experiment(Config.load(path, [*changes, "method.shares=1"]))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.registry import entries
+from stratafl.rules.registry import entries
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
@@ -70,7 +70,7 @@ def test_partial_participation(name: str, depth: int) -> None:
     sim = federation(name, depth, participation=[1] * depth)
     seen = set()
     for _ in sim:
-        active = sim.federation.active_N[-1]
+        active = sim.federation.levels[-1].active_N
         assert active.sum() == 1
         seen.add(int(active.argmax()))
     assert len(seen) > 1
@@ -97,7 +97,8 @@ def test_a_client_with_nan_is_refused_and_named_and_its_siblings_go_on(name: str
 def test_learns(name: str) -> None:
     sim = federation(name, 2, test=None)
     sim.rounds = 25
-    inputs, targets = sim.engine.training.inputs, sim.engine.training.targets
+    supply = sim.engine.training.supply
+    inputs, targets = supply.inputs_N, supply.targets_N
     sim.test = (inputs, targets)
     losses = [r.metrics["loss"] for r in sim]
     assert losses[-1] < losses[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratafl import demo
-from stratafl.experiment import experiment
-from stratafl.metrics import rounds_to
+from stratafl.config.setup import experiment
+from stratafl.core.measure.metrics import rounds_to
+from stratafl.paper import demo
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Runs that diverge: what is measured of scores that are no numbers, and from which round on a run is called dead."""
+"""Runs that diverge: what is measured of scores that are no numbers, and from which round on a run
+is called dead."""
 
 from __future__ import annotations
 
@@ -15,21 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import simulate
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.divergence import diverged, measured
-from stratafl.launch import Launch
-from stratafl.metrics import evaluate, metrics, tally
-from stratafl.report.compare import settings, summary
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.core.measure.divergence import diverged, measured
+from stratafl.core.measure.metrics import evaluate, metrics, tally
+from stratafl.core.objective.goal import Goal
+from stratafl.paper.reproduce.claims import claims_of
+from stratafl.paper.reproduce.draw import draw
+from stratafl.paper.reproduce.report import describe
+from stratafl.report.compare import settings
 from stratafl.report.curves import curve_of, mean_curve
 from stratafl.report.figures import figures
-from stratafl.report.payload import payload
-from stratafl.reproduce.claims import claims_of
-from stratafl.reproduce.draw import draw
-from stratafl.reproduce.report import describe
-from stratafl.store import read_run
-from stratafl.sweep import Entry, table
-from tests.reproduce.histories import results, stored
+from stratafl.report.payload import judged_by, payload
+from stratafl.report.summary import Cell, columns
+from stratafl.runs import read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.sweep import PlannedRun, table
+from tests.paper.histories import results, stored
 
 NAN, INF = math.nan, math.inf
 TARGETS = torch.tensor([0, 1, 1, 0])
@@ -93,7 +96,8 @@ def test_a_record_without_a_finite_loss_has_no_accuracy_either() -> None:
 
 
 class Fragile(nn.Linear):
-    """Trains for ever, and has no scores any more once its weights are large: finite weights that overflow."""
+    """Trains for ever, and has no scores any more once its weights are large: finite weights that
+    overflow."""
 
     def __init__(self, features: int = 5, classes: int = 3) -> None:
         super().__init__(features, classes)
@@ -162,7 +166,8 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
         assert not ended.value.code
     table, _, listed = capsys.readouterr().out.rpartition("\n{")
     assert f"{dead.path.name}: diverged at round {dead.diverged}" in table
-    assert [row.count("diverged") for row in table.splitlines() if row.startswith("│")] == [1, 0]
+    rows = [next(row for row in table.splitlines() if run.path.name in row) for run in (dead, alive)]
+    assert [row.count("diverged") for row in rows] == [1, 0]
     found = {run["name"]: run for run in json.loads("{" + listed)["runs"]}
     assert found["dead"]["diverged"] == dead.diverged and math.isnan(found["dead"]["final"]["accuracy"])
     assert found["alive"]["diverged"] is None and found["alive"]["final"]["accuracy"] > 0.3
@@ -171,11 +176,11 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
 def test_a_sweep_tells_how_many_diverged(runs: Path) -> None:
     config = Config.of(CONFIG)
     dead, alive = of(runs, "dead"), of(runs, "alive")
-    entries = [Entry("a", "one", config), Entry("b", "one", config), Entry("c", "two", config)]
-    one, two = table(entries, {"a": dead, "b": alive, "c": dead}, target=0.9999)
+    entries = [PlannedRun("a", "one", config), PlannedRun("b", "one", config), PlannedRun("c", "two", config)]
+    one, two = table(entries, {"a": dead, "b": alive, "c": dead}, target=Goal("accuracy", 0.9999))
     assert (one.done, one.diverged, two.diverged) == (2, 1, 1)
-    assert one.accuracy == alive.rounds[-1]["metrics"]["accuracy"] and one.accuracy_text.endswith(", 1 diverged")
-    assert two.accuracy_text == "diverged" and two.rounds_text == ">6"
+    assert one.final == alive.rounds[-1]["metrics"]["accuracy"] and one.final_text.endswith(", 1 diverged")
+    assert two.final_text == "diverged" and two.rounds_text == ">6"
 
 
 def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> None:
@@ -184,10 +189,10 @@ def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> N
     assert curve.diverged == dead.diverged and curve.last("accuracy") is None and curve.last("loss") is None
     assert all(r < dead.diverged for name in ("accuracy", "loss") for r, _ in curve.known(name))
     shown = payload([dead, alive])
-    head, rows = shown["summary"]["head"], {row[0]: row for row in shown["summary"]["rows"]}
+    table = {column["title"]: [cell["text"] for cell in column["cells"]] for column in shown["summary"]["before"]}
     for name in ("accuracy, %", "loss"):
-        assert rows["dead"][head.index(name)] == f"diverged at round {dead.diverged}"
-        assert "diverged" not in rows["alive"][head.index(name)]
+        assert table[name][0] == f"diverged at round {dead.diverged}" and "diverged" not in table[name][1]
+    assert "diverged at round" in shown["settings"][0]["runs"][0]["notes"][0]
     assert [run["diverged"] for each in shown["settings"] for run in each["runs"]] == [dead.diverged, None]
     json.dumps(shown, allow_nan=False)
     pytest.importorskip("matplotlib")
@@ -200,8 +205,9 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
     dead, alive = of(runs, "dead"), of(runs, "alive")
     mean = mean_curve([curve_of(dead), curve_of(alive)])
     assert mean.diverged == dead.diverged and mean.last("accuracy") is None
-    (row,) = summary(settings([dead, dead]), [])
-    assert row.diverged == [dead.diverged] * 2 and row.final.get("accuracy") is None
+    found = settings([dead, dead])
+    accuracy = next(column for column in columns(found, judged_by(found)[0]) if column.title == "accuracy, %")
+    assert accuracy.cells == [Cell(f"2 of 2 diverged, the first at round {dead.diverged}")]
 
 
 def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
@@ -210,8 +216,8 @@ def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
     run = stored(config, [0.5, 0.6, 0.9, 0.9])
     for record in run.rounds[2:]:
         record["metrics"]["loss"] = NAN
-    (row,) = table([Entry("a", "one", config)], {"a": run}, target=0.8)
-    assert row.reached == 0 and row.accuracy_text == "diverged"
+    (row,) = table([PlannedRun("a", "one", config)], {"a": run}, target=Goal("accuracy", 0.8))
+    assert row.reached == 0 and row.final_text == "diverged"
     curve = curve_of(run)
     assert curve.known("accuracy") == [(1, 0.5), (2, 0.6)] and curve.diverged == 3
 

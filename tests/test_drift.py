@@ -1,4 +1,5 @@
-"""Drift diagnostics against the paper's definitions, written down again with dictionaries and loops."""
+"""Drift diagnostics against the paper's definitions, written down again with dictionaries and
+loops."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl import Draw, InvalidInput, Tree, leaf, median, simulate
-from stratafl.drift import Drift
+from stratafl import Draw, InvalidInput, Tree, constant, corrections, leaf, median, simulate
+from stratafl.core.leaf import Leaf
+from stratafl.core.measure.drift import Drift
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights
 from tests.test_parity import problem_and_setting
 from tests.transcriptions import Node, Setting
@@ -29,7 +31,8 @@ def participation(draw: Draw) -> np.ndarray:
 
 
 class Transcription:
-    """MTGC, corrections restarting at zero, and what its analysis looks at; levels count from the root."""
+    """MTGC, corrections restarting at zero, and what its analysis looks at; levels count from the
+    root."""
 
     def __init__(self, s: Setting, corrected: set[int], partial: bool):
         self.s, self.corrected, self.partial = s, corrected, partial
@@ -54,7 +57,8 @@ class Transcription:
         return float(np.prod([self.s.weight[node[:m]] for m in range(1, len(node) + 1)]))
 
     def note(self, m: int, name: str, square: dict[Node, float]) -> None:
-        """The level's mean: parents by their weight in the tree, children as their parent weighs those that came."""
+        """The level's mean: parents by their weight in the tree, children as their parent weighs
+        those that came."""
         parents = {node[:-1] for node in square}
         total = sum(self.path_weight(parent) for parent in parents)
         value = 0.0
@@ -205,7 +209,7 @@ def test_families_of_any_size_are_measured_alike() -> None:
 def test_large_models_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = LeastSquares([2, 3, 1])
     whole = [each.drift for each in problem.simulation("mtgc")]
-    monkeypatch.setattr("stratafl.drift.BLOCK", 1)
+    monkeypatch.setattr("stratafl.core.measure.drift.BLOCK", 1)
     blocks = [each.drift for each in problem.simulation("mtgc")]
     for one, other in zip(whole, blocks, strict=True):
         for m in one:
@@ -217,7 +221,7 @@ def test_a_reducer_of_its_own_is_no_mean() -> None:
     problem = LeastSquares(3)
     simulation = problem.simulation([median()], rounds=1, lr=LR)
     result = next(simulation)
-    moved = simulation.federation.own[1] - torch.tensor(problem.x0)
+    moved = simulation.federation.levels[1].model - torch.tensor(problem.x0)
     assert result.drift["1"]["progress"] == pytest.approx(float(moved.square().sum(dim=1).mean().sqrt()))
     assert result.drift["1"]["progress"] ** 2 != pytest.approx(
         result.drift["1"]["drift"] ** 2 + result.drift["0"]["progress"] ** 2, rel=1e-6
@@ -253,6 +257,22 @@ def test_the_engines_clip_the_same_steps() -> None:
         for engine in ("loop", "stacked")
     ]
     assert shares[0] == shares[1] and 0 < shares[0] < 1
+
+
+class Halved:
+    """A user's own stage that halves every direction, and says so."""
+
+    def __call__(self, direction, x, correct):
+        return self.shortened(direction, x, correct)[0]
+
+    def shortened(self, direction, x, correct):
+        return 0.5 * direction, torch.tensor(len(direction))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_stage_of_one_s_own_reports_what_it_shortened(engine: str) -> None:
+    chain = Leaf(constant(0.05), (corrections, Halved()))
+    assert next(LeastSquares("2x2").simulation("mtgc", rounds=1, lr=chain, engine=engine)).drift["2"]["clipped"] == 1
 
 
 def test_clipped_steps_are_left_out_where_nothing_clips() -> None:

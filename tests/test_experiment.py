@@ -7,25 +7,27 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Tree
-from stratafl.config import Config, DataConfig
-from stratafl.data.rotation import rotate
-from stratafl.data.sources import load
-from stratafl.data.transforms import channels_first, flip_and_crop, normalise
-from stratafl.experiment import experiment, material
+from stratafl.config.data import prepared
+from stratafl.config.schema import Config, DataConfig
+from stratafl.config.setup import experiment
+from stratafl.data.augment import channels_first, flip_and_crop, normalise
+from stratafl.data.sets.prepare import load
+from stratafl.data.splits.rotation import rotate
 
 TREE = Tree.of("2x2")
 
 
 def test_only_training_images_are_turned_each_group_by_its_own_angle() -> None:
-    plain = material(DataConfig(), TREE, seed=1)
-    turned = material(DataConfig(rotation={"start": 0, "step": 90}), TREE, seed=1)
+    plain = prepared(DataConfig(), TREE, seed=1)
+    turned = prepared(DataConfig(rotation={"start": 0, "step": 90}), TREE, seed=1)
     digits = load("digits")
     stay = np.concatenate(turned.partition.leaves[:2])
     turn = np.concatenate(turned.partition.leaves[2:])
-    assert torch.equal(turned.train[0][stay], plain.train[0][stay])
+    assert torch.equal(turned.inputs[stay], plain.inputs[stay])
     expected = rotate(torch.tensor(digits.x_train[turn]), 90.0)
-    assert torch.equal(turned.train[0][turn], normalise(channels_first(expected), digits.mean, digits.std))
-    assert torch.equal(turned.test[0], plain.test[0])
+    assert torch.equal(turned.inputs[turn], normalise(channels_first(expected), digits.mean, digits.std))
+    assert turned.test is not None and plain.test is not None
+    assert torch.equal(turned.test.supply.first(1), plain.test.supply.first(1))
 
 
 def test_augmented_batches_are_what_a_client_trains_on() -> None:
@@ -68,5 +70,5 @@ def test_synthetic_clients_learn() -> None:
 )
 def test_what_does_not_fit_is_said(settings: dict, said: str) -> None:
     with pytest.raises(InvalidInput) as problem:
-        material(DataConfig(**settings), TREE, seed=0)
+        prepared(DataConfig(**settings), TREE, seed=0)
     assert said in str(problem.value)

@@ -1,4 +1,5 @@
-"""Modules, data and losses with habits of their own: each run is held against plain PyTorch, or says what is wrong."""
+"""Modules, data and losses with habits of their own: each run is held against plain PyTorch, or
+says what is wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stratafl import InvalidInput, simulate
-from stratafl.data.batches import batches
-from stratafl.metrics import evaluate
+from stratafl.core.measure.metrics import evaluate
+from stratafl.data.sampling import batches
 
 ENGINES = ["loop", "vmap", "stacked"]
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
@@ -192,7 +193,7 @@ def test_what_cannot_be_copied_is_one_line() -> None:
     assert "\n" not in str(problem.value)
 
 
-# -- initial values --------------------------------------------------------------------------------------------------
+# -- initial values --------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -223,7 +224,7 @@ def test_a_state_dict_of_a_tied_module_is_one_to_start_from() -> None:
         run(start, data(), initial={"out.weight": state["out.weight"]})
 
 
-# -- codes and batches -----------------------------------------------------------------------------------------------
+# -- codes and batches -----------------------------------------------------------------------------
 
 
 class Codes(nn.Module):
@@ -292,7 +293,7 @@ def test_training_that_fails_where_evaluation_does_not_is_one_line() -> None:
     assert "\n" not in str(problem.value)
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------
 
 
 class Drawing(nn.Linear):
@@ -330,6 +331,7 @@ def test_an_engine_that_cannot_be_had_is_said_once(capsys) -> None:
     simulation.run()
     told = capsys.readouterr().err
     assert told.count("engine 'stacked' was asked for, and loop trains the clients: the module or loss draws") == 1
+    assert "without dropout and the like all clients can train at once" in told
     assert told.count("precision 'bf16' is not honoured: loop computes in fp32") == 1
     assert len(told.strip().splitlines()) == 2
     for engine in (*ENGINES, "auto", None):
@@ -338,7 +340,7 @@ def test_an_engine_that_cannot_be_had_is_said_once(capsys) -> None:
     assert not capsys.readouterr().err
 
 
-# -- metrics ---------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_divides_by_weights_of_its_own_is_that_of_all_samples() -> None:
@@ -393,7 +395,7 @@ def test_scores_that_are_no_numbers_have_no_accuracy() -> None:
     assert np.isfinite(evaluate(lambda x: x, F.cross_entropy, ruled_out, labels)["accuracy"])
 
 
-# -- what a trial alone would not show -------------------------------------------------------------------------------
+# -- what a trial alone would not show -------------------------------------------------------------
 
 
 class Clamped(nn.Linear):
@@ -472,7 +474,8 @@ def test_outputs_that_are_no_rows_of_samples_are_evaluated_too() -> None:
     assert evaluate(time_first, loss, inputs, labels)["loss"] == pytest.approx(right, rel=1e-5)
     assert evaluate(lambda x: x.sum(), lambda o, t: o, inputs[:90], labels[:90])["loss"] == float(inputs[:90].sum())
     pairs = evaluate(lambda x: (x[:, :3], x), lambda o, t: F.cross_entropy(o[0], t), inputs, labels)
-    assert pairs == {"loss": pytest.approx(right, rel=1e-5)}
+    accuracy = float((inputs[:, :3].argmax(dim=1) == labels).double().mean())
+    assert pairs == {"loss": pytest.approx(right, rel=1e-5), "accuracy": accuracy}
 
 
 class Teacher(nn.Module):
@@ -517,7 +520,8 @@ def test_an_evaluation_changes_nothing() -> None:
 
 
 class Product(nn.Module):
-    """A product with its own input, which is of another type where activations are held in 16 bits."""
+    """A product with its own input, which is of another type where activations are held in 16
+    bits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,10 +39,10 @@ def test_corrections_sum_to_zero_per_parent(shape, restart, seed, participation)
         federation.begin()
         if federation.wants_gradients:
             federation.start_from_gradients(sim.engine.gradients(federation.work(0, 1, 0)))
-        federation.trained(*sim.engine.train(federation.work(0, steps, 0)), sim.leaf.rate(0, steps))
+        federation.trained(sim.engine.train(federation.work(0, steps, 0)), sim.leaf.rate(0, steps))
         federation.meet(top)
         for level in range(1, problem.tree.depth + 1):
-            correction = federation.correction[level]
+            correction = federation.levels[level].correction
             moved = max(moved, float(correction.abs().max()))
             assert_close(problem.tree.mean(level, correction).numpy(), 0, atol=1e-11)
     if participation is None and problem.tree.leaves > 1:
@@ -87,7 +87,8 @@ def test_one_group_with_one_group_round_is_scaffold_if_corrections_are_kept(clie
 @few
 @given(st.integers(2, 5), seeds)
 def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero(clients, seed) -> None:
-    """Section 3.3 of the paper does not say it: the client correction is reset before it ever acts."""
+    """Section 3.3 of the paper does not say it: the client correction is reset before it ever
+    acts."""
     group = LeastSquares([clients], None, seed)
     restarted = group.run("mtgc", periods=[1, 4], rounds=5)
     averaged = group.run("hfedavg", periods=[1, 4], rounds=5)
@@ -153,6 +154,6 @@ def test_scaffold_control_stays_the_mean_of_the_clients_under_partial_participat
     problem = LeastSquares([3, 4], weights_of([3, 4], 0), 5)
     sim = problem.simulation("scaffold", rounds=6, participation=0.5, seed=3)
     for _ in sim:
-        mine = sim.federation.state[2]["c"]
-        assert_close(sim.federation.memory[2]["c"], problem.tree.mean(2, mine), atol=1e-11)
-    assert torch.count_nonzero(sim.federation.memory[2]["c"]) > 0
+        mine = sim.federation.levels[2].state["c"]
+        assert_close(sim.federation.levels[1].memory["c"], problem.tree.mean(2, mine), atol=1e-11)
+    assert torch.count_nonzero(sim.federation.levels[1].memory["c"]) > 0

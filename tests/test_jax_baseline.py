@@ -11,12 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import jax_baseline, models
-from stratafl.baselines import Job
-from stratafl.data.transforms import flip_and_crop
-from stratafl.errors import InvalidInput
-from stratafl.jax_baseline import Clients, Unsupported, convert, drawn_batches, flipped_and_cropped, images_last, mapped
-from stratafl.streams import Purpose, uniform
+from stratafl.base.errors import InvalidInput
+from stratafl.base.streams import Purpose, uniform
+from stratafl.bench import jax_baseline
+from stratafl.bench.baselines import Job
+from stratafl.bench.jax_baseline import (
+    Clients,
+    Unsupported,
+    convert,
+    drawn_batches,
+    flipped_and_cropped,
+    images_last,
+    mapped,
+)
+from stratafl.data.augment import flip_and_crop
+from stratafl.models.registry import build
 
 jax = pytest.importorskip("jax")
 
@@ -30,12 +39,13 @@ def make_job(name: str = "mlp", clients: int = 3, size: int = 6, **changed: Any)
     shape = SHAPES[name]
     inputs, targets = torch.randn(clients * size, *shape), torch.randint(4, (clients * size,))
     partition = list(torch.randperm(clients * size).split(size))
-    job = Job(models.build(name, shape, 4), inputs, targets, partition, size, 2, LR, 10.0, None, 0)
+    job = Job(build(name, shape, 4), inputs, targets, partition, size, 2, LR, 10.0, None, 0)
     return job._replace(**changed)
 
 
 def in_torch_order(weights: list[tuple[Any, ...]], axis: int = 0) -> list[Tensor]:
-    """Converted weights, or their gradients, as the module has them; `axis` is how many axes stand before theirs."""
+    """Converted weights, or their gradients, as the module has them; `axis` is how many axes stand
+    before theirs."""
     orders = {2: (1, 0), 4: (3, 2, 0, 1)}
     found = []
     for layer in weights:
@@ -197,8 +207,8 @@ SAME = nn.Linear(3, 3)
 @pytest.mark.parametrize(
     "module",
     [
-        models.build("resnet18_gn", (3, 8, 8), 4),
-        models.build("lstm", (5,), 4),
+        build("resnet18_gn", (3, 8, 8), 4),
+        build("lstm", (5,), 4),
         Reversed(nn.Linear(3, 3)),
         nn.Sequential(SAME, SAME),
         nn.MaxPool2d(3),

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from stratafl import InvalidInput, simulate
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.experiment import experiment
-from stratafl.sweep import Plan
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment
+from stratafl.runs.sweep import Plan
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAN, INF = float("nan"), float("inf")

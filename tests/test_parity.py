@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl import average, feddyn, fedprox, mtgc, place, scaffold
-from stratafl.schedule import Schedule
+from stratafl.core.schedule import Schedule
 from tests import transcriptions
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights, root
 from tests.transcriptions import Setting

@@ -1,4 +1,5 @@
-"""FedDyn's pull before or behind a leaf's clip: the released order by hand, in every engine, chain and place."""
+"""FedDyn's pull before or behind a leaf's clip: the released order by hand, in every engine, chain
+and place."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stratafl import average, clip, constant, corrections, decay, feddyn, leaf
-from stratafl.local import Correct, Leaf, Stage
+from stratafl.core.leaf import Correct, Leaf, Stage
 from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare
@@ -58,7 +59,8 @@ def cut(direction: np.ndarray, norm: float) -> np.ndarray:
 
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""(gradient, model, the model the parent gave) -> direction, in a first round, where FedDyn's linear term is zero."""
+"""(gradient, model, the model the parent gave) -> direction, in a first round, where FedDyn's
+linear term is zero."""
 CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
     "decay before the clip": (
         (corrections, decay(DECAY), clip(NORM)),

@@ -1,4 +1,5 @@
-"""What is refused, why, and what is not: masks among the buffers, huge updates, and rounds in which nothing is left."""
+"""What is refused, why, and what is not: masks among the buffers, huge updates, and rounds in which
+nothing is left."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
-from stratafl.record import LOST_ROUNDS, Seen, hopeless, listed, record
-from stratafl.refusal import LIMIT, Refusal, update_limits
-from stratafl.result import Result
-from stratafl.tree import median_of_siblings
+from stratafl.base.errors import listed
+from stratafl.base.tree import median_of_siblings
+from stratafl.core.measure.record import LOST_ROUNDS, PartialRound, hopeless, record
+from stratafl.core.measure.result import Result
+from stratafl.core.objective.objective import Objective
+from stratafl.core.refusal import LIMIT, Refusal, update_limits
 
 SHAPES: dict[int, Any] = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 3]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 2, 2]}
@@ -151,7 +154,7 @@ def test_a_resumed_run_knows_its_masks() -> None:
     assert bits(second.run()) == bits(whole)
 
 
-# -- updates far larger than the others' ------------------------------------------------------------
+# -- updates far larger than the others' -----------------------------------------------------------
 
 
 @every_depth
@@ -269,7 +272,7 @@ def test_the_median_of_the_others() -> None:
     assert median_of_siblings(np.ones(3), np.zeros(3, dtype=bool), np.zeros(3, dtype=int)).tolist() == [0, 0, 0]
 
 
-# -- when nothing is left ---------------------------------------------------------------------------
+# -- when nothing is left --------------------------------------------------------------------------
 
 
 @every_depth
@@ -294,9 +297,12 @@ def test_the_last_round_tells_too() -> None:
 
 
 def test_what_a_parent_cannot_merge_is_refused_as_a_whole() -> None:
-    exploding = rules.average()._replace(merge=lambda memory, start, mean, share: (memory, mean["model"] / 0))
+    by = [1.0]  # as long as a rule is tried
+    exploding = rules.average()._replace(merge=lambda memory, start, mean, share: (memory, mean["model"] / by[0]))
+    simulation = study([exploding, rules.average()], rounds=5)
+    by[0] = 0.0
     with pytest.raises(InvalidInput, match="not finite: root"):
-        study([exploding, rules.average()], rounds=5).run()
+        simulation.run()
 
 
 def test_a_resumed_run_counts_on() -> None:
@@ -309,7 +315,8 @@ def test_a_resumed_run_counts_on() -> None:
 
 
 def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
-    """Alone in its round, the broken client loses it, several times in a row; the run goes on to its end."""
+    """Alone in its round, the broken client loses it, several times in a row; the run goes on to
+    its end."""
 
     def mostly_the_first(chance: Draw) -> np.ndarray:
         return np.arange(4) == (0 if chance.round % 6 else 1)
@@ -319,7 +326,7 @@ def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
     assert [each.renewed for each in result.history] == [True, *[False] * 5] * 2
 
 
-# -- many ---------------------------------------------------------------------------------------------
+# -- many ------------------------------------------------------------------------------------------
 
 
 def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
@@ -327,11 +334,11 @@ def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
     half = count // 2
     refusals = [Refusal(name, False) for name in tree.names[-1]]
     parts = [
-        Seen([refusals[part]] * 2, False, None, [], 0, [(2, "drift", [1.0], [1.0])], None, 1)
+        PartialRound([refusals[part]] * 2, False, None, [], 0, [(2, "drift", [1.0], [1.0])], None, 1)
         for part in (slice(half, None), slice(half))
     ]
     began = time.perf_counter()
-    history = [record(tree, parts, round, round, 0.1, 0.0) for round in (1, 2, 3)]
+    history = [record(tree, parts, Objective(nn.CrossEntropyLoss()), round, round, 0.1, 0.0) for round in (1, 2, 3)]
     assert hopeless(tree, history, aloud=False) is not None
     result = Result(tree, nn.Identity(), [], [], history, None, None, [])  # type: ignore[arg-type]
     assert set(result.refused.values()) == {6} and len(result.refused) == count

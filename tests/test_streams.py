@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.streams import Purpose, bits, generator, integer, uniform
+from stratafl.base.streams import Purpose, bits, generator, seed_of, uniform
 
 words = st.integers(-(2**63), 2**63 - 1)
 MASK = 2**64 - 1
@@ -24,7 +24,7 @@ def test_plain_integers_and_tensors_give_the_same_bits(seed: int, purpose: Purpo
     scalar = bits(seed, purpose, *where)
     assert scalar.dtype == torch.int64
     assert scalar.shape == ()
-    assert integer(seed, purpose, *where) == (scalar.item() & MASK) >> 1
+    assert seed_of(seed, purpose, *where) == (scalar.item() & MASK) >> 1
     for first_tensor in range(len(where)):
         mixed = [torch.tensor([w]) if i >= first_tensor else w for i, w in enumerate(where)]
         assert bits(seed, purpose, *mixed).tolist() == [scalar.item()]
@@ -47,8 +47,8 @@ def test_a_draw_does_not_depend_on_its_company() -> None:
 
 def test_golden_values() -> None:
     """The stream may never change: stored runs could not be repeated."""
-    assert integer(0, Purpose.BATCH) == GOLDEN_FIRST
-    assert integer(42, Purpose.MODULE, 3, 1000) == GOLDEN_MODULE
+    assert seed_of(0, Purpose.BATCH) == GOLDEN_FIRST
+    assert seed_of(42, Purpose.MODULE, 3, 1000) == GOLDEN_MODULE
     assert bits(7, Purpose.BATCH, 1, torch.arange(3)).tolist() == GOLDEN_BITS
     assert uniform(7, Purpose.TRANSFORM, 1).item() == GOLDEN_UNIFORM
 
@@ -72,7 +72,7 @@ def test_every_word_counts() -> None:
         for where in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0)]
     ]
     assert len({bits(*place).item() for place in places}) == len(places)
-    assert len({integer(*place) for place in places}) == len(places)
+    assert len({seed_of(*place) for place in places}) == len(places)
 
 
 def test_generators_of_different_places_differ() -> None:
@@ -125,7 +125,7 @@ def test_a_generator_starts_anew_each_time() -> None:
 
 
 def test_integers_can_seed_torch() -> None:
-    seeds = [integer(seed, Purpose.MODULE, -seed) for seed in range(50)]
+    seeds = [seed_of(seed, Purpose.MODULE, -seed) for seed in range(50)]
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert torch.Generator().manual_seed(max(seeds)).initial_seed() == max(seeds)
 

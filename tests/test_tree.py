@@ -158,7 +158,6 @@ def test_a_parent_with_nobody_present_gets_zero() -> None:
     there = torch.tensor([False, False, True, False])
     assert tree.mean(2, rows, there).tolist() == [[0, 0], [5, 5]]
     assert tree.share(2, there).tolist() == [0, 0.5]
-    assert tree.occupied(2, there).tolist() == [False, True]
 
 
 def test_share_is_the_weight_that_came() -> None:

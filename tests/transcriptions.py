@@ -1,7 +1,9 @@
-"""The paper's equations written down again, with dictionaries and loops, and none of the package's code.
+"""The paper's equations written down again, with dictionaries and loops, and none of the package's
+code.
 
-A node is the tuple (k_1, ..., k_m) of the paper's Algorithm 2; () is the root. `Setting` holds what the equations
-take as given: the nodes, sibling weights, gradients, periods in local steps (P_1, ..., P_M) and the step size.
+A node is the tuple (k_1, ..., k_m) of the paper's Algorithm 2; () is the root. `Setting` holds what
+the equations take as given: the nodes, sibling weights, gradients, periods in local steps (P_1,
+..., P_M) and the step size.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def mtgc(s: Setting, restart: str, corrected: set[int]) -> tuple[np.ndarray, dic
                 for leaf in s.leaves_below(parent):
                     x[leaf] = at[parent].copy()
     if restart != "keep":
-        # the last meeting is the root's; what the next round would start from is not part of the result
+        # the last meeting is the root's; what the next round would start from is not part of the
+        # result
         for m in range(2, s.M + 1):
             if m in corrected:
                 for node in s.level(m):
@@ -90,7 +93,8 @@ def mtgc(s: Setting, restart: str, corrected: set[int]) -> tuple[np.ndarray, dic
 
 
 def inside_groups(s: Setting, group_round: Callable[[Node, np.ndarray], np.ndarray]) -> np.ndarray:
-    """HFedAvg above, some method of plain federated learning between each lowest aggregator and its clients."""
+    """HFedAvg above, some method of plain federated learning between each lowest aggregator and its
+    clients."""
 
     def run(node: Node, x: np.ndarray) -> np.ndarray:
         m = len(node)
@@ -144,8 +148,8 @@ def feddyn(s: Setting, alpha: float) -> np.ndarray:
 
 
 def feddyn_as_released(s: Setting, alpha: float, norm: float, weight_decay: float) -> np.ndarray:
-    """As in the code released with the paper: the loss has a linear term, its gradient is clipped, and SGD has a weight
-    decay of alpha more."""
+    """As in the code released with the paper: the loss has a linear term, its gradient is clipped,
+    and SGD has a weight decay of alpha more."""
     moved = {i: np.zeros_like(s.x0) for i in s.level(s.M)}
 
     def group_round(group: Node, start: np.ndarray) -> np.ndarray:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import stratafl
+from stratafl.base.version import __version__
 
 
 def environment() -> dict[str, str | int | bool]:
     return {
-        "stratafl": stratafl.__version__,
+        "stratafl": __version__,
         **_source(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -26,6 +26,11 @@ def environment() -> dict[str, str | int | bool]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def usable_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _source() -> dict[str, str | bool]:
@@ -40,7 +45,8 @@ def _source() -> dict[str, str | bool]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # an installed package may lie inside somebody else's repository, whose commit says nothing about it
+    # an installed package may lie inside somebody else's repository, whose commit says nothing
+    # about it
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return {"commit": "unknown", "changed_since_commit": False}
     return {

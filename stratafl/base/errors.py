@@ -1,24 +1,30 @@
 """One kind of complaint about input: it names the field, what was given, and what is allowed.
 
-Whatever was given, the complaint is one short line that a terminal can show: values are cut, and what cannot be printed
-is escaped.
+Whatever was given, the complaint is one short line that a terminal can show: values are cut, and
+what cannot be printed is escaped.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from typing import Any, TypeVar
 
+from stratafl.base.frames import Frame, own_frames
+
+Known = TypeVar("Known", bound=str)
 LONGEST, LONGEST_PATH = 80, 200
 """Characters of a value that a complaint repeats, and of a path."""
-LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED = 100, 200, 300
-"""All may hold a user's text: a key of a table, the words of an exception, and what is said with them."""
+LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED, LONGEST_TOLD = 100, 200, 300, 600
+"""All may hold a user's text: a key of a table, the words of an exception, what is said with them,
+and all that is said of a user's own code."""
 MOST_DIGITS = 4000
-"""Of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
+"""Those of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 
@@ -26,16 +32,59 @@ BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 class InvalidInput(ValueError):
     """A value the user gave that cannot be used; the message is one line meant for them."""
 
+    exit_code = 2
+
     def __init__(self, field: str, value: object, allowed: str):
         self.field, self.value, self.allowed = field, value, allowed
         super().__init__(f"{line(field, LONGEST_FIELD)} = {shown(value)}: {line(allowed, LONGEST_ALLOWED)}")
 
 
+class UserCodeError(InvalidInput):
+    """A mistake in a user's own code: the message is one line that says which function did what;
+    what was raised there, if anything was, is the cause."""
+
+    exit_code = 4
+
+    def __init__(self, field: str, value: object, allowed: str, frames: Sequence[Frame] = (), told: str | None = None):
+        """frames: the user's own lines; told: the message, where it is not put together from the
+        field and the value."""
+        super().__init__(field, value, allowed)
+        self.frames = tuple(frames)
+        if told is not None:
+            self.args = (line(told, LONGEST_TOLD),)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @staticmethod
+    def of_kind(problem: BaseException) -> type[UserCodeError]:
+        """The class to raise instead of a problem: one that is also of its kind where there can be
+        such a class, so that whoever catches the kind goes on to."""
+        kind: Any = type(problem)
+        made: type[UserCodeError] = _of_kind(kind)
+        return made
+
+
+@functools.cache
+def _of_kind(kind: type[BaseException]) -> type[UserCodeError]:
+    ends = SystemExit, StopIteration, StopAsyncIteration  # which Python itself would hear
+    if issubclass(UserCodeError, kind) or issubclass(kind, ends):
+        return UserCodeError
+    try:
+        made = type(UserCodeError.__name__, (UserCodeError, kind), {"__module__": UserCodeError.__module__})
+        made("field", "value", "allowed")
+    except Exception:  # two kinds that do not go together, or one that is made in a way of its own
+        return UserCodeError
+    return made
+
+
 class MissingExtra(ImportError):
     """A feature needs a package that is not installed."""
 
-    def __init__(self, feature: str, package: str, extra: str):
-        super().__init__(f"{feature} needs the package {package}: pip install 'stratafl[{extra}]'")
+    def __init__(self, feature: str, package: str, extra: str | None = None):
+        """One that comes with every installation belongs to no extra."""
+        wanted = package if extra is None else f"'stratafl[{extra}]'"
+        super().__init__(f"{feature} needs the package {package}: pip install {wanted}")
 
 
 def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
@@ -48,11 +97,28 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices)}")
 
 
-def choice(field: str, name: object, known: Iterable[str]) -> str:
-    """The name itself if it is one of those known, otherwise the complaint."""
-    if not isinstance(name, str) or name not in known:
-        raise unknown(field, name, known)
-    return name
+def choice(field: str, name: object, known: Iterable[Known]) -> Known:
+    """The name itself if it is one of those known, of their type, otherwise the complaint."""
+    for each in known:
+        if isinstance(name, str) and name == each:
+            return each
+    raise unknown(field, name, known)
+
+
+def named(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
+    """A name with parameters, given as the bare name or as a table that has one; `instead` is what
+    may also be given, which the caller has looked for before."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        # what is no text cannot be a parameter, and is refused under the name it is shown by
+        return value["name"], {
+            key if isinstance(key, str) else shown(key): each for key, each in value.items() if key != "name"
+        }
+    if isinstance(value, Mapping) and "name" in value:
+        raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
+    allowed = f"a name, a table with a name, or {instead}" if instead else "a name, or a table with a name"
+    raise InvalidInput(field, value, f"must be {allowed}")
 
 
 def shown(value: object) -> str:
@@ -70,7 +136,8 @@ def shown(value: object) -> str:
 
 
 def printable(text: object) -> str:
-    """A text as one line that a terminal only shows: what would steer it, or cannot be encoded, is spelt out."""
+    """A text as one line that a terminal only shows: what would steer it, or cannot be encoded, is
+    spelt out."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in str(text))
 
 
@@ -106,13 +173,20 @@ def told(problem: BaseException) -> str:
 
 @contextmanager
 def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None]:
-    """Call a user's own code: what it raises becomes a complaint, also where it would end the process."""
+    """Call a user's own code: what it raises becomes a complaint, also where it would end the
+    process."""
     try:
         yield
     except (InvalidInput, MissingExtra):
         raise
     except (Exception, SystemExit) as problem:
-        raise InvalidInput(field, value, f"{failing}: {reason(problem)}") from problem
+        raise complaint(field, value, f"{failing}: {reason(problem)}", problem) from problem
+
+
+def complaint(field: str, value: object, allowed: str, problem: BaseException) -> InvalidInput:
+    """The complaint about what was raised: of the user's own code if that was on the way."""
+    frames = own_frames(problem)
+    return UserCodeError(field, value, allowed, frames) if frames else InvalidInput(field, value, allowed)
 
 
 def _pieces(value: object) -> Iterator[str]:
@@ -154,13 +228,13 @@ def number(
     """The value itself if it is a finite number within the bounds, otherwise the complaint."""
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    complaint = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
+    refusal = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise complaint
+        raise refusal
     try:
         result = float(value)
     except OverflowError:
-        raise complaint from None
+        raise refusal from None
     if (
         not math.isfinite(result)
         or (above is not None and not result > above)
@@ -168,7 +242,7 @@ def number(
         or (below is not None and not result < below)
         or (at_most is not None and not result <= at_most)
     ):
-        raise complaint
+        raise refusal
     return result
 
 
@@ -176,9 +250,15 @@ def _written(bound: float) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
-def whole(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
+def integer(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
     """The value as an int if it is a whole number within the bounds, otherwise the complaint."""
     result = number(field, value, at_least=at_least, at_most=at_most, kind="whole")
     if result != int(result):
         raise InvalidInput(field, value, "must be a whole number")
     return int(value)  # type: ignore[call-overload]  # exact also beyond 2^53
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """A list of names in a line: the first of them, and how many there are more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

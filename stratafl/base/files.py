@@ -1,7 +1,8 @@
 """Files that are never half written, and never somewhere else than they seem to be.
 
-Everything is written aside, synced and renamed, so a reader sees the old file or the new one. No symbolic link is
-followed inside a run directory: one in the place of a file is replaced or refused, and what it points at stays.
+Everything is written aside, synced and renamed, so a reader sees the old file or the new one. No
+symbolic link is followed inside a run directory: one in the place of a file is replaced or refused,
+and what it points at stays.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 PARTIAL = ".partial"
 PRIVATE = 0o600
@@ -34,14 +35,14 @@ def unreadable(path: Path, reason: str) -> InvalidInput:
 
 @contextlib.contextmanager
 def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it does not."""
+    """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it
+    does not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with create(partial, mode) as file:
             yield file
-            file.flush()
             if sync:
-                os.fsync(file.fileno())
+                sync_file(file)
         os.replace(partial, path)
         if sync:
             sync_folder(path.parent)
@@ -61,7 +62,8 @@ def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool 
 
 
 def create(path: Path, mode: int = 0o644) -> BinaryIO:
-    """A new file to write. One left there by a process that died is removed first; a link is not followed."""
+    """A new file to write. One left there by a process that died is removed first; a link is not
+    followed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb")
@@ -110,12 +112,48 @@ def parse_json(path: Path, text: bytes) -> Any:
         raise unreadable(path, f"not valid JSON ({problem})") from None
 
 
+@contextlib.contextmanager
+def making(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
+    """A new folder to fill; it gets its name when the block ends well, and leaves nothing behind
+    when it does not."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        remove(partial)  # of a process that died
+        partial.mkdir(mode=mode)
+        yield partial
+        sync_folder(partial)
+        partial.rename(path)
+        sync_folder(path.parent)
+    except OSError as problem:
+        remove(partial)
+        raise unwritable(path, problem) from None
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def sync_file(file: IO[Any]) -> None:
+    """What was written so far is on the disk when this returns."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_writable(option: str, path: Path, *, is_file: bool = False) -> None:
+    """Refuse a folder, or a file's, that nothing can be written in, before the work and not after;
+    it may be there yet or not."""
+    there = path.absolute().parent if is_file else path.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InvalidInput(option, path, f"cannot write in {there}")
 
 
 def make_folder(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """A state as JSON and tensors: what a checkpoint consists of.
 
-In the JSON a tensor is ["tensor", its name, how often its one stored row is repeated or 0], an array ["array", its
-name] and a list ["list", ...]; everything else is itself. A tensor that stands in several places is stored once, and
-so is the row of a matrix whose rows are all the same, such as the models of a level right after a global round.
+In the JSON a tensor is ["tensor", its name, how often its one stored row is repeated or 0], an
+array ["array", its name] and a list ["list", ...]; everything else is itself. A tensor that stands
+in several places is stored once, and so is the row of a matrix whose rows are all the same, such as
+the models of a level right after a global round.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ROWS = 1 << 32

@@ -10,7 +10,8 @@ from types import FrameType, TracebackType
 
 
 class Interrupted(Exception):
-    """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a word."""
+    """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a
+    word."""
 
     def __init__(self, signal_number: int, note: str = ""):
         self.number, self.note = signal_number, note
@@ -22,8 +23,18 @@ class Interrupted(Exception):
         return 128 + self.number
 
 
+class Stopped(KeyboardInterrupt, SystemExit):
+    """The same in a program of the user's: it ends as a command would, without a traceback, unless
+    it catches a `KeyboardInterrupt`."""
+
+    def __init__(self, interrupted: Interrupted):
+        super().__init__(interrupted.note)
+        self.code = interrupted.exit_code
+
+
 class Stop:
-    """While it is open, `asked` holds the first signal that came (0 for none); a second raises `Interrupted`."""
+    """While it is open, `asked` holds the first signal that came (0 for none); a second raises
+    `Interrupted`."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,4 +64,4 @@ class Stop:
         self.asked = number
         # the signal may have come in the middle of a print, and files refuse a second one inside it
         with contextlib.suppress(RuntimeError):
-            self._say("stopping after this round; once more to stop at once")
+            self._say("stopping after this group round; once more to stop at once")

@@ -1,7 +1,8 @@
 """The state of a run as plain nested data, and how one is put back: only where it fits, and copied.
 
-A state is made of dicts with text keys, lists, tensors, NumPy arrays, numbers, texts, truth values and None. Two
-places that hold the same tensor still do so after it was put back, so that what shared memory shares it again.
+A state is made of dicts with text keys, lists, tensors, NumPy arrays, numbers, texts, truth values
+and None. Two places that hold the same tensor still do so after it was put back, so that what
+shared memory shares it again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 State = dict[str, Any]
 
 
 def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
-    """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it must have."""
+    """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it
+    must have."""
     copies: dict[int, Tensor] = {} if _copies is None else _copies
     if isinstance(like, Tensor):
         _check(where, _form(saved), _form(like))

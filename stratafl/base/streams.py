@@ -1,8 +1,10 @@
-"""Random numbers without a state: each is a function of what it is for and where in the run it falls.
+"""Random numbers without a state: each is a function of what it is for and where in the run it
+falls.
 
-A draw is a hash of (seed, purpose, node, counter, ...), so it does not depend on which engine asks, in what
-order, how clients are split over devices, or whether the run was interrupted. The hash is chained splitmix64
-in wrapping 64-bit integer arithmetic, which gives the same bits on every device.
+A draw is a hash of (seed, purpose, node, counter, ...), so it does not depend on which engine asks,
+in what order, how clients are split over devices, or whether the run was interrupted. The hash is
+chained splitmix64 in wrapping 64-bit integer arithmetic, which gives the same bits on every
+device.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class Purpose(IntEnum):
     WEIGHTS = 5
     PARTITION = 6
     SAMPLES = 7
+    READ = 8
+    TEST = 9
 
 
 _MASK = (1 << 64) - 1
@@ -48,7 +52,8 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 
 def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
-    """64 random bits (int64) for each place; integer tensors in `where` broadcast against each other."""
+    """64 random bits (int64) for each place; integer tensors in `where` broadcast against each
+    other."""
     # plain integers in front are mixed without tensors, which is a hundred times as fast
     front = list(itertools.takewhile(lambda word: not isinstance(word, Tensor), where))
     device = next((word.device for word in where if isinstance(word, Tensor)), None)
@@ -85,10 +90,10 @@ def uniform(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
 
 def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
     """A NumPy generator of its own for draws made on the host."""
-    return np.random.Generator(np.random.Philox(key=integer(seed, purpose, *where)))
+    return np.random.Generator(np.random.Philox(key=seed_of(seed, purpose, *where)))
 
 
-def integer(seed: int, purpose: Purpose, *where: int) -> int:
+def seed_of(seed: int, purpose: Purpose, *where: int) -> int:
     """One non-negative 63-bit integer, for seeding something else."""
     return _hash(seed, int(purpose), *where) >> 1
 

@@ -19,7 +19,8 @@ def placed(values: np.ndarray | Sequence[int], device: str | torch.device, dtype
 
 
 class Placed:
-    """Arrays on a device under names; one that has not changed since it was last asked for stays where it is."""
+    """Arrays on a device under names; one that has not changed since it was last asked for stays
+    where it is."""
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -1,8 +1,8 @@
 """The tree of a federation: who reports to whom, and how much each child counts.
 
-Level 0 is the root, level D the leaves (clients). Nodes of a level are numbered so that siblings are
-neighbours, and a level's models are the rows of one matrix. Edge level m joins the nodes of level m to
-their parents on level m - 1.
+Level 0 is the root, level D the leaves (clients). Nodes of a level are numbered so that siblings
+are neighbours, and a level's models are the rows of one matrix. Edge level m joins the nodes of
+level m to their parents on level m - 1.
 
 Shape suffixes: N nodes of the level, M nodes of the level above, P parameters.
 """
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput, shown
-from stratafl.placing import placed
+from stratafl.base.errors import InvalidInput, shown
+from stratafl.base.transfer import placed
 
 Shape = int | str | Sequence | Mapping
 Mask = np.ndarray | Tensor
@@ -29,9 +29,12 @@ Mask = np.ndarray | Tensor
 Reducer = Callable[[Tensor, Tensor], Tensor]
 """One parent's children, (K x P rows, K weights), to its row."""
 ROOT = "root"
+ALL = 1 - 1e-9
+"""Shares above this are of all children, up to rounding."""
 LEAF = object()
 MOST_NODES, MOST_LEVELS = 10_000_000, 100
-"""Below the root. Every level is a matrix of models and waits for the one below it, so more than a few are rare."""
+"""Below the root. Every level is a matrix of models and waits for the one below it, so more than a
+few are rare."""
 TOO_LARGE = f"at most {MOST_NODES:,} nodes below the root, on at most {MOST_LEVELS} levels"
 
 
@@ -40,7 +43,8 @@ class Tree:
     """An immutable tree whose leaves all have the same depth.
 
     `parents[m]` gives each node of level m its parent's number on level m - 1 (entry 0 is empty);
-    `weights[m]` sums to one over each set of siblings; `names[m]` are paths, unique within the tree.
+    `weights[m]` sums to one over each set of siblings; `names[m]` are paths, unique within the
+    tree.
     """
 
     parents: tuple[np.ndarray, ...]
@@ -52,8 +56,9 @@ class Tree:
     def of(shape: Tree | Shape) -> Tree:
         """A tree from any of its notations.
 
-        `"4x5x5"` or `"20"` (balanced, root first); `20` (depth 1); `[3, 5, 2]` (three groups of 3, 5 and 2
-        clients); `[[2, 3], [4]]` (one level more); `{"paris": 3, "rome": ["a", "b"]}` (named).
+        `"4x5x5"` or `"20"` (balanced, root first); `20` (depth 1); `[3, 5, 2]` (three groups of 3,
+        5 and 2 clients); `[[2, 3], [4]]` (one level more); `{"paris": 3, "rome": ["a", "b"]}`
+        (named).
         """
         if isinstance(shape, Tree):
             return shape
@@ -93,6 +98,12 @@ class Tree:
         uniform = [np.ones(len(n)) for n in names]
         return Tree(tuple(arrays), tuple(map(tuple, names)), _normalised(arrays, uniform))
 
+    @staticmethod
+    def family(parent: str, children: Sequence[str], weights: np.ndarray) -> Tree:
+        """One parent and some of its children, each with its weight among all of them."""
+        parents = np.empty(0, dtype=np.int64), np.zeros(len(children), dtype=np.int64)
+        return Tree(parents, ((parent,), tuple(children)), (np.ones(1), weights))
+
     @property
     def depth(self) -> int:
         return len(self.parents) - 1
@@ -120,6 +131,14 @@ class Tree:
         """How many children each node of this level has."""
         return np.bincount(self.parents[level + 1], minlength=self.sizes[level])
 
+    def subtree(self, level: int, number: int) -> frozenset[str]:
+        """The names of a node and of all below it."""
+        names, mine = {self.names[level][number]}, np.arange(self.sizes[level]) == number
+        for below in range(level + 1, self.depth + 1):
+            mine = mine[self.parents[below]]
+            names.update(self.names[below][each] for each in np.flatnonzero(mine))
+        return frozenset(names)
+
     def ancestors(self, level: int) -> np.ndarray:
         """The number of each leaf's ancestor on the given level."""
         up = np.arange(self.leaves)
@@ -130,8 +149,8 @@ class Tree:
     def weighted(self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None) -> Tree:
         """The same tree with other sibling weights.
 
-        `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per leaf, which
-        add up towards the root; or one such list per level, root's children first.
+        `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per
+        leaf, which add up towards the root; or one such list per level, root's children first.
         """
         if isinstance(weights, str):
             if weights == "uniform":
@@ -169,7 +188,7 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    # -- what a federation asks of its tree, which may be a part of one (see `ranks.branch`) ---------------------------
+    # -- what a federation asks of its tree, which may be a part of one (see `ranks.branch`) -------
 
     @property
     def whole(self) -> Tree:
@@ -181,7 +200,8 @@ class Tree:
         return values_N
 
     def counted(self, level: int) -> np.ndarray:
-        """Which nodes this part answers for: one that lies in several parts must be counted once."""
+        """Which nodes this part answers for: one that lies in several parts must be counted
+        once."""
         return np.ones(self.sizes[level], dtype=bool)
 
     def named(self, level: int, mask_N: np.ndarray) -> list[str]:
@@ -189,11 +209,13 @@ class Tree:
         return [self.names[level][i] for i in np.flatnonzero(mask_N & self.counted(level))]
 
     def agreed(self, level: int, doubt: bool) -> bool:
-        """Whether anybody has a doubt, of those who have parents on edge level `level` in common."""
+        """Whether anybody has a doubt, of those who have parents on edge level `level` in
+        common."""
         return doubt
 
     def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
-        """For each node, the median of its siblings' values, of those present: see `median_of_siblings`."""
+        """For each node, the median of its siblings' values, of those present: see
+        `median_of_siblings`."""
         return median_of_siblings(values_N, present_N, self.parents[level], upper)
 
     def mean(
@@ -201,9 +223,11 @@ class Tree:
     ) -> Tensor:
         """Each parent's weighted mean of its children; where a parent has nobody present, zero.
 
-        Absent children may hold anything, also NaN. `share_M` is `share` of those present, where it is known already.
+        Absent children may hold anything, also NaN. `share_M` is `share` of those present, where it
+        is known already.
         """
-        if present_N is None or np.all(present := np.asarray(present_N)):
+        present = np.ones(self.sizes[level], dtype=bool) if present_N is None else np.asarray(present_N)
+        if present.all() and self._complete[level]:
             key = level, rows_NP.device, rows_NP.dtype
             if key not in self._on_device:
                 self._on_device[key] = placed(self.weights[level], rows_NP.device, rows_NP.dtype)
@@ -226,12 +250,19 @@ class Tree:
         return torch.stack([weights_K @ rows_KP for weights_K, rows_KP in parts])
 
     @cached_property
+    def _complete(self) -> list[bool]:
+        """For each level, whether all siblings are here, so that their weights add up to one."""
+        sums = [np.ones(1), *(np.bincount(self.parents[m], self.weights[m]) for m in range(1, self.depth + 1))]
+        return [bool((sum_M > ALL).all()) for sum_M in sums]
+
+    @cached_property
     def _families(self) -> list[list[int]]:
         """For each level, how many siblings its nodes have, parent by parent."""
         return [[], *(self.children(level).tolist() for level in range(self.depth))]
 
     def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
-        """What a reducer makes of each parent's children that are present; where there are none, zero."""
+        """What a reducer makes of each parent's children that are present; where there are none,
+        zero."""
         reduced_MP = rows_NP.new_zeros(self.sizes[level - 1], rows_NP.shape[1])
         # a reducer of raw messages sees one parent's children at a time
         for parent in np.unique(self.parents[level][present_N]):
@@ -251,10 +282,6 @@ class Tree:
         weights_N = self.weights[level] * np.asarray(present_N)
         return np.bincount(self.parents[level], weights=weights_N, minlength=self.sizes[level - 1])
 
-    def occupied(self, level: int, present_N: Mask) -> np.ndarray:
-        """Which parents have at least one child present."""
-        return self.share(level, present_N) > 0
-
     def __str__(self) -> str:
         if all(len(set(self.children(level))) == 1 for level in range(self.depth)):
             return "x".join(str(self.children(level)[0]) for level in range(self.depth))
@@ -264,16 +291,18 @@ class Tree:
 def median_of_siblings(
     values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray, upper: bool = False
 ) -> np.ndarray:
-    """For each node that is present, the median of the others' values among its siblings that are: the lower one where
-    two are in the middle, so that two of three cannot hide behind each other; or the upper one, so that one of three
-    cannot make the other two look large. Zero where there are no others."""
+    """For each node that is present, the median of the others' values among its siblings that are:
+    the lower one where two are in the middle, so that two of three cannot hide behind each other;
+    or the upper one, so that one of three cannot make the other two look large. Zero where there
+    are no others."""
     medians_N = np.zeros(len(values_N))
     here = np.flatnonzero(present_N)
     value, parent = values_N[here], parent_N[here]
     ordered = value[np.lexsort((value, parent))]
     count = np.bincount(parent)
     end = np.cumsum(count)
-    # the middle of all but one is the middle of all, or the next one where that one lies at or below it
+    # the middle of all but one is the middle of all, or the next one where that one lies at or
+    # below it
     middle = (end - count + (np.maximum(count - 2, 0) + upper) // 2)[parent]
     at, beyond = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
     medians_N[here] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
@@ -326,7 +355,8 @@ def _check_size(shape: object) -> None:
 
 
 def _children(shape: object) -> list[tuple[str, object]]:
-    """The children a notation stands for, each with its name and its own notation (LEAF for a leaf)."""
+    """The children a notation stands for, each with its name and its own notation (LEAF for a
+    leaf)."""
     if isinstance(shape, bool | bytes) or not isinstance(shape, int | Sequence | Mapping):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if isinstance(shape, int):

@@ -1,4 +1,5 @@
-"""A user's own Python files, loaded so that what goes wrong in one is a line that names it."""
+"""A user's own Python code, loaded and called so that what goes wrong in it is a line that names
+it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,21 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
-from stratafl.errors import InvalidInput, guarded
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, guarded, reason, unknown
+from stratafl.base.frames import own_frames
+from stratafl.base.signals import Interrupted
+
+Owners = Mapping[CodeType, str]
+"""Whose a function of the user's is, in words, by its code."""
+NO_ROOM = ("MemoryError", "OutOfMemoryError")
+"""What is nobody's mistake; the second one is torch's, which is not imported for its sake."""
 
 
 def load_module(field: str, path: Path) -> ModuleType:
@@ -32,3 +44,40 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
         raise InvalidInput(field, value, allowed)
     with guarded(field, value, "cannot be imported"):
         return importlib.import_module(name)
+
+
+def load_attribute(field: str, path: str) -> Any:
+    """What "package.module:attribute" or "file.py:attribute" names, which must be something to
+    call."""
+    source, _, attribute = path.rpartition(":")
+    module = load_module(field, Path(source)) if source.endswith(".py") else import_module(field, path, source)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise unknown(field, attribute, [name for name in vars(module) if not name.startswith("_")])
+    return found
+
+
+@contextmanager
+def own_code(owners: Callable[[], Owners] = dict, when: str = "") -> Iterator[None]:
+    """Whatever is done in here: what a user's own code raises becomes a complaint that names the
+    function. `owners` is asked whose it is only then; `when` is a part of the complaint."""
+    try:
+        yield
+    except (InvalidInput, MissingExtra, Interrupted):
+        raise
+    except (Exception, SystemExit) as problem:
+        known = owners()
+        frames = own_frames(problem, {code.co_filename for code in known})
+        if not frames or type(problem).__name__ in NO_ROOM:
+            raise
+        who = next(_owned(problem, known), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
+        told = f"{who} raised {reason(problem)}{when}"
+        kind = UserCodeError.of_kind(problem)
+        raise kind(who, reason(problem), "it must not raise", frames, told) from problem
+
+
+def _owned(problem: BaseException, owners: Owners) -> Iterator[str]:
+    """Whose the functions are that were called when this was raised, outermost first."""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        if frame.f_code in owners:
+            yield owners[frame.f_code]

@@ -1,8 +1,9 @@
 """What the engines are measured against: the same training, as one would write it in plain PyTorch.
 
-Each baseline trains every client `steps` steps from its own stream of batches, with corrections and clipping, and
-then averages the clients; nothing is left out that the engines do. Data and models live on the device. The loops train
-a module as a user would write it, with the library's fused layers.
+Each baseline trains every client `steps` steps from its own stream of batches, with corrections and
+clipping, and then averages the clients; nothing is left out that the engines do. Data and models
+live on the device. The loops train a module as a user would write it, with the library's fused
+layers.
 
 Shape suffixes: C clients, B batch.
 """
@@ -18,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from stratafl import models
-from stratafl.engine.graph import uncollected
-from stratafl.engine.work import Augment
+from stratafl.core.work import Augment
+from stratafl.engine.cuda_graph import uncollected
+from stratafl.models.lstm import Recurrent
 
 Round = Callable[[], None]
 """Train all clients for a round and let them meet."""
@@ -86,8 +87,9 @@ def graphed_loop(job: Job) -> Round:
     return round
 
 
-def mapped(job: Job) -> Round:
-    """`torch.func`: one function of one client, mapped over all of them."""
+def mapped(job: Job, graphed: bool = False) -> Round:
+    """`torch.func`: one function of one client, mapped over all of them; its step perhaps captured
+    as a CUDA graph."""
     clients = len(job.partition)
     weights = {
         name: value.detach().expand(clients, *value.shape).clone() for name, value in job.module.named_parameters()
@@ -101,7 +103,7 @@ def mapped(job: Job) -> Round:
     def loss(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(job.module, weights, (inputs,)), targets)
 
-    gradients = vmap(grad(loss))
+    gradients = vmap(grad(loss), randomness="different")
 
     def take(index_CB: Tensor) -> None:
         inputs_CB = job.inputs[index_CB]
@@ -115,17 +117,39 @@ def mapped(job: Job) -> Round:
         for row, weight in zip(rows, weights.values(), strict=True):
             weight.sub_(row * shrink_C.view(-1, *[1] * (row.dim() - 1)), alpha=job.lr)
 
+    whole = _replayed(take, samples_CS[:, : job.batch].clone()) if graphed else take
+
     def round() -> None:
         done = 0
         while done < job.steps:
             order_CS = torch.rand(clients, size, device=job.inputs.device).argsort(dim=1)
             for place_CB in order_CS.split(job.batch, dim=1)[: job.steps - done]:
-                take(samples_CS.gather(1, place_CB))
+                index_CB = samples_CS.gather(1, place_CB)
+                (whole if index_CB.shape[1] == job.batch else take)(index_CB)
                 done += 1
         for weight in weights.values():
             weight.copy_(weight.mean(dim=0, keepdim=True).expand_as(weight))
 
     return round
+
+
+def _replayed(take: Callable[[Tensor], None], index_CB: Tensor) -> Callable[[Tensor], None]:
+    """A step as a CUDA graph, for batches of this size."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            take(index_CB)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with uncollected(), torch.cuda.graph(graph):
+        take(index_CB)
+
+    def replay(chosen_CB: Tensor) -> None:
+        index_CB.copy_(chosen_CB)
+        graph.replay()
+
+    return replay
 
 
 class Fused(nn.LSTM):
@@ -136,20 +160,22 @@ class Fused(nn.LSTM):
 
 
 def as_written(module: nn.Module) -> nn.Module:
-    """A copy as a user would write it: our LSTM, step by step so that it can be mapped, becomes the library's."""
+    """A copy as a user would write it: our LSTM, step by step so that it can be mapped, becomes the
+    library's."""
     made = copy.deepcopy(module)
     for parent in list(made.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, models.Recurrent):
+            if isinstance(layer, Recurrent):
                 setattr(parent, name, _fused(layer))
     return made
 
 
-def _fused(layer: models.Recurrent) -> Fused:
+def _fused(layer: Recurrent) -> Fused:
     sizes = (layer.input_size, layer.hidden_size, layer.num_layers)
     weight = layer.weight_ih_l0
     made = Fused(*sizes, batch_first=True, device=weight.device, dtype=weight.dtype)
-    # into the one block of memory that a new layer's weights have, without which each call would gather them
+    # into the one block of memory that a new layer's weights have, without which each call would
+    # gather them
     made.load_state_dict(layer.state_dict())
     return made.train(layer.training)
 

@@ -1,8 +1,9 @@
 """How fast the engines train, beside plain PyTorch, on the same data in one run.
 
-What is timed is the whole loop: sampling, transforms, gradients, corrections, clipping, updates and the meeting at
-the end of a round. The roofline is what a step's operations and bytes would take at the rates of this device. Each way
-to train has a precision, and is compared with those of the same one.
+What is timed is the whole loop: sampling, transforms, gradients, corrections, clipping, updates and
+the meeting at the end of a round. The roofline is what a step's operations and bytes would take at
+the rates of this device. Each way to train has a precision, and is compared with those of the same
+one.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from stratafl import baselines, jax_baseline, models, roofline
-from stratafl.baselines import Job, Round
-from stratafl.bench_table import OURS, Row, Table
-from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.choose import Name, make_engine
+from stratafl.base.errors import InvalidInput, reason, unknown
+from stratafl.base.tree import Tree
+from stratafl.bench import baselines, jax_baseline, roofline
+from stratafl.bench.baselines import Job, Round
+from stratafl.bench.roofline import now
+from stratafl.bench.table import OURS, Row, Table
+from stratafl.core.federation import Federation
+from stratafl.core.flat import Flat
+from stratafl.core.leaf import leaf
+from stratafl.core.work import Augment, Training
+from stratafl.data.augment import flip_and_crop
+from stratafl.data.supply import Held
+from stratafl.engine.choose import Name, drift_kernel, make_engine
 from stratafl.engine.ops import COMPUTES, HALF, Compute
 from stratafl.engine.precision import computing
-from stratafl.engine.work import Augment, Training
-from stratafl.errors import InvalidInput, unknown
-from stratafl.federation import Federation
-from stratafl.flat import Flat
-from stratafl.local import leaf
-from stratafl.registry import rules_for
-from stratafl.roofline import now
-from stratafl.tree import Tree
+from stratafl.models.registry import build, parameters
+from stratafl.rules.registry import rules_for
 
 SAMPLES = 500
 """Each client's."""
@@ -41,7 +44,8 @@ MOST_SAMPLES = 50_000
 """In the data set; more clients than it has room for share them."""
 LR, CLIP, SEED = 0.05, 10.0, 0
 SEVERAL, LONG = 4, 2.0
-"""Rounds timed together at most, and the seconds they may take; a round that takes longer is timed once."""
+"""Rounds timed together at most, and the seconds they may take; a round that takes longer is timed
+once."""
 KINDS = {
     "_fetch": "samples",
     **dict.fromkeys(("_forward", "_max"), "forward"),
@@ -60,6 +64,19 @@ KINDS = {
 OTHER = "torch's own kernels and copies"
 
 
+class Sizes(NamedTuple):
+    """How much is trained in a round."""
+
+    clients: int
+    batch: int
+    steps: int
+
+
+USUAL = Sizes(clients=100, batch=50, steps=20)
+"""Of the paper's experiments."""
+SMALL = Sizes(clients=20, batch=20, steps=10)
+
+
 @dataclass(frozen=True)
 class Task:
     """A model at the sizes of its data set."""
@@ -67,21 +84,29 @@ class Task:
     input_shape: tuple[int, ...]
     classes: int
     augment: Augment | None = None
+    on_cpu: Sizes = SMALL
+    """With which two cores need under a minute for everything."""
+
+    def sizes(self, device: torch.device) -> Sizes:
+        """Those measured unless others are given."""
+        return self.on_cpu if device.type == "cpu" else USUAL
 
 
 TASKS = {
     "logistic": Task((1, 28, 28), 10),
     "mlp": Task((1, 28, 28), 10),
-    "cnn": Task((3, 32, 32), 10, flip_and_crop),
-    "resnet18_gn": Task((3, 32, 32), 100, flip_and_crop),
-    "lstm": Task((80,), 80),
+    "cnn": Task((3, 32, 32), 10, flip_and_crop, Sizes(10, 10, 4)),
+    "resnet18_gn": Task((3, 32, 32), 100, flip_and_crop, Sizes(2, 4, 2)),
+    "lstm": Task((80,), 80, on_cpu=Sizes(4, 10, 2)),
 }
 
 
 def contenders(device: str | torch.device) -> list[str]:
-    """The names `bench` knows on this device that are measured unless others are given: "way:precision".
+    """The names `bench` knows on this device that are measured unless others are given:
+    "way:precision".
 
-    On a GPU plain PyTorch is fastest in a CUDA graph, so that is there in every precision our engines have.
+    On a GPU plain PyTorch is fastest in a CUDA graph, so that is there in every precision our
+    engines have.
     """
     jax = ["jax"] if jax_baseline.available() else []
     if torch.device(device).type != "cuda":
@@ -92,29 +117,40 @@ def contenders(device: str | torch.device) -> list[str]:
 
 def bench(
     model: str = "cnn",
-    clients: int = 100,
-    batch: int = 50,
-    steps: int = 20,
+    clients: int | None = None,
+    batch: int | None = None,
+    steps: int | None = None,
     engines: Sequence[str] | None = None,
     device: str | torch.device = "cpu",
     rounds: int = 3,
+    watch: Callable[[Table], None] = lambda table: None,
 ) -> Table:
-    """Time each of the `engines` for the best of `rounds` rounds after the first: "plain loop", "graphed loop", "vmap",
-    "jax", "loop", "stacked", "auto", each perhaps with ":" and a precision; all that make sense here unless given.
+    """Time each of the `engines` for the best of `rounds` rounds after the first: "plain loop",
+    "graphed loop", "vmap", "graphed vmap", "jax", "loop", "stacked", "auto", each perhaps with ":"
+    and a precision; all that make sense here unless given. Sizes are those that suit the device.
 
-    One that fails, for want of memory perhaps, is named in the table, and the others go on."""
+    One that fails, for want of memory perhaps, is named in the table, and the others go on.
+    `watch` is called with the table before the first engine is measured and after each."""
     if model not in TASKS:
         raise unknown("model", model, TASKS)
     device = torch.device(device)
     chosen = [_chosen(name, device) for name in engines or contenders(device)]
     task = TASKS[model]
-    job = task_job(model, task, clients, batch, steps, device)
+    usual = task.sizes(device)
+    sizes = Sizes(*(own if given is None else given for given, own in zip((clients, batch, steps), usual, strict=True)))
+    job = task_job(model, task, *sizes, device)
     precisions = list(dict.fromkeys(kind for _, kind in chosen))
     rates = roofline.measured(precisions, device)
     operations, traffic = roofline.counted(job, precisions)
-    rows, failed = [], {}
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    table = Table(
+        model, parameters(job.module), *sizes, _device_name(device), str(torch.__version__),
+        operations, traffic, rates, rows, failed,
+    )  # fmt: skip
+    watch(table)
     for name, precision in chosen:
-        floor = clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
+        floor = sizes.clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
         try:
             rows.append(_row(name, precision, job, floor, rounds))
         except jax_baseline.Unsupported as error:
@@ -122,11 +158,14 @@ def bench(
                 failed[f"{name}:{precision}"] = str(error)
         except Exception as error:
             # whatever it is, what was measured before is not lost for it
-            failed[f"{name}:{precision}"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return Table(
-        model, models.parameters(job.module), clients, batch, steps, _device_name(device), str(torch.__version__),
-        operations, traffic, rates, rows, failed,
-    )  # fmt: skip
+            failed[f"{name}:{precision}"] = reason(error)
+        watch(table)
+    return table
+
+
+def row_of(way: str, job: Job, rounds: int = 2) -> Row:
+    """One way to train this job, measured; not how near it is to the device's own rates."""
+    return _row(*_chosen(way, job.inputs.device), job, 0.0, rounds)
 
 
 def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
@@ -137,7 +176,7 @@ def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
         raise unknown("engine", way, [*PLAIN, *OURS])
     if precision not in COMPUTES:
         raise unknown("precision", precision, COMPUTES)
-    if way == "graphed loop" and device.type != "cuda":
+    if way.startswith("graphed") and device.type != "cuda":
         raise InvalidInput("engine", name, "a CUDA graph needs a GPU")
     if way == "jax" and precision not in jax_baseline.precisions(device):
         raise InvalidInput("engine", name, f"JAX computes in {', '.join(jax_baseline.precisions(device))} here")
@@ -175,7 +214,7 @@ def task_job(model: str, task: Task, clients: int, batch: int, steps: int, devic
     targets = torch.randint(task.classes, (count,), generator=generator)
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        module = models.build(model, task.input_shape, task.classes).to(device).train()
+        module = build(model, task.input_shape, task.classes).to(device).train()
     own = torch.arange(SAMPLES)
     partition = [((own + SAMPLES * client) % count).to(device) for client in range(clients)]
     return Job(
@@ -187,6 +226,7 @@ PLAIN: dict[str, Callable[[Job, Compute], Round]] = {
     "plain loop": lambda job, _: baselines.loop(job),
     "graphed loop": lambda job, _: baselines.graphed_loop(job),
     "vmap": lambda job, _: baselines.mapped(job),
+    "graphed vmap": lambda job, _: baselines.mapped(job, graphed=True),
     "jax": jax_baseline.mapped,
 }
 """What the engines are measured against; torch's own precision is set around it."""
@@ -232,19 +272,26 @@ def _engine(name: Name, job: Job, precision: Compute) -> Contender:
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
     chain = leaf(LR, clip_norm=CLIP)
     training = Training(
-        flat, F.cross_entropy, job.inputs, job.targets, job.partition, chain, job.batch, "epochs", SEED, job.augment
+        flat,
+        F.cross_entropy,
+        Held(job.inputs, job.targets),
+        job.partition,
+        chain,
+        job.batch,
+        "epochs",
+        SEED,
+        job.augment,
     )
     engine = make_engine(name, training, precision=precision)
     x_P, b_B = (row.to(device) for row in flat.row(job.module))
     tree = Tree.of(f"{groups}x{clients // groups}")
-    federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED)
+    federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED, drift_kernel=drift_kernel(x_P))
     done = 0
 
     def train() -> None:
         nonlocal done
         federation.begin()
-        x_AP, b_AB = engine.train(federation.work(done, job.steps, 0))
-        federation.trained(x_AP, b_AB, chain.rate(0, job.steps))
+        federation.trained(engine.train(federation.work(done, job.steps, 0)), chain.rate(0, job.steps))
         done += job.steps
 
     def meet() -> None:
@@ -254,9 +301,11 @@ def _engine(name: Name, job: Job, precision: Compute) -> Contender:
 
 
 def _timed(made: Contender, device: torch.device, rounds: int) -> tuple[float, int | None]:
-    """The seconds of a round, the best of so many times several rounds, and the peak of the GPU's memory.
+    """The seconds of a round, the best of so many times several rounds, and the peak of the GPU's
+    memory.
 
-    Several, because what one round leaves to the next is part of the loop; where a round is long it does not matter.
+    Several, because what one round leaves to the next is part of the loop; where a round is long it
+    does not matter.
     """
     made.round()
     if device.type == "cuda":

@@ -1,13 +1,14 @@
-"""What the engines are measured against outside PyTorch: the same training as one would write it in JAX.
+"""What the engines are measured against outside PyTorch: the same training as one would write it in
+JAX.
 
-A round of all clients is one compiled program: batches are drawn, transformed and trained on in a scan, then the
-clients meet. JAX is no dependency; it is imported when a job is given to it.
+A round of all clients is one compiled program: batches are drawn, transformed and trained on in a
+scan, then the clients meet. JAX is no dependency; it is imported when a job is given to it.
 
-JAX's default products of float32 operands are tf32 on recent NVIDIA GPUs; fp32 asks for exact ones, bf16 has
-activations and products in 16 bits. Weights, corrections and updates are float32 in each.
+JAX's default products of float32 operands are tf32 on recent NVIDIA GPUs; fp32 asks for exact ones,
+bf16 has activations and products in 16 bits. Weights, corrections and updates are float32 in each.
 
-Shape suffixes: C clients, S a client's samples, E epochs, T steps, B batch, N all samples, H height, W width,
-K channels, F features.
+Shape suffixes: C clients, S a client's samples, E epochs, T steps, B batch, N all samples, H
+height, W width, K channels, F features.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.baselines import Job, Round
-from stratafl.data.transforms import PAD, flip_and_crop
+from stratafl.base.errors import InvalidInput
+from stratafl.bench.baselines import Job, Round
+from stratafl.data.augment import PAD, flip_and_crop
 from stratafl.engine.ops import Compute
-from stratafl.errors import InvalidInput
 
 Array = Any
 """JAX's own type cannot be named without importing it."""
-Weights = list[tuple[Array, ...]]
+Parameters = list[tuple[Array, ...]]
 """Each layer's weight and bias, in the order of the layers; empty for layers that have none."""
 Forward = Callable[[tuple[Array, ...], Array], Array]
 """One layer: its weights, the batch -> the batch."""
@@ -41,14 +42,16 @@ class Unsupported(InvalidInput):
 
 
 class Network(NamedTuple):
-    """A module as JAX sees it. Images are (B, H, W, K), since XLA's fastest convolutions read channels together."""
+    """A module as JAX sees it. Images are (B, H, W, K), since XLA's fastest convolutions read
+    channels together."""
 
-    weights: Weights
-    apply: Callable[[Weights, Array], Array]
+    weights: Parameters
+    apply: Callable[[Parameters, Array], Array]
 
 
 class Data(NamedTuple):
-    """What stays on the device. Arguments of the compiled program, which would copy what it closes over."""
+    """What stays on the device. Arguments of the compiled program, which would copy what it closes
+    over."""
 
     inputs_N: Array
     targets_N: Array
@@ -66,7 +69,8 @@ def precisions(device: torch.device) -> tuple[Compute, ...]:
 
 
 def mapped(job: Job, precision: Compute = "fp32") -> Round:
-    """`jax.vmap`: one function of one client, mapped over all of them and compiled with the whole round around it."""
+    """`jax.vmap`: one function of one client, mapped over all of them and compiled with the whole
+    round around it."""
     return Clients(job, precision).round
 
 
@@ -82,11 +86,11 @@ class Clients:
         samples_CS = torch.stack(job.partition)
         data = Data(images_last(job.inputs.float()), _array(job.targets.int()), _array(samples_CS.int()))
         self.data = jax.device_put(data, device)
-        self.weights: Weights = jax.tree.map(
+        self.weights: Parameters = jax.tree.map(
             lambda one: jax.numpy.broadcast_to(one, (clients, *one.shape)), jax.device_put(network.weights, device)
         )
         # an argument of the program, so that the compiler cannot know that it is zero
-        self.corrections: Weights = jax.tree.map(jax.numpy.zeros_like, self.weights)
+        self.corrections: Parameters = jax.tree.map(jax.numpy.zeros_like, self.weights)
         self.key = jax.device_put(jax.random.key(job.seed), device)
         self._train = jax.jit(_training(job, network, precision), donate_argnums=(0, 1))
         self._precision = precision
@@ -109,7 +113,7 @@ def convert(module: nn.Module) -> Network:
         raise Unsupported("module", module, "layers must not share weights")
     forwards = [_forward(layer) for layer in layers]
 
-    def apply(weights: Weights, x_B: Array) -> Array:
+    def apply(weights: Parameters, x_B: Array) -> Array:
         for own, forward in zip(weights, forwards, strict=True):
             x_B = forward(own, x_B)
         return x_B
@@ -122,13 +126,13 @@ def images_last(inputs: Tensor) -> Array:
     return _array(inputs.permute(0, 2, 3, 1) if inputs.dim() == 4 else inputs)
 
 
-def _training(job: Job, network: Network, precision: Compute) -> Callable[..., tuple[Weights, Array]]:
+def _training(job: Job, network: Network, precision: Compute) -> Callable[..., tuple[Parameters, Array]]:
     """The whole round as one function of arrays."""
     jax = _jax()
     jnp = jax.numpy
     held = jnp.bfloat16 if precision == "bf16" else jnp.float32
 
-    def loss(weights: Weights, inputs_B: Array, targets_B: Array, present_B: Array) -> Array:
+    def loss(weights: Parameters, inputs_B: Array, targets_B: Array, present_B: Array) -> Array:
         held_weights = jax.tree.map(lambda weight: weight.astype(held), weights)
         log_BK = jax.nn.log_softmax(network.apply(held_weights, inputs_B.astype(held)).astype(jnp.float32))
         found_B = jnp.take_along_axis(log_BK, targets_B[:, None], axis=1)[:, 0]
@@ -136,8 +140,8 @@ def _training(job: Job, network: Network, precision: Compute) -> Callable[..., t
 
     gradients = jax.vmap(jax.grad(loss), in_axes=(0, 0, 0, None))
 
-    def train(weights: Weights, key: Array, corrections: Weights, data: Data) -> tuple[Weights, Array]:
-        def step(weights: Weights, drawn: tuple[Array, Array, Array]) -> tuple[Weights, None]:
+    def train(weights: Parameters, key: Array, corrections: Parameters, data: Data) -> tuple[Parameters, Array]:
+        def step(weights: Parameters, drawn: tuple[Array, Array, Array]) -> tuple[Parameters, None]:
             index_CB, present_B, key = drawn
             if job.augment is None:
                 inputs_CB = data.inputs_N[index_CB]
@@ -167,8 +171,8 @@ def _training(job: Job, network: Network, precision: Compute) -> Callable[..., t
 def drawn_batches(key: Array, samples_CS: Array, batch: int, steps: int) -> tuple[Array, Array]:
     """The samples of each step's batches, and which of them count.
 
-    Every client goes through its samples in a new order each epoch. A scan needs batches of one size, so an epoch's
-    last one is filled up with samples that do not count.
+    Every client goes through its samples in a new order each epoch. A scan needs batches of one
+    size, so an epoch's last one is filled up with samples that do not count.
     """
     jax = _jax()
     jnp = jax.numpy
@@ -186,7 +190,8 @@ def drawn_batches(key: Array, samples_CS: Array, batch: int, steps: int) -> tupl
 
 
 def flipped_and_cropped(inputs_NHWK: Array, index_CB: Array, draws: Array) -> Array:
-    """`flip_and_crop` of the chosen images by its four uniform draws for each, (4, C, B), in one gather."""
+    """`flip_and_crop` of the chosen images by its four uniform draws for each, (4, C, B), in one
+    gather."""
     jnp = _jax().numpy
     _, height, width, _ = inputs_NHWK.shape
     flips, crops, down, right = draws
@@ -207,7 +212,8 @@ def flipped_and_cropped(inputs_NHWK: Array, index_CB: Array, draws: Array) -> Ar
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers in the order they are called. A subclass of `Sequential` may call them otherwise."""
+    """The layers in the order they are called. A subclass of `Sequential` may call them
+    otherwise."""
     if type(module) is nn.Sequential:
         for child in module:
             yield from _leaves(child)
@@ -216,7 +222,8 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _weights(layer: nn.Module) -> tuple[Array, ...]:
-    """Weight and bias with inputs before outputs, as is the custom in JAX: (F, F) and (H, W, K, K)."""
+    """Weight and bias with inputs before outputs, as is the custom in JAX: (F, F) and (H, W, K,
+    K)."""
     if isinstance(layer, nn.Linear):
         weight = layer.weight.t()
     elif isinstance(layer, nn.Conv2d):
@@ -227,7 +234,8 @@ def _weights(layer: nn.Module) -> tuple[Array, ...]:
 
 
 def _forward(layer: nn.Module) -> Forward:
-    """The layer as a function. Subclasses may compute something else, so the type must be the very one."""
+    """The layer as a function. Subclasses may compute something else, so the type must be the very
+    one."""
     kind = type(layer)
     if kind is nn.Linear:
         return _linear
@@ -262,8 +270,9 @@ def _convolution(layer: Any) -> Forward:
 
 
 def _halved(own: tuple[Array, ...], x_BHWK: Array) -> Array:
-    """Maxima of squares of 2x2. Unlike that of a window's reduction, the gradient of this fuses with what is around
-    it; equals share it, where torch's goes to the first, which ReLU's zeros cannot tell."""
+    """Maxima of squares of 2x2. Unlike that of a window's reduction, the gradient of this fuses
+    with what is around it; equals share it, where torch's goes to the first, which ReLU's zeros
+    cannot tell."""
     batch, height, width, channels = x_BHWK.shape
     even = x_BHWK[:, : height // 2 * 2, : width // 2 * 2]
     return even.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))

@@ -1,4 +1,5 @@
-"""What a device could do at best: operations and bytes of a step, counted, and this device's rates, measured.
+"""What a device could do at best: operations and bytes of a step, counted, and this device's rates,
+measured.
 
 The rates are those of a large matrix product and a large copy.
 """
@@ -15,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stratafl import models
-from stratafl.baselines import Job
+from stratafl.bench.baselines import Job
 from stratafl.engine.ops import HALF, Compute
 from stratafl.engine.precision import computing
+from stratafl.models.registry import parameters
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def measured(precisions: Sequence[Compute], device: torch.device) -> Rates:
 def counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, float]]:
     """Operations and bytes of one client's step.
 
-    Operations are those of the products, forward and back. Of bytes a step needs at least: each weight read forward
-    and back and its gradient written; gradient and correction read and the weight read and written by the update;
-    each layer's output and its gradient written and read.
+    Operations are those of the products, forward and back. Of bytes a step needs at least: each
+    weight read forward and back and its gradient written; gradient and correction read and the
+    weight read and written by the update; each layer's output and its gradient written and read.
     """
     index_B = job.partition[0][: job.batch]
     activations = 0
@@ -57,7 +58,7 @@ def counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, f
     for hook in hooks:
         hook.remove()
     job.module.zero_grad(set_to_none=True)
-    rows = 7 * 4 * models.parameters(job.module) + job.batch * job.inputs[0].nbytes
+    rows = 7 * 4 * parameters(job.module) + job.batch * job.inputs[0].nbytes
     return float(counter.get_total_flops()), {
         kind: float(rows + 4 * activations * (2 if kind in HALF else 4)) for kind in precisions
     }

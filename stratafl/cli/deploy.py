@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from stratafl.errors import InvalidInput, MissingExtra, printable
-from stratafl.record import listed
-from stratafl.store.signals import Interrupted
+from stratafl.base.errors import InvalidInput, MissingExtra, printable
+from stratafl.base.signals import Interrupted
+from stratafl.cli.options import Track, tracked_by
+from stratafl.cli.tables import Column, print_table
 
 deploy = typer.Typer(help="Run a tree of real sites on Flower.", no_args_is_help=True)
 TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy.md.")]
 Out = Annotated[Path, typer.Option(help="The folder with one folder per site.")]
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sites, made by `deploy init`.")]
 
-SHOWN = ("doing", "round", "bytes_in", "arrays_in", "bytes_out", "arrays_out")
-"""Of a site's status."""
+SHOWN = ("state", "round", "bytes_in", "arrays_in", "bytes_out", "arrays_out")
+"""What is shown of all that is known of a site."""
 
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("deployment", "flwr", "deploy")
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a log on a full disk ends nobody
-        print(printable(text), file=sys.stderr, flush=True)
 
 
 @deploy.command("init")
@@ -46,7 +37,7 @@ def init_command(
 ) -> None:
     """Make every site's folder: config, certificates, keys and a start script."""
     _need_flower()
-    from stratafl.deploy.provision import Topology, provision
+    from stratafl.deploy.sites.provision import Topology, provision
 
     for name, folder in provision(Topology.load(topology), out).items():
         print(f"{name}: {folder}")
@@ -57,31 +48,57 @@ def up_command(
     topology: TopologyFile,
     out: Out = Path("sites"),
     local: Annotated[bool, typer.Option("--local", help="All sites on this machine.")] = False,
+    track: Track = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="The same as --track tensorboard: events in the root's folder.")
+    ] = False,
 ) -> None:
-    """Start a whole tree on this machine, run its job, and stop it. Folders that are there are gone on with."""
+    """Start a whole tree on this machine, or go on with one, run its job, and stop it."""
     _need_flower()
-    from stratafl.deploy import whole
-    from stratafl.deploy.provision import Topology, check_made_from, provision
+    from stratafl.core.measure.record import RoundResult
+    from stratafl.core.measure.track import tracking
+    from stratafl.deploy.host import attendance, this_machine
+    from stratafl.deploy.notes import log
+    from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+    from stratafl.deploy.sites.rounds import read_lines
+    from stratafl.deploy.sites.site import Site
+    from stratafl.runs.trackers import check_trackers, trackers_for
 
+    tracked = tracked_by(track, tensorboard)
+    check_trackers(tracked)
     if not local:
         raise InvalidInput(
             "--local", local, "other hosts start their sites themselves, with start.sh: see docs/deploy.md"
         )
-    given = Topology.load(topology)
+    planned = Topology.load(topology)
     if out.exists():
-        check_made_from(whole.sites(out)["root"], given)
+        check_made_from(this_machine.sites(out)["root"], planned)
     else:
-        provision(given, out)
-        _say(f"made {out}, a folder per site; starting them takes a while")
-    rounds = given.config.run.rounds
+        provision(planned, out)
+        log.say(f"made {out}, a folder per site; starting them takes a while")
+    rounds = planned.config.run.rounds
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        whole.run(out, lambda line: print(_in_words(line, rounds), flush=True))
+        root = out / "root"
+        job, done = (Site.load(root).job, len(read_lines(root))) if tracked else ("", 0)
+        trackers = trackers_for(tracked, root, topology.stem, job, done)
+        with tracking(trackers, planned.config.as_dict()) as follow:
+
+            def show(line: str) -> None:
+                print(_in_words(line, rounds), flush=True)
+                if trackers:
+                    follow(RoundResult.of(json.loads(line)))
+
+            this_machine.run(out, show)
     except KeyboardInterrupt:
         place = "" if out == Path("sites") else f" --out {out}"
         again = f"stopped; go on with: stratafl deploy up {topology} --local{place}"
         raise Interrupted(signal.SIGINT, again) from None
-    print(f"the model: {out / 'root' / 'model.safetensors'}")
+    print(f"the model: {out / 'root' / 'model.safetensors'}", flush=True)
+    missing = attendance.never(out / "root")
+    if missing:
+        log.warn(f"never took part in this run: {', '.join(missing)}")
+        raise typer.Exit(attendance.INCOMPLETE)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -89,7 +106,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _in_words(line: str, rounds: int) -> str:
-    """A line of rounds.jsonl."""
+    """Put a line of rounds.jsonl into words."""
+    from stratafl.base.errors import listed
+
     seen = json.loads(line)
     numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
     apart = "".join(f"  {word}: {listed(seen[word])}" for word in ("absent", "refused") if seen[word])
@@ -97,27 +116,37 @@ def _in_words(line: str, rounds: int) -> str:
 
 
 @deploy.command("status")
-def status_command(out: Out = Path("sites")) -> None:
-    """Every site of this machine: whether it runs, its round, its last contact and its bytes."""
-    from stratafl.deploy import whole
+def status_command(
+    out: Out = Path("sites"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document; see docs/deploy.md.")] = False,
+) -> None:
+    """Show each site's state, its round and what is wrong; at the root, the whole tree's."""
+    from stratafl.deploy.host import this_machine, view
 
-    # a narrow terminal breaks lines, and cuts no number short
-    names = ("runs", "doing", "round", "contact", "bytes in", "arrays", "bytes out", "arrays")
-    table = Table(Column("site", no_wrap=True), *(Column(name, overflow="fold") for name in names))
-    for seen in whole.look(out):
-        ago = seen.contact
-        told = [escape(printable(seen.status.get(name, "-"))) for name in SHOWN]
-        running, contact = "yes" if seen.running else "no", "-" if ago is None else f"{ago:.0f} s ago"
-        table.add_row(escape(printable(seen.site.name)), running, *told[:2], contact, *told[2:])
-    Console().print(table)
+    document = view.seen(this_machine.sites(out))
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    counts = ("bytes in", "arrays in", "bytes out", "arrays out")
+    rows = []
+    for name, seen in document["sites"].items():
+        cells = [str(seen[each]) for each in SHOWN]
+        cells[0] = "missing" if seen["missing"] else cells[0]
+        heard = "never" if seen["age"] is None else f"{seen['age']:.0f} s ago"
+        rows.append((name, *cells[:2], heard, *cells[2:]))
+    columns = ("site", "state", Column("round", right=True), Column("heard", right=True))
+    print_table([*columns, *(Column(each, right=True) for each in counts)], rows)
+    for name, seen in document["sites"].items():
+        for text in view.remarks(seen):
+            print(printable(f"{name}: {text}"))
 
 
 @deploy.command("down")
 def down_command(out: Out = Path("sites")) -> None:
-    """Stop every site that runs on this machine; each goes on from where it stood when it is started again."""
-    from stratafl.deploy import whole
+    """Stop every site that runs on this machine; started again, each goes on."""
+    from stratafl.deploy.host import this_machine
 
-    left = whole.stop(out)
+    left = this_machine.stop(out)
     if left:
         raise InvalidInput("sites", left, "did not stop in time")
 
@@ -128,16 +157,17 @@ def reset_command(
     out: Out = Path("sites"),
 ) -> None:
     """Set the state of sites aside: they begin anew. With the root's, the whole run does."""
-    from stratafl.deploy import whole
+    from stratafl.deploy.host import this_machine
 
-    for name, aside in whole.reset(sites, out).items():
+    for name, aside in this_machine.reset(sites, out).items():
         print(f"{printable(name)}: begins anew; what it had is in {aside}")
 
 
 @deploy.command("site")
 def site_command(folders: Folders) -> None:
-    """Start the processes of one or more sites and watch over them until the run is over or SIGTERM comes."""
+    """Start the processes of some sites, and watch over them until the run is over."""
     _need_flower()
-    from stratafl.deploy.supervise import run_sites
+    from stratafl.deploy.host.supervise import run_sites
+    from stratafl.deploy.notes import log
 
-    raise typer.Exit(run_sites(folders, _say))
+    raise typer.Exit(run_sites(folders, log.warn))

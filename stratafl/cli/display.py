@@ -1,4 +1,5 @@
-"""How a run shows itself while it goes on: a live bar on a terminal, plain lines elsewhere, or nothing."""
+"""How the runs of a sweep show themselves while they go on; a single one is in
+`simulation.progress`."""
 
 from __future__ import annotations
 
@@ -6,66 +7,20 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from stratafl.errors import printable
-from stratafl.record import listed
-from stratafl.simulate import RoundResult
-from stratafl.store import layout
-from stratafl.sweep.pool import Event
-
-
-class Display:
-    """Writes to the error stream, so that what a command prints can be piped."""
-
-    def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
-        self.title, self.rounds, self.quiet = title, rounds, quiet
-        self.console = Console(stderr=True)
-        self.live = self.console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}  {task.fields[metrics]}"),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-            disable=not self.live,
-        )
-        self._task = self._bar.add_task(escape(title), total=rounds, completed=done, metrics="")
-
-    def __enter__(self) -> Display:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, result: RoundResult) -> None:
-        text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
-        if result.refused:
-            text += escape(printable(f"  refused {listed(sorted(set(result.refused)))}"))
-        if self.live:
-            self._bar.update(self._task, completed=result.round, metrics=text)
-        elif not self.quiet:
-            self.console.print(
-                f"{escape(self.title)}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-    def say(self, text: str) -> None:
-        """One line besides the rounds."""
-        if not self.quiet:
-            self.console.print(printable(f"{self.title}: {text}"), highlight=False, soft_wrap=True, markup=False)
+from stratafl.base.errors import printable
+from stratafl.runs import layout
+from stratafl.runs.sweep.pool import Event
 
 
 class SweepDisplay:
-    """All runs of a sweep: a bar for the whole and one for each run in progress, or a line for each that ended."""
+    """All runs of a sweep.
+
+    On a terminal there is a bar for the whole and one for each run in progress, elsewhere a line
+    for each that ended.
+    """
 
     def __init__(self, title: str, runs: int, quiet: bool = False):
         self.title, self.runs, self.quiet = title, runs, quiet
@@ -115,3 +70,11 @@ class SweepDisplay:
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
+
+
+def byte_count(count: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count, units = count / 1000, units[1:]
+    return f"{count:.3g} {units[0]}"

@@ -1,26 +1,22 @@
-"""The command that shows stored runs."""
+"""`stratafl report`: stored runs as one page."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from stratafl.errors import InvalidInput, number, printable
-from stratafl.report.compare import settings, usual_targets
-from stratafl.report.figures import figures
-from stratafl.report.gather import gather
-from stratafl.report.page import page, plotly_source
-from stratafl.report.payload import payload
-from stratafl.report.serve import HOST, Server
-from stratafl.store.files import writing
+from stratafl.base.errors import InvalidInput, listed, number, printable
+from stratafl.base.files import writing
+from stratafl.cli.tables import Column, print_table
+
+if TYPE_CHECKING:
+    from stratafl.report.compare import Setting
 
 
 def report_command(
@@ -30,51 +26,84 @@ def report_command(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
     figures_folder: Annotated[
-        Path | None, typer.Option("--figures", metavar="DIR", help="Also write figures for a paper, PNG and SVG, here.")
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Also write figures for a paper (PNG, SVG, PDF) and the summary (CSV, LaTeX) here.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What settings are judged by; accuracy, or what there is, unless given.")
     ] = None,
     target: Annotated[
-        list[float] | None, typer.Option(help="An accuracy whose first round is named, such as 0.8; repeatable.")
+        list[float] | None,
+        typer.Option(help="A value of the metric whose first round is named, such as 0.8; repeatable."),
     ] = None,
+    title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
 ) -> None:
-    """Make one page of runs that opens offline: curves, drift, trees, config differences and a summary."""
+    """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
+    from stratafl.report.compare import settings
+    from stratafl.report.figures import figures
+    from stratafl.report.gather import gather
+    from stratafl.report.page import page
+    from stratafl.report.payload import payload
+    from stratafl.report.plots import pyplot
+
     places = folders or [Path("runs")]
-    targets = None if not target else [number("--target", each, above=0, at_most=1) for each in target]
-    plotly_source()
+    targets = [number("--target", each) for each in target] if target else None
     _check_out(out)
+    if figures_folder is not None:
+        pyplot()
     if watch:
-        _watch(places, targets, port)
+        _watch(places, targets, metric, title, port)
         return
     runs, unreadable = gather(places)
     for line in unreadable:
         print(printable(f"left out: {line}"), file=sys.stderr)
     if not runs:
         raise InvalidInput("DIR", [str(place) for place in places], "no runs in it that can be read")
-    data = payload(runs, targets, unreadable)
+    data = payload(runs, targets, unreadable, metric)
+    _check_metric(data, metric, targets)
     with writing(out, sync=False) as file:
-        file.write(page(data).encode())
-    _print_summary(data)
+        file.write(page(data, title).encode())
+    goals = data["targets"].get(data["metric"], [])
+    compared = settings(runs)
+    _print_summary(compared, metric, goals)
     print(f"report: {printable(out)}")
     if figures_folder is not None:
-        found = settings(runs)
-        goals = usual_targets(found) if targets is None else targets
-        drawn = figures(figures_folder, found, goals)
-        print(f"figures: {len(drawn)} in {printable(figures_folder)}")
+        drawn = figures(figures_folder, compared, goals, metric)
+        print(f"figures: {len(drawn)} files in {printable(figures_folder)}")
 
 
-def _watch(places: list[Path], targets: list[float] | None, port: int) -> None:
+def _check_metric(data: dict[str, Any], metric: str | None, targets: list[float] | None) -> None:
+    """Refuse a metric that the runs do not have, and a share that is none."""
+    if metric is not None and data["metric"] is None:
+        raise InvalidInput("--metric", metric, f"these runs have {listed([each['name'] for each in data['metrics']])}")
+    judged = next((each for each in data["metrics"] if each["name"] == data["metric"]), {"percent": True})
+    for target in (targets or ()) if judged["percent"] else ():
+        number("--target", target, above=0, at_most=1)
+
+
+def _watch(places: list[Path], targets: list[float] | None, metric: str | None, title: str, port: int) -> None:
+    from stratafl.report.gather import gather
+    from stratafl.report.page import page
+    from stratafl.report.payload import payload
+    from stratafl.report.serve import HOST, Server
+
     def read() -> dict[str, Any]:
         try:
             runs, unreadable = gather(places)
         except InvalidInput as problem:
             # a folder that goes away is told on the page; the server stays
             runs, unreadable = [], [str(problem)]
-        return payload(runs, targets, unreadable)
+        return payload(runs, targets, unreadable, metric)
 
     gather(places)
     try:
-        server = Server(read, lambda data: page(data, live=True), port)
+        server = Server(read, lambda data: page(data, title, live=True), port)
     except OSError as problem:
         raise InvalidInput("--port", port, f"cannot listen on {HOST}: {problem.strerror}") from None
     print(f"serving on {server.address} until Ctrl-C", flush=True)
@@ -91,15 +120,13 @@ def _check_out(out: Path) -> None:
         raise InvalidInput("--out", str(out), f"cannot write in {parent}")
 
 
-def _print_summary(data: dict[str, Any]) -> None:
+def _print_summary(compared: Sequence[Setting], metric: str | None, targets: Sequence[float]) -> None:
     """What fits on a terminal: how good, and how soon; the page has the rest."""
-    head, rows = data["summary"]["head"], data["summary"]["rows"]
-    shown = [n for n, name in enumerate(head) if name.startswith(("setting", "accuracy", "rounds to"))]
-    if "accuracy, %" not in head:
-        shown.append(head.index("loss"))
-    table = Table()
-    for column in shown:
-        table.add_column(escape(head[column]), justify="right" if column else "left", min_width=0 if column else 10)
-    for row in rows:
-        table.add_row(*(escape(printable(row[column])) for column in shown))
-    Console().print(table)
+    from stratafl.report.payload import judged_by
+    from stratafl.report.summary import columns
+
+    _, judged = judged_by(compared, metric)
+    first, _, _, *rest = columns(compared, [] if judged is None else [judged], judged, targets)
+    shown = [first, *(column for place, column in enumerate(rest) if place == 0 or column.title.startswith("rounds"))]
+    head = [Column(column.title, right=place > 0, prose=place == 0) for place, column in enumerate(shown)]
+    print_table(head, [[cell.text for cell in cells] for cells in zip(*(each.cells for each in shown), strict=True)])

@@ -1,4 +1,4 @@
-"""The command that lists stored runs."""
+"""`stratafl runs`: a list of stored runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from stratafl.divergence import measured
-from stratafl.errors import InvalidInput, printable, unknown
-from stratafl.store import layout
-from stratafl.store.carry import pack_runs
-from stratafl.store.read import Broken, StoredRun, scan
+from stratafl.base.errors import InvalidInput, choice, listed, printable
+from stratafl.cli.options import AsJson
+from stratafl.cli.tables import Column, print_table
+from stratafl.core.measure.divergence import measured
+from stratafl.runs import layout
+from stratafl.runs.archive import pack_runs
+from stratafl.runs.read import Broken, StoredRun, scan
 
-NARROW = 60
-"""Columns of a terminal below which only what matters most is shown."""
+Condition = tuple[Sequence[str], Any]
 
 
 def runs_command(
@@ -36,79 +34,90 @@ def runs_command(
     pack: Annotated[
         Path | None, typer.Option(metavar="FILE.tar.gz", help="Put their records into one file, without models.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List stored runs, oldest first, with what became of them."""
-    for wanted in status or ():
-        if wanted not in layout.STATUSES:
-            raise unknown("--status", wanted, layout.STATUSES)
+    for name in status or ():
+        choice("--status", name, layout.STATUSES)
     conditions = [_condition(text) for text in where or ()]
-    found = scan(folder)
-    runs = [run for run in found if isinstance(run, StoredRun)]
-    broken = [] if status or where else [run for run in found if isinstance(run, Broken)]
-    chosen = [
-        run
-        for run in runs
-        if (not status or run.status in status)
-        and all(_lookup(run.config, keys) == value for keys, value in conditions)
-    ]
+    entries = scan(folder)
+    readable = [run for run in entries if isinstance(run, StoredRun)]
+    broken = [] if status or where else [run for run in entries if isinstance(run, Broken)]
+    chosen = [run for run in readable if (not status or run.status in status) and _meets(run, conditions)]
     if pack is not None:
         size = pack_runs(chosen, folder, pack)
-        told = f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB"
-        print(told, file=sys.stderr if as_json else sys.stdout)
+        summary = f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB"
+        print(summary, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"runs": [_row(run) for run in chosen],
                           "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
-        return
-    if pack is not None:
-        return
-    if not chosen and not broken:
-        nowhere = [".".join(keys) for keys, _ in conditions if all(_lookup(run.config, keys) is None for run in runs)]
-        told = f": none has {', '.join(nowhere)}" if runs and nowhere else ""
-        print(f"no such runs in {folder}{told}" if status or where else f"no runs in {folder}")
-        return
-    console = Console()
-    details = ("accuracy", "seconds") if console.width >= NARROW else ()
-    table = Table()
-    table.add_column("run", overflow="fold")
-    for heading in ("status", "rounds", *details):
-        table.add_column(heading, no_wrap=True)
-    for run in chosen:
-        row = _row(run)
-        accuracy = "" if row["final"].get("accuracy") is None else f"{row['final']['accuracy']:.4f}"
-        cells = [accuracy if row["diverged"] is None else "diverged", f"{row['seconds']:.1f}"]
-        name = escape(printable(run.path.relative_to(folder)))
-        table.add_row(name, run.status, f"{run.round}/{run.total}", *cells[: len(details)])
-    console.print(table)
-    for run in chosen:
+    elif pack is None and not chosen and not broken:
+        filtered = bool(status or where)
+        print(f"no such runs in {folder}{_nowhere(readable, conditions)}" if filtered else f"no runs in {folder}")
+    elif pack is None:
+        _print_table(chosen, folder)
+        for each in broken:
+            print(printable(f"unreadable: {each.reason}"))
+
+
+def _print_table(runs: Sequence[StoredRun], folder: Path) -> None:
+    """A line for each run, and below the table why some of them ended as they did."""
+    summaries = [_row(run) for run in runs]
+    # where nothing is classified, there is no accuracy
+    metric = "accuracy" if any("accuracy" in row["final"] for row in summaries) else "loss"
+    columns = (
+        Column("run"),
+        Column("method"),
+        Column("status"),
+        Column("rounds", right=True),
+        Column(metric, right=True),
+        Column("seconds", right=True, minor=True),
+        Column("engine", minor=True),
+    )
+    cells = []
+    for run, row in zip(runs, summaries, strict=True):
+        value = row["final"].get(metric)
+        outcome = "diverged" if row["diverged"] is not None else "" if value is None else f"{value:.4f}"
+        name, rounds = str(run.path.relative_to(folder)), f"{run.round}/{run.total}"
+        cells.append((name, row["method"], run.status, rounds, outcome, f"{row['seconds']:.1f}", run.engine))
+    print_table(columns, cells)
+    for run in runs:
         name = printable(run.path.relative_to(folder))
         if run.reason:
             print(f"{name}: {run.status}: {printable(run.reason)}")
         if run.diverged is not None:
             print(f"{name}: diverged at round {run.diverged}")
-    for each in broken:
-        print(printable(f"unreadable: {each.reason}"))
+        for why, nodes in run.left_out.items():
+            if nodes and why != "too_large":
+                print(f"{name}: {why} {sum(nodes.values()):,} times: {printable(listed(list(nodes)))}")
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
-    last = next((found for record in reversed(run.rounds) if (found := measured(record))), {})
+    last = next(filter(None, map(measured, reversed(run.rounds))), {})
     return {
         "path": str(run.path),
         "name": run.name,
         "id": run.id,
+        "method": run.method,
         "status": run.status,
         "reason": run.reason,
         "round": run.round,
         "rounds": run.total,
         "created": run.created,
         "updated": run.updated,
+        "engine": run.engine,
+        "how": run.how,
+        "notes": list(run.notes),
+        "precision": run.precision,
         "final": last,
         "diverged": run.diverged,
+        **run.left_out,
         "seconds": sum(r.get("seconds", 0.0) for r in run.rounds),
     }
 
 
-def _condition(text: str) -> tuple[Sequence[str], Any]:
+def _condition(text: str) -> Condition:
+    """A key's path and the value it must have, TOML or plain text, from section.key=value."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -117,6 +126,16 @@ def _condition(text: str) -> tuple[Sequence[str], Any]:
         return keys, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return keys, value.strip()
+
+
+def _meets(run: StoredRun, conditions: Sequence[Condition]) -> bool:
+    return all(_lookup(run.config, keys) == value for keys, value in conditions)
+
+
+def _nowhere(runs: Sequence[StoredRun], conditions: Sequence[Condition]) -> str:
+    """Names the keys asked for that no run has: they are probably misspelt."""
+    absent = [".".join(keys) for keys, _ in conditions if all(_lookup(run.config, keys) is None for run in runs)]
+    return f": none has {', '.join(absent)}" if runs and absent else ""
 
 
 def _lookup(config: Any, keys: Sequence[str]) -> Any:

@@ -1,34 +1,41 @@
-"""The command that runs a sweep and prints its table."""
+"""`stratafl sweep`: a grid of runs, and its table."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from stratafl.errors import number, printable
-from stratafl.progress import SweepDisplay
-from stratafl.store import layout
-from stratafl.store.read import StoredRun, read_run
-from stratafl.sweep import Outcome, Plan, Row, run_all, table
+from stratafl.base.errors import printable
+from stratafl.cli.options import AsJson, Quiet, Workers
+from stratafl.cli.tables import Column, print_table
+from stratafl.runs import layout
+from stratafl.runs.read import StoredRun, read_run
+
+if TYPE_CHECKING:
+    from stratafl.core.objective.goal import Goal
+    from stratafl.runs.sweep import Outcome, Row
 
 
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="A TOML file; see docs/runs.md.")],
     runs: Annotated[Path, typer.Option(help="The sweep's folder goes into this one.")] = Path("runs"),
-    workers: Annotated[int | None, typer.Option(help="Processes; one per GPU or core unless given.")] = None,
-    target: Annotated[float | None, typer.Option(help="An accuracy, instead of the file's.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    workers: Workers = None,
+    target: Annotated[
+        str | None, typer.Option(help='An accuracy, or such as "loss <= 0.1", instead of the file\'s.')
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a grid of configs, several at a time; what is done is skipped, what was interrupted goes on."""
+    """Run a grid of configs, several at a time; what is done is skipped."""
+    from stratafl.cli.display import SweepDisplay
+    from stratafl.core.objective.goal import goal_from
+    from stratafl.runs.sweep import Plan, run_all, table
+
     plan = Plan.load(file)
-    goal = plan.target if target is None else number("--target", target, above=0, at_most=1)
+    goal = plan.target if target is None else goal_from("--target", target)
     folder = runs / plan.name
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
         outcomes = run_all({e.name: e.config for e in plan.entries}, folder, workers, display.show, display.say)
@@ -36,7 +43,8 @@ def sweep_command(
     rows = table(plan.entries, stored, goal)
     if as_json:
         print(json.dumps({
-            "name": plan.name, "target": goal, "groups": [row.as_dict() for row in rows],
+            "name": plan.name, "target": None if goal is None else goal.value,
+            "groups": [row.as_dict() for row in rows],
             "runs": [
                 {**vars(outcome), "path": str(outcome.path or ""),
                  "diverged": stored[outcome.name].diverged if outcome.name in stored else None}
@@ -51,18 +59,15 @@ def sweep_command(
 
 
 def _print(
-    title: str, rows: list[Row], target: float | None, outcomes: list[Outcome], stored: dict[str, StoredRun]
+    title: str, rows: list[Row], target: Goal | None, outcomes: list[Outcome], stored: dict[str, StoredRun]
 ) -> None:
-    shown = Table(title=escape(title))
-    shown.add_column("runs of", overflow="fold")
-    shown.add_column("done", justify="right")
-    shown.add_column("final accuracy", justify="right")
-    if target is not None:
-        shown.add_column(f"rounds to {target:g}", justify="right")
-    for row in rows:
-        cells = [escape(printable(row.group)), f"{row.done}/{row.runs}", row.accuracy_text]
-        shown.add_row(*cells, *([row.rounds_text] if target is not None else []))
-    Console().print(shown)
+    final = f"final {rows[0].metric}" if rows else "final"
+    numbers = ["done", final, *([] if target is None else [f"rounds to {target.value:g}"])]
+    cells = [
+        (row.group, f"{row.done}/{row.runs}", row.final_text, *([] if target is None else [row.rounds_text]))
+        for row in rows
+    ]
+    print_table(["runs of", *(Column(each, right=True) for each in numbers)], cells, title)
     skipped = sum(outcome.was_done for outcome in outcomes)
     if skipped:
         print(f"{skipped} of {len(outcomes)} runs were done before")

@@ -1,13 +1,17 @@
 """A run as data: what a TOML file may say, checked key by key.
 
 [tree]      shape, weights
-[data]      name, partition, rotation, augment, synthetic
+[data]      name, arguments, columns, test, lazy, partition, rotation, augment, synthetic,
+            test_partition
 [model]     name and its parameters
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
-[leaf]      lr, batch, sampling, clip, weight_decay, momentum, schedule
-[run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, checkpoint_every, keep_state, device, engine,
-            precision, diagnose, update_limit, update_factor, plugins
+[objective] loss, metrics
+[leaf]      lr, batch, sampling, clip, weight_decay, momentum, optimiser, optimiser_state,
+            epochs, schedule
+[run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, stop_when, checkpoint_every,
+            keep_state, device, engine, precision, diagnose, update_limit, update_factor, initial,
+            plugins
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from stratafl.errors import InvalidInput, choice, first_line, reason, unknown
-from stratafl.local import Leaf, LearningRate, constant, cosine, leaf, step_decay
+from stratafl.base.errors import InvalidInput, choice, first_line, named, reason, unknown
+from stratafl.config.paths import anchored
+from stratafl.core.leaf import Leaf, LearningRate, OptimiserState, constant, cosine, leaf, step_decay
 
 DEEPEST = 120
 """Lists and tables in each other; a tree may have a hundred levels."""
 MOST_BITS = 1023
-"""Of a whole number: what is larger has no floating-point value, and could not be stored with a run."""
+"""What an integer may have: a larger one has no floating-point value, and could not be stored."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,35 @@ class TreeConfig:
 @dataclass(frozen=True)
 class DataConfig:
     name: str = "digits"
+    """A data set of the catalogue; or of the user's own: a function ("my_data.py:load"), a file
+    (.csv, .parquet, .npz), a folder of images, or a set of Hugging Face's ("hf:name")."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the function, or Hugging Face's, is called with."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Of a table: inputs, targets and owner."""
+    test: Any = None
+    """What a file or folder is tested on: another of its kind, or a share of its own samples."""
+    lazy: bool = False
+    """Whether a data set's items are read anew for every batch."""
     partition: Any = field(default_factory=list)
     """One split per edge level, root first; i.i.d. on every level where it is empty."""
     rotation: Mapping[str, Any] | None = None
     """Turn training images by node: start, step (degrees) and level."""
     augment: str = "none"
     synthetic: Mapping[str, Any] = field(default_factory=dict)
-    """For the data set of that name: samples per client, and alpha and beta, each one number or one per level."""
+    """For the data set of that name: samples per client; alpha and beta, one number or one per
+    level."""
+    test_partition: str | None = None
+    """Test data of each client's own: "like_train", or none."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    loss: Any = None
+    """A name, an import path, or a table of one with its parameters; cross-entropy unless given."""
+    metrics: Any = None
+    """A list, or a table by name: names, import paths, or tables of one with parameters and which
+    way is `better`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +89,14 @@ class LeafConfig:
     clip: float | None = None
     weight_decay: float = 0.0
     momentum: float = 0.0
+    optimiser: Any = None
+    """A name, a table with parameters, or "file.py:make"; SGD with the momentum above unless
+    given."""
+    optimiser_state: str = "restart"
+    """What becomes of it when a client gets a model from its parent: it restarts, or "keep"."""
+    epochs: int | None = None
+    """Passes over a client's own data between two meetings, instead of the lowest of the
+    periods."""
     schedule: Any = "constant"
 
     def chain(self, rounds: int) -> Leaf:
@@ -81,6 +116,9 @@ class LeafConfig:
             clip_norm=self.clip,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
+            optimiser=self.optimiser,
+            optimiser_state=choice("leaf.optimiser_state", self.optimiser_state, get_args(OptimiserState)),
+            epochs=self.epochs,
         )
 
 
@@ -92,6 +130,8 @@ class RunConfig:
     evaluate_levels: Any = (0,)
     stop_at: float | None = None
     """A test accuracy that ends the run early."""
+    stop_when: Any = None
+    """Values of metrics that do: a table, or a text such as "loss <= 0.1"."""
     checkpoint_every: int = 10
     """Rounds; 0 for only when the run is stopped."""
     keep_state: bool = False
@@ -104,8 +144,12 @@ class RunConfig:
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused; 0 for none."""
     update_factor: Any = None
-    """Updates whose norm is so many times their siblings' median are refused, one number or one per level; 0 for none.
+    """Updates whose norm is so many times their siblings' median are refused; 0 for none.
+
+    One number, or one per level.
     """
+    initial: str | None = None
+    """A state dict to start from, a .safetensors or .pt file."""
     plugins: Any = ()
     """Python files imported first, so that rules they register can be named."""
 
@@ -116,6 +160,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp"})
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "mtgc"})
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     leaf: LeafConfig = field(default_factory=LeafConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -128,11 +173,13 @@ class Config:
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
-        """From a TOML file, with "section.key=value" changes on top."""
+        """From a TOML file, with "section.key=value" changes on top; files that it names lie beside
+        it."""
         values = read_toml(path)
         for change in changes:
             _change(values, change)
-        return Config.of(values)
+        check_plain(values)
+        return Config.of(anchored(values, path.parent))
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -156,15 +203,6 @@ def _unread(problem: Exception) -> str:
     if isinstance(problem, RecursionError):
         return "lists or tables are nested too deeply"
     return first_line(problem) if isinstance(problem, tomllib.TOMLDecodeError) else "a number is too long"
-
-
-def named(field: str, value: Any) -> tuple[str, dict[str, Any]]:
-    """A name with parameters: either the bare name or a table that has one."""
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return value["name"], {key: each for key, each in value.items() if key != "name"}
-    raise InvalidInput(field, value, "must be a name, or a table with a name")
 
 
 def _fill(kind: Any, values: Any, path: str) -> Any:

@@ -1,134 +1,60 @@
-"""From a config to a run: data, partition, model and method put together."""
+"""From a config to what is run of it: the whole of it in one process, or what one site of a
+deployed tree needs.
+
+study            a simulation, ready to iterate
+leaf_trainer     what trains one leaf, on its part of the data (`part_of`) or on data of its own
+initial_model    what the run begins with, drawn from its seed
+root_of          what the root of a deployed tree begins with, and tests its models on
+"""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from stratafl import checks, models
-from stratafl.config import Config, DataConfig, named
-from stratafl.data import sources
-from stratafl.data.canonical import Dataset
-from stratafl.data.partition import Partition, partition
-from stratafl.data.rotation import rotate
-from stratafl.data.synthetic import synthetic
-from stratafl.data.transforms import channels_first, flip_and_crop, normalise
+from stratafl.base.errors import InvalidInput, integer, named
+from stratafl.base.tree import Tree
+from stratafl.base.user_code import load_module, own_code
+from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
+from stratafl.config.schema import Config
+from stratafl.core import checks
+from stratafl.core.flat import Flat
+from stratafl.core.measure.metrics import metrics
+from stratafl.core.objective.losses import loss_of
+from stratafl.core.objective.metric import metrics_of
+from stratafl.core.objective.objective import Objective
+from stratafl.core.schedule import Schedule
+from stratafl.core.work import Engine, Training
+from stratafl.data.inputs import Pair, Shape, shape_of
+from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.work import Augment, Engine, Training
-from stratafl.errors import InvalidInput, unknown, whole
-from stratafl.flat import Flat
-from stratafl.own_code import load_module
-from stratafl.ranks.group import Ranks
-from stratafl.registry import RuleLike
-from stratafl.schedule import Schedule
-from stratafl.simulate import Simulation, simulate
-from stratafl.tree import Tree
+from stratafl.engine.model_checks import Subject, objective_fits
+from stratafl.models.registry import build
+from stratafl.ranks.collectives import Ranks
+from stratafl.rules.registry import RuleLike
+from stratafl.simulation.evaluate import is_due, tally_of
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.prepare import checked_evaluation, held, set_up
+from stratafl.simulation.run import Simulation
+
+CPU = torch.device("cpu")
+"""Where a deployed site computes."""
 
 
-@dataclass(frozen=True)
-class Material:
-    """A data set as the model sees it, and who holds what."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    classes: tuple[str, ...]
-    partition: Partition
-    augment: Augment | None
-
-
-AUGMENT: dict[str, Augment | None] = {"none": None, "flip_and_crop": flip_and_crop}
-
-
-def split(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
-    """Load a prepared data set, or make a synthetic one, and split it over the tree."""
-    if config.name == "synthetic":
-        if config.partition:
-            raise InvalidInput("data.partition", config.partition, "synthetic data is made for each client")
-        return _synthetic(config, tree, seed)
-    dataset = sources.load(config.name)
-    levels = config.partition or [{"name": "iid"}] * tree.depth
-    try:
-        return dataset, partition(
-            dataset.y_train, tree.parents, levels, seed, owner=dataset.owner_train, rotation=config.rotation
-        )
-    except InvalidInput as error:
-        field = error.field.replace("levels", "partition", 1)
-        raise InvalidInput(f"data.{field}", error.value, error.allowed) from None
-
-
-def material(config: DataConfig, tree: Tree, seed: int) -> Material:
-    """The data as the model sees it: turned where asked for, channels first, normalised."""
-    if config.augment not in AUGMENT:
-        raise unknown("data.augment", config.augment, AUGMENT)
-    dataset, parts = split(config, tree, seed)
-    if dataset.kind != "image" and (config.rotation is not None or config.augment != "none"):
-        raise InvalidInput("data.name", config.name, "rotation and augment are for images")
-    arrays = dataset.tensors()
-    x_train = arrays.x_train
-    if parts.angles is not None:
-        for angle, mine in zip(parts.angles, parts.leaves, strict=True):
-            x_train[mine] = rotate(x_train[mine], float(angle))
-
-    def seen(x: Tensor) -> Tensor:
-        return normalise(channels_first(x), dataset.mean, dataset.std) if dataset.kind == "image" else x
-
-    return Material(
-        (seen(x_train), arrays.y_train),
-        (seen(arrays.x_test), arrays.y_test),
-        dataset.classes,
-        parts,
-        AUGMENT[config.augment],
-    )
-
-
-def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
-    known = set(inspect.signature(synthetic).parameters) - {"parents", "seed"}
-    for key in config.synthetic:
-        if key not in known:
-            raise unknown("data.synthetic key", key, known)
-    options = {"samples": 100, **config.synthetic}
-    try:
-        dataset, leaves = synthetic(tree.parents, seed=seed, **options)
-    except InvalidInput as error:
-        raise InvalidInput(f"data.synthetic.{error.field}", error.value, error.allowed) from None
-    return dataset, Partition(tuple(leaves), 0, ("one distribution per client",) * tree.depth, seed)
-
-
-@dataclass(frozen=True, eq=False)
-class Holdings:
-    """What each client holds, in numbers."""
-
-    classes: tuple[str, ...]
-    labels: np.ndarray
-    """Clients x classes: how many samples of each."""
-    fingerprint: str
-    """Of who holds which samples with which labels: two runs with the same one train on the same split."""
-
-    @staticmethod
-    def of(held: Material) -> Holdings:
-        targets = held.train[1].reshape(len(held.train[1]), -1).numpy()
-        digest = hashlib.sha256(targets.tobytes())
-        counts = np.zeros((len(held.partition.leaves), len(held.classes)), dtype=np.int64)
-        for client, mine in enumerate(held.partition.leaves):
-            counts[client] = np.bincount(targets[mine].ravel(), minlength=len(held.classes))
-            digest.update(len(mine).to_bytes(8, "little") + np.ascontiguousarray(mine, dtype=np.int64).tobytes())
-        return Holdings(held.classes, counts, digest.hexdigest())
+# -- the whole -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A run ready to iterate, and what its clients hold."""
+    """A run ready to iterate, its data, and what its clients hold of them."""
 
     simulation: Simulation
-    holdings: Holdings
+    data: PreparedData
+    counts: LabelCounts
 
 
 def experiment(config: Config) -> Simulation:
@@ -136,72 +62,170 @@ def experiment(config: Config) -> Simulation:
     return study(config).simulation
 
 
+@own_code()
 def study(config: Config, ranks: Ranks | None = None) -> Study:
-    """Likewise, with what its clients hold; on several ranks, the part of it that is this one's."""
-    seed = whole("run.seed", config.run.seed)
-    whole("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
+    """The run with what its clients hold; on several ranks, the part of it that is this one's."""
+    seed = integer("run.seed", config.run.seed)
+    integer("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
-    schedule = schedule_of(config, tree.depth)
+    method = method_of(config, tree.depth)
+    execution = _execution(config, ranks)
+    data = prepared(config.data, tree, seed)
+    simulation = set_up(_problem(config, tree, data), method, _evaluation(config), execution)
+    return Study(simulation, data, LabelCounts.of(data))
+
+
+def _problem(config: Config, tree: Tree, data: PreparedData) -> Problem:
+    return Problem(
+        model=_network(config, data.shape, data.outputs),
+        data=data.train,
+        partition=data.partition.leaves,
+        tree=tree,
+        weights=config.tree.weights,
+        test=data.test,
+        loss=config.objective.loss,
+        augment=data.augment,
+        initial=config.run.initial,
+        test_partition=data.own_test,
+    )
+
+
+def method_of(config: Config, depth: int) -> Method:
+    """How a config's run is trained."""
+    schedule = schedule_of(config, depth)
     chain = config.leaf.chain(config.run.rounds)
-    rules = rules_of(config)
-    device = checks.place(config.run.device, "run.device")
-    held = material(config.data, tree, seed)
-    name, params = named("model", config.model)
-    shape = tuple(held.train[0].shape[1:])
-    simulation = simulate(
-        lambda: models.build(name, shape, len(held.classes), **params),
-        held.train,
-        held.partition.leaves,
-        tree,
-        rules,
+    return Method(
+        rules=rules_of(config),
         periods=schedule,
-        rounds=config.run.rounds,
         leaf=chain,
         batch=config.leaf.batch or None,
-        sampling=config.leaf.sampling,  # type: ignore[arg-type]  # simulate checks it
-        test=held.test,
-        weights=config.tree.weights,
+        sampling=config.leaf.sampling,
         participation=config.schedule.participation,
-        seed=seed,
-        evaluate_every=config.run.evaluate_every,
-        evaluate_levels=config.run.evaluate_levels,
-        stop_at=config.run.stop_at,
-        augment=held.augment,
-        device=device,
-        engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
-        precision=config.run.precision,  # type: ignore[arg-type]
-        diagnose=config.run.diagnose,  # type: ignore[arg-type]
+        seed=config.run.seed,
         update_limit=config.run.update_limit,
         update_factor=config.run.update_factor,
-        ranks=ranks,
     )
-    return Study(simulation, Holdings.of(held))
 
 
-def engine_of_one(config: Config, leaf: int, data: tuple[Tensor, Tensor], classes: int) -> Engine:
-    """What trains one leaf of the tree, by its number, on data that only it has; it draws as it would in a simulation.
+def _evaluation(config: Config) -> Evaluation:
+    run = config.run
+    return Evaluation(
+        rounds=run.rounds,
+        evaluate_every=run.evaluate_every,
+        evaluate_levels=run.evaluate_levels,
+        stop_at=run.stop_at,
+        diagnose=run.diagnose,
+        metrics=config.objective.metrics,
+        stop_when=run.stop_when,
+    )
+
+
+def _execution(config: Config, ranks: Ranks | None) -> Execution:
+    run = config.run
+    return Execution(checks.place(run.device, "run.device"), run.engine, run.precision, ranks)
+
+
+# -- one leaf --------------------------------------------------------------------------------------
+
+
+@own_code()
+def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
+    """A leaf's part of the config's data set, by its number, and how many numbers its model
+    gives."""
+    seed = integer("run.seed", config.run.seed)
+    data = prepared(config.data, Tree.of(config.tree.shape), seed)
+    return data.train.supply.batch(torch.as_tensor(data.partition.leaves[leaf]), BatchKey(seed, leaf, 0)), data.outputs
+
+
+@own_code()
+def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> Engine:
+    """What trains one leaf of the tree, by its number, on these samples alone; it draws as it would
+    in a simulation.
 
     The model's values are not this one's concern: they come with the work.
     """
-    if config.data.augment not in AUGMENT:
-        raise unknown("data.augment", config.data.augment, AUGMENT)
     import_plugins(config.run.plugins)
-    name, params = named("model", config.model)
+    start = initial_model(config, shape_of(data[0]), outputs)
+    supply = Held(*data).to(CPU, start.flat.dtype)
+    batch, sampling = checks.batching(config.leaf.batch or None, config.leaf.sampling)
     nobody = torch.empty(0, dtype=torch.int64)
     training = Training(
-        flat=Flat(models.build(name, tuple(data[0].shape[1:]), classes, **params)),
-        loss=F.cross_entropy,
-        inputs=data[0],
-        targets=data[1],
-        partition=[nobody] * leaf + [torch.arange(len(data[1]))],
+        flat=start.flat,
+        loss=loss_of(config.objective.loss),
+        supply=supply,
+        partition=[nobody] * leaf + [torch.arange(len(supply.targets_N))],
         leaf=config.leaf.chain(config.run.rounds),
-        batch=checks.batching(config.leaf.batch or None, config.leaf.sampling),
-        sampling=config.leaf.sampling,  # type: ignore[arg-type]  # just checked
-        seed=whole("run.seed", config.run.seed),
-        augment=AUGMENT[config.data.augment],
+        batch=batch,
+        sampling=sampling,
+        seed=integer("run.seed", config.run.seed),
+        augment=augment_of(config.data),
     )
     return LoopEngine(training)
+
+
+# -- the model, and the root -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class InitialModel:
+    """What a run begins with: a module, and its values as a row."""
+
+    flat: Flat
+    x_P: Tensor
+    b_B: Tensor
+
+
+def initial_model(config: Config, shape: Shape, outputs: int) -> InitialModel:
+    """Drawn from the run's seed or read from a file, so the same wherever it is asked for."""
+    flat = checks.flattened(_network(config, shape, outputs), integer("run.seed", config.run.seed))
+    return InitialModel(flat, *checks.started(flat, config.run.initial))
+
+
+def _network(config: Config, shape: Shape, outputs: int) -> Callable[[], nn.Module]:
+    name, params = named("model", config.model)
+    return lambda: build(name, shape, outputs, **params)
+
+
+@dataclass(frozen=True, eq=False)
+class RootSetup:
+    """What the root of a deployed tree needs to know of a run, besides its messages."""
+
+    tree: Tree
+    start: InitialModel
+    test: Pair | None
+    evaluation: Evaluation
+    objective: Objective
+    counts: LabelCounts
+
+    @own_code()
+    def metrics(self, round: int, x_P: Tensor, b_B: Tensor) -> dict[str, float]:
+        """A model on the test data; empty where the round, counted from 1, is not one to
+        evaluate."""
+        if self.test is None or not is_due(round, self.evaluation.evaluate_every, self.evaluation.rounds):
+            return {}
+        return metrics([tally_of(self.start.flat, self.objective, self.test, x_P, b_B)], self.objective.metrics)
+
+
+@own_code()
+def root_of(config: Config) -> RootSetup:
+    """The root's, as a simulation of the whole would have it."""
+    import_plugins(config.run.plugins)
+    tree = Tree.of(config.tree.shape)
+    data = prepared(config.data, tree, integer("run.seed", config.run.seed))
+    counts = LabelCounts.of(data)
+    start = initial_model(config, data.shape, data.outputs)
+    if config.tree.weights is not None:
+        tree = tree.weighted(config.tree.weights, [len(part) for part in data.partition.leaves])
+    test = None if data.test is None else held(data.test, CPU, start.flat.dtype)
+    evaluation = checked_evaluation(_evaluation(config), tree.depth)
+    subject = Subject(start.flat, start.x_P, start.b_B, loss_of(config.objective.loss))
+    chosen = metrics_of(evaluation.metrics)
+    objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
+    return RootSetup(tree, start, test, evaluation, objective, counts)
+
+
+# -- parts of a config -----------------------------------------------------------------------------
 
 
 def import_plugins(paths: Sequence[str]) -> None:
@@ -213,6 +237,7 @@ def import_plugins(paths: Sequence[str]) -> None:
 
 
 def schedule_of(config: Config, depth: int) -> Schedule:
+    """When levels meet, by either of the ways to say it."""
     given = config.schedule
     if (given.periods is None) == (given.steps_per_sync is None):
         raise InvalidInput("schedule.periods", given.periods, "give either periods or steps_per_sync, a list per level")
@@ -221,11 +246,14 @@ def schedule_of(config: Config, depth: int) -> Schedule:
         if value is not None and not isinstance(value, list | tuple):
             raise InvalidInput(f"schedule.{name}", value, "must be a list, one number per edge level")
     if given.periods is not None:
-        return Schedule.of(given.periods, depth)
+        return Schedule.of(given.periods, depth, config.leaf.epochs)
+    if config.leaf.epochs is not None:
+        raise InvalidInput("leaf.epochs", config.leaf.epochs, "goes with schedule.periods, not with steps_per_sync")
     return Schedule.of_steps(given.steps_per_sync, depth)
 
 
 def rules_of(config: Config) -> RuleLike | Sequence[RuleLike]:
+    """One rule for all edge levels, or one for each."""
     if "rules" not in config.method:
         return config.method
     if len(config.method) > 1:

@@ -1,83 +1,45 @@
-"""What a user's data, partition and model must be, said in one line when they are not."""
+"""What a user's partition, model and settings must be, said in one line when they are not."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from stratafl.errors import InvalidInput, choice, first_line, guarded, number, whole
-from stratafl.flat import Flat
-from stratafl.local import Leaf, LearningRate, decay
-from stratafl.local import leaf as usual_leaf
-from stratafl.rule import Proximal, Rule
-from stratafl.schedule import Schedule
-from stratafl.streams import Purpose, integer
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number
+from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.tree import Tree
+from stratafl.core.flat import Flat
+from stratafl.core.leaf import Leaf, LearningRate, decay
+from stratafl.core.leaf import leaf as usual_leaf
+from stratafl.core.rule import Proximal, Rule
+from stratafl.core.schedule import Schedule
+from stratafl.data.inputs import peculiar, tensor
+from stratafl.data.sampling import Sampling, steps_of_pass
 
 MOST_BATCH = 1 << 31
 MOST_DRAWN = 1 << 30
-"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8 GB."""
+"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8
+GB."""
 
 
-def tensors(field: str, data: object) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, from a pair of arrays or a map-style data set of pairs."""
-    wanted = "must be (inputs, targets) or a map-style data set of such pairs"
-    kind = type(data).__name__
-    if isinstance(data, Dataset) and hasattr(data, "__len__"):
-        with guarded(field, kind, "cannot be read"):
-            pairs = [data[i] for i in range(len(data))]
-        if not pairs or any(not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
-            raise InvalidInput(field, kind, wanted)
-        parts = [[tensor(field, pair[i]) for pair in pairs] for i in range(2)]
-        with guarded(field, kind, "its samples must be of one shape"):
-            data = [torch.stack(part) for part in parts]
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) != 2:
-        raise InvalidInput(field, kind, wanted)
-    inputs, targets = (tensor(field, part) for part in data)
-    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
-        shapes = tuple(inputs.shape), tuple(targets.shape)
-        raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
-    return inputs, targets
-
-
-def tensor(field: str, value: object) -> Tensor:
-    """A dense tensor with values, from one or from an array."""
-    if isinstance(value, np.ndarray):
-        if np.ma.is_masked(value):
-            raise InvalidInput(field, type(value).__name__, "must have all its values, and some are masked")
-        if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
-            value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
-    try:
-        made = torch.as_tensor(value).detach()
-    except Exception:
-        raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
-    peculiar = _peculiar(made)
-    if peculiar:
-        raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {peculiar}")
-    return made
-
-
-def _peculiar(given: Tensor) -> str:
-    """What keeps a tensor from being used like any other, if anything does."""
-    if given.is_nested:
-        return "is nested: pad its rows to one length"
-    if given.is_meta:
-        return "is on the meta device and has none"
-    if given.is_quantized:
-        return "is quantised: call its dequantize()"
-    if given.layout is not torch.strided:
-        return f"is of layout {given.layout}: call its to_dense()"
-    return ""
+def started(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
+    """The rows a run starts from: the module's own, unless others are given."""
+    return flat.row(flat.module) if given is None else flat.start(initial(given))
 
 
 def initial(given: object) -> dict[str, Tensor]:
-    """A state dict of tensors, from one of tensors or arrays."""
+    """A state dict of tensors, from one of tensors or arrays, or from the file of one."""
+    if isinstance(given, str | Path):
+        given = _state_file(Path(given))
     if not isinstance(given, Mapping):
-        raise InvalidInput("initial", given, "must be a state dict: a table of tensors or arrays by name")
+        allowed = "must be a state dict, a table of tensors or arrays by name, or the path of one"
+        raise InvalidInput("initial", given, allowed)
     values = {}
     for name, value in given.items():
         if not isinstance(name, str):
@@ -88,18 +50,35 @@ def initial(given: object) -> dict[str, Tensor]:
     return values
 
 
+def _state_file(path: Path) -> object:
+    """What a file holds; nothing that it holds is run."""
+    if path.suffix not in (".safetensors", ".pt", ".pth"):
+        raise InvalidInput("initial", path, "must be a .safetensors or .pt file")
+    if not os.path.isfile(path):
+        raise InvalidInput("initial", path, "there is no such file")
+    with guarded("initial", path, "cannot be read"):
+        if path.suffix != ".safetensors":
+            return torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            raise MissingExtra("reading .safetensors files", "safetensors", "all") from None
+        return load_file(path)
+
+
 def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
-    """How a module lies in rows, or the one a function makes with torch's generator set from the seed."""
+    """How a module lies in rows, or the one a function makes with torch's generator set from the
+    seed."""
     module = model
     if not isinstance(module, nn.Module) and callable(module):
         with torch.random.fork_rng(), guarded("model", getattr(model, "__name__", model), "cannot be made"):
-            torch.manual_seed(integer(seed, Purpose.WEIGHTS))
+            torch.manual_seed(seed_of(seed, Purpose.WEIGHTS))
             module = model()
     flat = Flat(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
-        peculiar = _peculiar(value)
-        if peculiar:
-            raise InvalidInput("model", type(flat.module).__name__, f"{name} {peculiar}")
+        odd = peculiar(value)
+        if odd:
+            raise InvalidInput("model", type(flat.module).__name__, f"{name} {odd}")
     return flat
 
 
@@ -117,17 +96,9 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     parts = []
     for leaf, indices in enumerate(given):
         name = tree.names[-1][leaf]
-        try:
-            mine = np.asarray(indices)
-        except Exception:
-            raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers") from None
+        mine = sample_numbers(f"partition[{leaf}]", indices, samples)
         if mine.size == 0:
             raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
-        if mine.ndim != 1 or mine.dtype.kind not in "iu":
-            raise InvalidInput(f"partition[{leaf}]", indices, "must be a list of whole numbers")
-        if mine.min() < 0 or mine.max() >= samples:
-            outside = mine[(mine < 0) | (mine >= samples)][0]
-            raise InvalidInput(f"partition[{leaf}]", int(outside), f"sample numbers go from 0 to {samples - 1}")
         values, counts = np.unique(mine, return_counts=True)
         taken = values[(owner[values] >= 0) | (counts > 1)]
         if taken.size:
@@ -138,14 +109,30 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
         owner[mine] = leaf
-        parts.append(torch.as_tensor(mine.astype(np.int64)))
+        parts.append(torch.as_tensor(mine))
     return parts
+
+
+def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
+    """A list of numbers of samples, of which there are so many; it may be empty."""
+    try:
+        numbers = np.asarray(given)
+    except Exception:
+        raise InvalidInput(field, given, "must be a list of whole numbers") from None
+    if numbers.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise InvalidInput(field, given, "must be a list of whole numbers")
+    if numbers.min() < 0 or numbers.max() >= samples:
+        outside = numbers[(numbers < 0) | (numbers >= samples)][0]
+        raise InvalidInput(field, int(outside), f"sample numbers go from 0 to {samples - 1}")
+    return numbers.astype(np.int64)
 
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
-    return [whole(field, level, at_least=0, at_most=depth) for level in given]
+    return [integer(field, level, at_least=0, at_most=depth) for level in given]
 
 
 def chain(given: Leaf | float | LearningRate) -> Leaf:
@@ -168,14 +155,17 @@ def strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
             number("rules", rule.local.strength, at_most=largest)
 
 
-def batching(batch: int | None, sampling: str) -> int | None:
-    choice("sampling", sampling, ("epochs", "replacement"))
-    return None if batch is None else whole("batch", batch, at_least=1, at_most=MOST_BATCH)
+def batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
+    """How many samples a step takes, None for all, and how they are drawn."""
+    drawn: Sampling = choice("sampling", sampling, get_args(Sampling))
+    return None if batch is None else integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn
 
 
-def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None) -> None:
-    """Refuse a period whose batches cannot be held, for an engine that draws those of all clients in one go."""
+def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> None:
+    """Refuse a period whose batches cannot be held, for an engine that draws those of all clients
+    in one go. `passes`: over a client's data, in the place of steps."""
     steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
+    steps *= steps_of_pass(largest, batch) if passes else 1
     if clients * steps * places > MOST_DRAWN:
         each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
         allowed = f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"

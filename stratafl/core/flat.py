@@ -1,8 +1,9 @@
 """A module's parameters as one row, and its floating buffers as another.
 
-Rules see the parameters only. Floating buffers (a batch norm's running statistics) are averaged like weights at
-every meeting but never corrected, and integer buffers stay as the user's module had them. Parameters that do not
-require a gradient are part of the module, not of the row: they are never sent.
+Rules see the parameters only. Floating buffers (a batch norm's running statistics) are averaged
+like weights at every meeting but never corrected, and integer buffers stay as the user's module had
+them. Parameters that do not require a gradient are part of the module, not of the row: they are
+never sent.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stratafl.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, reason, unknown
+from stratafl.core.objective.losses import Loss
+from stratafl.data.inputs import Inputs, arguments
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 FROZEN = "frozen weights"
 
 
@@ -39,8 +41,7 @@ class Flat:
         try:
             self.module = copied(module)
         except Exception as problem:
-            reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
-            raise InvalidInput("model", kind, f"cannot be copied: {reason}") from problem
+            raise InvalidInput("model", kind, f"cannot be copied: {reason(problem)}") from problem
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not parameters:
             raise InvalidInput("model", kind, "has no trainable parameters")
@@ -57,13 +58,14 @@ class Flat:
         self._asleep = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
         self._working: _Working | None = None
         self.wrote: set[str] = set()
-        """What the last call is known to have written to, "weights" or "buffers", also where that changed nothing."""
+        """What the last call is known to have written to, "weights" or "buffers", also where that
+        changed nothing."""
         self.given = weakref.ref(module)
         """The user's own module, as long as it lives."""
 
     def train(self) -> None:
-        """Training mode, but for the parts that the user gave in evaluation mode; a module that is wholly in it, as
-        libraries hand out trained ones, is trained wholly."""
+        """Training mode, but for the parts that the user gave in evaluation mode; a module that is
+        wholly in it, as libraries hand out trained ones, is trained wholly."""
         self.module.train()
         for name in self._asleep:
             self.module.get_submodule(name).training = False
@@ -77,9 +79,11 @@ class Flat:
         return self.row_of({**dict(module.named_parameters()), **dict(module.named_buffers())})
 
     def start(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of a state dict, whose frozen parameters and integer buffers the module takes over.
+        """The rows of a state dict, whose frozen parameters and integer buffers the module takes
+        over.
 
-        A tied parameter may stand under any of its names, and a buffer that state dicts leave out may be missing.
+        A tied parameter may stand under any of its names, and a buffer that state dicts leave out
+        may be missing.
         """
         first = _first_names(self.module)
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
@@ -91,7 +95,7 @@ class Flat:
                 needed = tuple(own[first[name]].shape)
                 raise InvalidInput(f"initial.{name}", tuple(value.shape), f"must have the shape {needed}")
             before = given.setdefault(first[name], value)
-            if before is not value and not _same(before, value):
+            if before is not value and not same_values(before, value):
                 raise InvalidInput(f"initial.{name}", "other values", f"is the same tensor as {first[name]!r}")
         unsaved = {name: own[name] for name in _unsaved(self.module) if name in self._buffer_shapes}
         rows = self.row_of({**unsaved, **given})
@@ -115,7 +119,8 @@ class Flat:
         return joined(self._shapes), joined(self._buffer_shapes)
 
     def named(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
-        """Views of the two rows under the module's names; matrices of rows give views with the clients in front."""
+        """Views of the two rows under the module's names; matrices of rows give views with the
+        clients in front."""
         return {**_views(self._shapes, x_P), **self.named_buffers(b_B)}
 
     def named_buffers(self, b_B: Tensor) -> dict[str, Tensor]:
@@ -128,14 +133,15 @@ class Flat:
         return list(self._shapes)
 
     def integers(self) -> dict[str, Tensor]:
-        """Copies of the buffers that are in no row: a counter (batch norm has one), a mask, codes."""
+        """Copies of the buffers that are in no row: a counter (batch norm has one), a mask,
+        codes."""
         return {n: b.clone() for n, b in self.module.named_buffers() if n not in self._buffer_shapes}
 
-    def call(self, x_P: Tensor, b_B: Tensor, inputs: Tensor) -> Tensor:
+    def call(self, x_P: Tensor, b_B: Tensor, inputs: Inputs) -> Any:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
         x_P = x_P.clone()
         working = self._at(x_P, b_B, None)
-        outputs = working.module(inputs)
+        outputs = called(working.module, inputs)
         self.wrote = working.leave(x_P, b_B, None)
         return outputs
 
@@ -143,21 +149,23 @@ class Flat:
         self,
         x_P: Tensor,
         b_B: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         loss: Loss,
         integers: Mapping[str, Tensor] | None = None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
-        """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the loss does not
-        reach. What the module itself changes is changed in `x_P` and `b_B`, and in `integers` if they are given.
+        """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the
+        loss does not reach. What the module itself changes is changed in `x_P` and `b_B`, and in
+        `integers` if they are given.
 
         within: a context to call the module in.
         """
         working = self._at(x_P, b_B, integers)
         with torch.enable_grad(), within():
-            # while the module still has these values: a checkpointed part computes its activations again on the way
-            loss(working.module(inputs), targets).backward()
+            # while the module still has these values: a checkpointed part computes its activations
+            # again on the way
+            loss(called(working.module, inputs), targets).backward()
         self.wrote = working.leave(x_P, b_B, integers)
         return working.gradients()
 
@@ -171,7 +179,8 @@ class Flat:
         return self._working
 
     def whose(self, tensor: Tensor) -> str | None:
-        """In the memory of what a tensor lies, in the call that goes on: "weights", "buffers" or "frozen weights"."""
+        """In the memory of what a tensor lies, in the call that goes on: "weights", "buffers" or
+        "frozen weights"."""
         return None if self._working is None else self._working.whose(tensor)
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
@@ -185,9 +194,9 @@ class Flat:
 
 
 class _Working:
-    """A copy of a module whose parameters are views of a row; to the module it is as if it were the only one. So
-    whatever plain PyTorch can do with a module can be done with this one: compute a part of it again, keep a parameter
-    in a list, replace a buffer, change a weight in place."""
+    """A copy of a module whose parameters are views of a row; to the module it is as if it were the
+    only one. So whatever plain PyTorch can do with a module can be done with this one: compute a
+    part of it again, keep a parameter in a list, replace a buffer, change a weight in place."""
 
     def __init__(
         self,
@@ -218,7 +227,8 @@ class _Working:
     def take(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor]) -> None:
         """Have these values: the parameters where they lie, the buffers as copies."""
         for parameter, view in zip(self._parameters, _views(self._shapes, x_P.detach()).values(), strict=True):
-            # numbers that are to be seen in pairs, as complex ones, must not begin in the middle of one
+            # numbers that are to be seen in pairs, as complex ones, must not begin in the middle of
+            # one
             parameter.data = view.clone() if view.storage_offset() % 2 else view
             parameter.grad = None
         for layer in self._recurrent:
@@ -234,7 +244,8 @@ class _Working:
             part._buffers[attribute] = self._copies[name]
 
     def leave(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> set[str]:
-        """Put what became of everything where it is wanted; what is known to have been written to."""
+        """Put what became of everything where it is wanted; what is known to have been written
+        to."""
         wrote = set()
         if self._places != [parameter.data_ptr() for parameter in self._parameters]:
             wrote.add("weights")
@@ -262,7 +273,8 @@ class _Working:
         return wrote
 
     def whose(self, tensor: Tensor) -> str | None:
-        """In the memory of what a tensor lies: of the "weights", the "buffers" or the "frozen weights"."""
+        """In the memory of what a tensor lies: of the "weights", the "buffers" or the "frozen
+        weights"."""
         place = tensor.untyped_storage().data_ptr()
         buffers = [self._b_B, *self._copies.values()]
         for name, own in (("weights", self._parameters), ("buffers", buffers), (FROZEN, self._frozen)):
@@ -278,6 +290,12 @@ class _Working:
         return torch.cat(parts)
 
 
+def called(module: nn.Module, inputs: Inputs) -> Any:
+    """What a module makes of these: of one tensor, or of several as keywords."""
+    positional, keywords = arguments(inputs)
+    return module(*positional, **keywords)
+
+
 def _is_library_recurrent(part: nn.Module) -> TypeGuard[nn.RNNBase]:
     return isinstance(part, nn.RNNBase) and type(part).forward in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
@@ -289,8 +307,9 @@ def _dense(gradient: Tensor) -> Tensor:
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A copy of its own, but for the tensors it may share.
 
-    What a module has computed from its parameters and kept (the older `weight_norm` does) is copied without its
-    history, which a deep copy refuses; and hooks on its parameters, which a deep copy forgets, are registered anew.
+    What a module has computed from its parameters and kept (the older `weight_norm` does) is copied
+    without its history, which a deep copy refuses; and hooks on its parameters, which a deep copy
+    forgets, are registered anew.
     """
     memo: dict[int, object] = {id(tensor): tensor for tensor in shared}
     for part in module.modules():
@@ -321,7 +340,8 @@ def _unsaved(module: nn.Module) -> Iterator[str]:
             yield f"{path}.{name}" if path else name
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether all are equal; to this question a value that is not a number is equal to itself."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 

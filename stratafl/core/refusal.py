@@ -1,8 +1,10 @@
-"""What a parent refuses of what its children sent: what is not finite, and what is far larger than the rest.
+"""What a parent refuses of what its children sent: what is not finite, and what is far larger than
+the rest.
 
 Both are pure functions of rows, so that a simulated parent and a deployed one refuse the same.
 
-Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values or a block of columns.
+Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values or a
+block of columns.
 """
 
 from __future__ import annotations
@@ -14,23 +16,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput, number
-from stratafl.rule import Rule
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput, number
+from stratafl.base.tree import Tree
+from stratafl.core.rule import Rule
 
 LIMIT = 1e4
-"""How many times larger than its siblings' median an update may be: no healthy one is ever so far off."""
+"""How many times larger than its siblings' median an update may be: no healthy one is ever so far
+off."""
 ROOM = 100.0
-"""How many times larger than the model it began from, or than 1, it may be whatever the siblings do: some may have next
-to nothing to learn any more."""
+"""How many times larger than the model it began from, or than 1, it may be whatever the siblings
+do: some may have next to nothing to learn any more."""
 FACTOR = 8.0
-"""How many times longer than its siblings' median, by its norm, an update may be in a deployment, where not all who
-take part are one's own. Healthy ones were measured at up to 4 times, and 8 where data are most unlike."""
+"""How many times longer than its siblings' median, by its norm, an update may be in a deployment,
+where not all who take part are one's own. Healthy ones were measured at up to 4 times, and 8 where
+data are most unlike."""
 REST = 0.025
-"""Of the norm of the model they were given: the siblings' median is taken for at least this, since who has little left
-to learn is no measure for the others. With `FACTOR`, an update of a fifth of the model is in line with any."""
+"""Of the norm of the model they were given: the siblings' median is taken for at least this, since
+who has little left to learn is no measure for the others. With `FACTOR`, an update of a fifth of
+the model is in line with any."""
 LITTLE = 1e-3
-"""Likewise: siblings whose median is below this have nothing left to learn, and are no measure at all."""
+"""Likewise: siblings whose median is below this have nothing left to learn, and are no measure at
+all."""
 BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
@@ -43,19 +49,23 @@ class Refusal(NamedTuple):
     """Finite, but far larger than its siblings'; otherwise it was not finite."""
 
 
-class Met(NamedTuple):
-    """What a meeting came to."""
+class Limits(NamedTuple):
+    """What a parent accepts of what its children send."""
 
-    refused: list[Refusal]
-    renewed: bool
-    """Whether any of the topmost parents made a new model of it."""
+    size: float | None = None
+    """How many times larger than its siblings' median an update may be; None for any size."""
+    factor: float | None = None
+    """How many times longer; None for any length."""
+    every_part: bool = False
+    """Whether buffers, and what a rule sends beside the model, are held to the size as well: where
+    the children are not one's own."""
 
 
 def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | None]:
     """The limit of each edge level, None for no limit.
 
-    Unless one is given, a rule with a reducer of its own has none: what it makes of its children's messages is not at
-    the mercy of one of them. 0 stands for no limit anywhere.
+    Unless one is given, a rule with a reducer of its own has none: what it makes of its children's
+    messages is not at the mercy of one of them. 0 stands for no limit anywhere.
     """
     if given is None:
         return [LIMIT if rule.reduce is None else None for rule in rules]
@@ -65,7 +75,8 @@ def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | No
 
 
 def update_factors(given: object, rules: Sequence[Rule], default: float | None = None) -> list[float | None]:
-    """The factor of each edge level, None for none; one number stands for all levels, 0 for none."""
+    """The factor of each edge level, None for none; one number stands for all levels, 0 for
+    none."""
     if given is None:
         return [default if rule.reduce is None else None for rule in rules]
     each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
@@ -78,19 +89,30 @@ def update_factors(given: object, rules: Sequence[Rule], default: float | None =
 
 
 def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
-    """Whose update may be too large or is not finite, judged by the largest magnitude of the model alone.
+    """Whose update may be too large or is not finite, judged by the largest magnitude of the model
+    alone.
 
-    An update that is refused is over its room times the model it began from, and over it times 1, so that the new model
-    is larger than the room less 1, too; half of it is enough for rounding.
+    An update that is refused is over its room times the model it began from, and over it times 1,
+    so that the new model is larger than the room less 1, too; half of it is enough for rounding.
     """
     return ~(largest_N <= (np.finfo(np.float64).max if limit is None else min(limit, ROOM) / 2 - 1))
 
 
-def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, limit: float) -> np.ndarray:
-    """Whose update is over the limit times the siblings' median, and over its room; all measured by the largest
-    magnitude of a row, which no rounding and no order of a sum can change.
+def beyond(
+    tree: Tree, level: int, sizes_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, limit: float
+) -> np.ndarray:
+    """Of those present, whose part of a message is over the limit; sizes are the largest magnitudes
+    of rows."""
+    siblings_N = tree.siblings(level, sizes_N, present_N)
+    return present_N & too_large(sizes_N, siblings_N, start_M[tree.parents[level]], limit)
 
-    Where siblings have nothing to learn at all, or there are none, the limit is times the model they were given, or 1.
+
+def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, limit: float) -> np.ndarray:
+    """Whose update is over the limit times the siblings' median, and over its room; all measured by
+    the largest magnitude of a row, which no rounding and no order of a sum can change.
+
+    Where siblings have nothing to learn at all, or there are none, the limit is times the model
+    they were given, or 1.
     """
     with np.errstate(over="ignore"):
         begun_N = np.maximum(start_N, 1.0)
@@ -99,16 +121,16 @@ def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray,
 
 
 def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
-    """Whose update is so many times longer than the siblings' median; nobody's where they have nothing to learn, or
-    there are none."""
+    """Whose update is so many times longer than the siblings' median; nobody's where they have
+    nothing to learn, or there are none."""
     return (siblings_N > LITTLE * start_N) & (norm_N > factor * np.maximum(siblings_N, REST * start_N))
 
 
 def out_of_line(
     tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
 ) -> np.ndarray:
-    """Of those present, whose update is too long beside its siblings'. All who have parents of this level in common
-    must ask."""
+    """Of those present, whose update is too long beside its siblings'. All who have parents of this
+    level in common must ask."""
     if factor is None:
         return np.zeros_like(present_N)
     columns = max(1, BLOCK // len(rows_NP))
@@ -132,35 +154,39 @@ def far_off(
     present_N: np.ndarray,
     limit: float | None,
 ) -> np.ndarray:
-    """Of those present, whose rows are too far from what their parents gave, or from zero where that is None.
+    """Of those present, whose rows are too far from what their parents gave, or from zero where
+    that is None.
 
-    largest_N: the rows' largest magnitudes. All who have parents of this level in common must ask.
+    largest_N: the rows' largest magnitudes. All who have parents of this level in common must
+    ask.
     """
     if limit is None or not tree.agreed(level, bool((present_N & suspicious(largest_N, limit)).any())):
         return np.zeros_like(present_N)
-    update_N, start_N = largest_N, np.zeros(len(largest_N))
+    update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
         columns = max(1, BLOCK // len(rows_NP))
         blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
         update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
-        start_N = largest(start_MP)[0][tree.parents[level]]
-    return present_N & too_large(update_N, tree.siblings(level, update_N, present_N), start_N, limit)
+        (start_M,) = largest(start_MP)
+    return beyond(tree, level, update_N, start_M, present_N, limit)
 
 
 def changed(rows_NB: Tensor, given_NB: Tensor) -> Tensor:
-    """The rows with zeros where they are what was given, also where that is not finite: a mask that nobody touches may
-    hold -inf."""
+    """The rows with zeros where they are what was given, also where that is not finite: a mask that
+    nobody touches may hold -inf."""
     same_NB = (rows_NB == given_NB) | (rows_NB.isnan() & given_NB.isnan())
     return rows_NB.masked_fill(same_NB, 0.0)
 
 
 def carried(mean_NB: Tensor, given_NB: Tensor) -> Tensor:
-    """The mean, but what was given where that is not finite and the mean is not, either: 0 times -inf is no number."""
+    """The mean, but what was given where that is not finite and the mean is not, either: 0 times
+    -inf is no number."""
     return torch.where(mean_NB.isfinite() | given_NB.isfinite(), mean_NB, given_NB)
 
 
 def largest(*matrices: Tensor) -> list[np.ndarray]:
-    """Each row's largest magnitude, matrix by matrix, in one read from the device and without a mask.
+    """Each row's largest magnitude, matrix by matrix, in one read from the device and without a
+    mask.
 
     It is not finite where a row is not.
     """

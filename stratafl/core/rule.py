@@ -1,8 +1,8 @@
 """A rule says what a child and its parent do when they meet: one rule per edge level of the tree.
 
-A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out. Called with all
-rows of a level (a simulation) or with one row (a real client), it is the same rule. A new method is a difference
-from `average()`:
+A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out.
+Called with all rows of a level (a simulation) or with one row (a real client), it is the same rule.
+A new method is a difference from `average()`:
 
     fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
 
@@ -33,7 +33,8 @@ Rows = dict[str, Tensor]
 
 
 class Shared(Protocol):
-    """Rows that siblings share: a parent's model is one row, and most rules never need a copy for each child."""
+    """Rows that siblings share: a parent's model is one row, and most rules never need a copy for
+    each child."""
 
     def all(self) -> Tensor:
         """Each child's own copy."""
@@ -44,11 +45,24 @@ class Shared(Protocol):
         ...
 
 
+class Path(NamedTuple):
+    """Where plain SGD would have come along the same directions, where that is not where models are
+    (see `core.optimise.path`)."""
+
+    start: Tensor | Shared
+    """When the child got its model."""
+    end: Tensor
+    """Its own, as its parent knows it."""
+    merged: Tensor | Shared | None = None
+    """The parent's, as `Edge.merged`."""
+
+
 class Edge:
     """What a child knows of its parent since they last met.
 
-    `model` is the model the child got; `correction` what this edge adds to every gradient below it, None for nothing;
-    `rate` the sum of the learning rates used since, one per row; `merged`, in `down` only, the parent's new model.
+    `model` is the model the child got; `correction` what this edge adds to every gradient below it,
+    None for nothing; `rate` the sum of the learning rates used since, one per row; `merged`, in
+    `down` only, the parent's new model.
     """
 
     def __init__(
@@ -57,8 +71,9 @@ class Edge:
         correction: Tensor | None,
         rate: Tensor,
         merged: Tensor | Shared | None = None,
+        path: Path | None = None,
     ):
-        self._model, self.correction, self.rate, self._merged = model, correction, rate, merged
+        self._model, self.correction, self.rate, self._merged, self._path = model, correction, rate, merged, path
 
     @property
     def model(self) -> Tensor:
@@ -71,11 +86,23 @@ class Edge:
         assert self._merged is not None, "the parent has not answered yet"
         return self._merged if isinstance(self._merged, Tensor) else self._merged.all()
 
+    def gradient(self, x: Tensor) -> Tensor:
+        """The mean direction of the steps below since the last meeting, corrections included:
+        (model - x) / rate, or the same of the path."""
+        start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
+        return ((start if isinstance(start, Tensor) else start.all()) - end) / self.rate
+
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(x - merged) / rate: by how much the child's mean step fell short of its parent's; added to `plus`."""
-        if self._merged is None or isinstance(self._merged, Tensor):
-            return drift(x, self.merged, self.rate, plus)
-        return self._merged.drift(x, self.rate, plus)
+        """By how much the child's mean direction fell short of its parent's, added to `plus`:
+        (x - merged) / rate, or the same of the path."""
+        end, merged = (x, self._merged) if self._path is None else (self._path.end, self._path.merged)
+        if merged is None or isinstance(merged, Tensor):
+            return drift(end, self.merged if merged is None else merged, self.rate, plus)
+        return merged.drift(end, self.rate, plus)
+
+    def among(self, rows: int) -> Edge:
+        """The first so many children's alone."""
+        return Edge(self.model[:rows], None if self.correction is None else self.correction[:rows], self.rate[:rows])
 
     def tensors(self) -> list[Tensor]:
         """Model, correction and rate, as far as there are any."""
@@ -93,35 +120,44 @@ class Rule(NamedTuple):
     init: Callable[[Tensor], Rows]
     """A child's state, given its first model."""
     up: Callable[[Rows, Tensor, Edge], tuple[Rows, Rows]]
-    """The child's new state and the message it sends; the message has at least the entry "model"."""
+    """The child's new state and the message it sends; the message has at least the entry
+    "model"."""
     open: Callable[[Tensor], Rows]
     """The parent's memory, given its first model."""
     merge: Callable[[Rows, Tensor, Rows, Tensor], tuple[Rows, Tensor]]
-    """The parent's new memory and model, from its model at the start, the mean message of the children that
-    came, and the share of the children's weight that came."""
+    """The parent's new memory and model, from its model at the start, the mean message of the
+    children that came, and the share of the children's weight that came."""
     note: Callable[[Rows], Rows]
     """What the parent sends beside its model."""
     correction: Callable[[Rows, Rows], Tensor | None]
-    """What the child's subtree adds to its gradients, from the child's state and the parent's note."""
+    """What the child's subtree adds to its gradients, from the child's state and the parent's
+    note."""
     local: Callable[[Tensor, Tensor, Edge], Tensor] | None = None
     """The direction of a leaf's step, from its model and its direction so far."""
     down: Callable[[Rows, Tensor, Edge], Rows] | None = None
-    """The child's state after it saw the parent's new model, `edge.merged`. Here `edge.rate` is the siblings' mean."""
+    """The child's state after it saw the parent's new model, `edge.merged`. Here `edge.rate` is the
+    siblings' mean."""
     relay: Callable[[Rows], Rows] | None = None
     """The child's state when a newer model came from above its parent."""
     from_gradient: Callable[[Rows, Tensor, Tensor], Rows] | None = None
-    """The child's state from its own gradient and the siblings' mean at a model that came from above."""
+    """The child's state from its own gradient and the siblings' mean at a model that came from
+    above."""
     reduce: Callable[[Tensor, Tensor], Tensor] | None = None
     """One parent's reducer, (K x P rows, K weights) -> row, instead of the weighted mean."""
+    measures: bool = False
+    """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
+    where an optimiser bends the way, nodes then carry what tells (see `core.optimise.path`)."""
 
 
 @dataclass(frozen=True)
 class Proximal:
-    """A `local` that pulls towards the model the parent gave; engines know it and add it up with the corrections."""
+    """A `local` that pulls towards the model the parent gave; engines know it and add it up with
+    the corrections."""
 
     strength: float
     after_clip: bool = False
-    """Whether its part strength * x is added behind a leaf's clip, as weight decay is, instead of before it."""
+    """Whether its part strength * x is added behind a leaf's clip, as weight decay is, instead of
+    before it."""
 
     def __call__(self, x: Tensor, g: Tensor, edge: Edge) -> Tensor:
         return g + self.strength * (x - edge.model)

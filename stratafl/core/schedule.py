@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.errors import InvalidInput, guarded, number, whole
-from stratafl.streams import Purpose, generator
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput, guarded, integer, number
+from stratafl.base.streams import Purpose, generator
+from stratafl.base.tree import Tree
 
 MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
@@ -28,16 +28,24 @@ class Event(NamedTuple):
 class Schedule:
     """How often each edge level synchronises, in units of the level below, root first.
 
-    `Schedule((30, 20))` is the paper's E = 30, H = 20: a group averages every 20 steps, the root every 30 group rounds.
+    `Schedule((30, 20))` is the paper's E = 30, H = 20: a group averages every 20 steps, the root
+    every 30 group rounds.
     """
 
     periods: tuple[int, ...]
 
     @staticmethod
-    def of(periods: Sequence[int], depth: int) -> Schedule:
+    def of(periods: Sequence[int], depth: int, epochs: int | None = None) -> Schedule:
+        """With `epochs`, which are the lowest level's period, in passes over a client's data, the
+        others are given."""
+        if epochs is not None:
+            if not isinstance(periods, Sequence) or len(periods) != depth - 1:
+                wanted = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
+                raise InvalidInput("periods", periods, wanted)
+            periods = [*periods, epochs]
         if not isinstance(periods, Sequence) or len(periods) != depth:
             raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
-        whole_periods = tuple(whole("periods", period, at_least=1) for period in periods)
+        whole_periods = tuple(integer("periods", period, at_least=1) for period in periods)
         if math.prod(whole_periods) > MOST_STEPS:
             raise InvalidInput("periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round")
         return Schedule(whole_periods)
@@ -48,7 +56,7 @@ class Schedule:
         wanted = "each must be a whole number that divides the one before it"
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
-        steps = [whole("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
+        steps = [integer("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
         ratios = []
         for above, below in zip(steps, [*steps[1:], 1], strict=True):
             if above % below:
@@ -68,11 +76,13 @@ class Schedule:
 
     def events(self) -> Iterator[Event]:
         """What happens in one global round."""
+        return map(self.event, range(self.meetings[-1]))
+
+    def event(self, number: int) -> Event:
+        """One of them, counted from 0."""
         every = self.steps
-        leaf_period = every[-1]
-        for done in range(leaf_period, every[0] + 1, leaf_period):
-            top = next(level for level, period in enumerate(every, 1) if done % period == 0)
-            yield Event(leaf_period, top)
+        done = (number + 1) * every[-1]
+        return Event(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
 class Draw(NamedTuple):
@@ -86,7 +96,8 @@ class Draw(NamedTuple):
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]
-"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function giving a mask of the level."""
+"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function giving a
+mask of the level."""
 
 
 def check_participation(
@@ -109,13 +120,13 @@ def check_participation(
         if isinstance(each, float):
             number("participation", each, above=0, at_most=1)
         else:
-            whole("participation", each, at_least=1, at_most=1 << 31)
+            integer("participation", each, at_least=1, at_most=1 << 31)
     return per_level
 
 
 def draw(participation: Participation, tree: Tree, level: int, round: int, seed: int) -> np.ndarray:
-    """Which nodes of a level take part in its next round, as a mask; at least one child of each parent,
-    unless the user's own function decides otherwise."""
+    """Which nodes of a level take part in its next round, as a mask; at least one child of each
+    parent, unless the user's own function decides otherwise."""
     count = tree.sizes[level]
     if participation is None or isinstance(participation, str):
         return np.ones(count, dtype=bool)
@@ -144,7 +155,8 @@ def _wanted(participation: float | int, siblings: np.ndarray) -> np.ndarray:
 
 
 def expected(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
-    """The share of rounds that each leaf may be expected to take part in; a user's own function is taken for all."""
+    """The share of rounds that each leaf may be expected to take part in; a user's own function is
+    taken for all."""
     share_N = np.ones(tree.leaves)
     for level, each in enumerate(participation, 1):
         if isinstance(each, float | int):

@@ -1,20 +1,24 @@
-"""Rows that several nodes share: a parent's model is the same for all its children, and need not be copied for each.
+"""Rows that several nodes share: a parent's model is the same for all its children, and need not be
+copied for each.
 
 Shape suffixes: N nodes, M rows they share, C some of the nodes, P parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.engine import kernels
-from stratafl.placing import placed
-from stratafl.rule import drift
+from stratafl.base.transfer import placed
+from stratafl.core.rule import drift
+
+DriftKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(x_NP, rows_MP, of_N, rate_N1, plus_NP) -> (x - a node's row) / rate + plus, without a copy of
+the rows."""
 
 
 class Spread(NamedTuple):
@@ -25,6 +29,8 @@ class Spread(NamedTuple):
     """None where every node has its own."""
     on_device_N: Tensor | None = None
     """The same beside the rows, if it is there already."""
+    drift_kernel: DriftKernel | None = None
+    """For rows in float32 on a GPU, if there is one."""
 
     def one(self, node: int) -> Tensor:
         """A node's row, as a matrix."""
@@ -54,17 +60,18 @@ class Spread(NamedTuple):
 
     def drift(self, x_NP: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
         """(x - a node's row) / rate, added to `plus` if that is given."""
-        if self.of_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32 and kernels.available():
+        kernel = self.drift_kernel
+        if kernel is not None and self.of_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32:
             of_N = placed(self.of_N, x_NP.device) if self.on_device_N is None else self.on_device_N
-            return kernels.drift(x_NP, self.rows_MP, of_N, rate_N1, plus_NP)
+            return kernel(x_NP, self.rows_MP, of_N, rate_N1, plus_NP)
         return drift(x_NP, self.all(), rate_N1, plus_NP)
 
     def _which(self, nodes: Sequence[int]) -> slice | Tensor:
-        if self.of_N is not None and self.on_device_N is not None and len(nodes) == len(self.of_N):
-            # as many as there are: all of them, in their order
-            return self.on_device_N
         chosen = np.asarray(nodes, dtype=np.int64)
-        chosen = chosen if self.of_N is None else self.of_N[chosen]
+        if self.of_N is not None:
+            if self.on_device_N is not None and np.array_equal(chosen, np.arange(len(self.of_N))):
+                return self.on_device_N
+            chosen = self.of_N[chosen]
         if len(chosen) and (np.diff(chosen) == 1).all():
             return slice(int(chosen[0]), int(chosen[-1]) + 1)
         return placed(chosen, self.rows_MP.device)

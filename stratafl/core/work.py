@@ -1,25 +1,34 @@
 """The seam between a run and whatever trains its leaves: "train these rows this many steps".
 
-Shape suffixes: N leaves, A leaves that take part, C leaves of a chunk, P parameters, B buffer values.
+Shape suffixes: N leaves, A leaves that take part, C leaves of a chunk, P parameters, B buffer
+values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from stratafl.data.batches import Sampling
-from stratafl.engine.spread import Spread
-from stratafl.flat import Flat
-from stratafl.local import Leaf, Stage, clip, decay
-from stratafl.rule import Edge, Proximal
+from stratafl.base.frames import PACKAGE, code_of
+from stratafl.core.flat import Flat
+from stratafl.core.leaf import Leaf, Stage, clips, decay
+from stratafl.core.objective.losses import Loss, bare
+from stratafl.core.rule import Edge, Proximal, Rows
+from stratafl.core.shared_rows import Spread
+from stratafl.data.inputs import Pair
+from stratafl.data.sampling import Sampling, steps_of_pass
+from stratafl.data.supply import BatchKey, Supply
 
-Augment = Callable[[Tensor, int, int | Tensor, int | Tensor], Tensor]
-"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it can it also takes
-the batches of several clients, with an axis of clients in front, and a tensor of their numbers."""
+Augment = Callable[[Any, int, int | Tensor, int | Tensor], Any]
+"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it
+can it also takes the batches of several clients, with an axis of clients in front, and a tensor of
+their numbers. Inputs are a tensor, or a table of tensors where they have names."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +36,9 @@ class Training:
     """What the leaves train, on what, and how: the same for every engine."""
 
     flat: Flat
-    loss: Callable[[Tensor, Tensor], Tensor]
-    inputs: Tensor
-    targets: Tensor
+    loss: Loss
+    supply: Supply
+    """The samples, which a leaf's part has the numbers of."""
     partition: Sequence[Tensor]
     leaf: Leaf
     """The chain to begin with; an engine's own may be changed between rounds."""
@@ -38,7 +47,36 @@ class Training:
     seed: int
     augment: Augment | None = None
     first: int = 0
-    """The first leaf's number in the whole tree, of which these may be a part: a leaf draws by that number."""
+    """The first leaf's number in the whole tree, of which these may be a part: a leaf draws by that
+    number."""
+
+    def samples(self, number: int, step: int, index_B: Tensor) -> Pair:
+        """What a leaf, by its number in the whole tree, trains on in a step."""
+        inputs, targets = self.supply.batch(index_B, BatchKey(self.seed, number, step))
+        return (inputs if self.augment is None else self.augment(inputs, self.seed, number, step)), targets
+
+    def steps(self, leaf: Leaf, client: int, count: int) -> int:
+        """A client's own steps, of so many that a schedule counts: these are passes over its data
+        where the chain says so."""
+        return count if leaf.epochs is None else count * steps_of_pass(len(self.partition[client]), self.batch)
+
+    def owners(self) -> dict[CodeType, str]:
+        """Whose each function is that a user may have written."""
+        kind = type(self.flat.module).__name__
+        parts = [type(part).forward for part in self.flat.module.modules()]
+        named: list[tuple[str, object]] = [(f"model {kind!r}:", forward) for forward in parts]
+        named += [("loss", bare(self.loss)), ("augment", self.augment), ("learning rate", self.leaf.lr)]
+        named += [("stage", stage) for stage in self.leaf.stages]
+        named += [("optimiser", self.leaf.optimiser.init), ("optimiser", self.leaf.optimiser.step)]
+        codes = [(what, code_of(function)) for what, function in named]
+        return {code: f"{what} {code.co_qualname}" for what, code in reversed(codes) if code and _is_users(code)}
+
+
+def _is_users(code: CodeType) -> bool:
+    """Whether code is neither this package's nor torch's: what is written for them may be installed
+    as a library."""
+    places = PACKAGE, Path(torch.__file__).parent
+    return not any(Path(code.co_filename).is_relative_to(place) for place in places)
 
 
 class Pull(NamedTuple):
@@ -56,7 +94,8 @@ class Pull(NamedTuple):
 
 @dataclass(frozen=True)
 class Anchor:
-    """The part of a proximal pull that is alike in every step: -strength * the model the parent gave."""
+    """The part of a proximal pull that is alike in every step: -strength * the model the parent
+    gave."""
 
     strength: float
 
@@ -65,10 +104,11 @@ class Anchor:
 
 
 def behind_clip(pulls: tuple[Pull, ...], stages: tuple[Stage, ...]) -> tuple[tuple[Pull, ...], tuple[Stage, ...]]:
-    """The pulls and the chain to train with, where some pulls ask for their strength * x behind the clip: there it is
-    weight decay, and what is left of them is an anchor. A chain with no clip, or nothing that rules add, stays."""
-    last = max((place for place, stage in enumerate(stages) if isinstance(stage, clip)), default=None)
-    adds = any(not isinstance(stage, clip | decay) for stage in stages)
+    """The pulls and the chain to train with, where some pulls ask for their strength * x behind the
+    clip: there it is weight decay, and what is left of them is an anchor. A chain with no clip, or
+    nothing that rules add, stays."""
+    last = max((place for place, stage in enumerate(stages) if clips(stage)), default=None)
+    adds = any(not (clips(stage) or isinstance(stage, decay)) for stage in stages)
     rate, kept = 0.0, []
     for pull in pulls:
         if isinstance(pull.local, Proximal) and pull.local.after_clip:
@@ -92,22 +132,47 @@ class Work(NamedTuple):
     active: list[int]
     """The leaves that take part."""
     step: int
-    """How many steps of the run came before."""
+    """How many steps of the run came before; passes, where the leaf's chain counts these."""
     steps: int
     round: int
     """The global round, counted from 0: it sets the learning rate."""
+    optimiser: dict[str, Spread] = {}  # noqa: RUF012 -- never changed
+    """The leaves' states of their optimiser, where they are kept."""
+    has_path: bool = False
+    """Whether the leaves' paths are wanted (see `core.optimise.path`)."""
+
+
+class Trained(NamedTuple):
+    """The leaves that took part, in their order, after their work."""
+
+    x_AP: Tensor
+    b_AB: Tensor
+    path_AP: Tensor
+    """How far plain SGD would have come along the same directions; no columns where it is not
+    wanted."""
+    optimiser: Rows
+    """The states of their optimiser, where they are kept."""
+
+    @staticmethod
+    def joined(parts: Sequence[Trained]) -> Trained:
+        """One after another; states of what the first has any of."""
+        x_AP, b_AB, path_AP = (torch.cat(rows) for rows in zip(*(part[:3] for part in parts), strict=True))
+        kept = {name: torch.cat([part.optimiser[name] for part in parts]) for name in parts[0].optimiser}
+        return Trained(x_AP, b_AB, path_AP, kept)
 
 
 class Engine(Protocol):
     """Trains leaves. All engines give the same result for the same work, up to rounding."""
 
+    training: Training
     leaf: Leaf
     chunk: int | None
     """Clients at once; None where it takes one after another."""
 
     @property
     def how(self) -> str:
-        """Its name, and why it is not the one that was asked for: "loop: the module or loss draws random numbers"."""
+        """Its name, and why it is not the one that was asked for: "loop: the module or loss draws
+        random numbers"."""
         ...
 
     @property
@@ -125,8 +190,8 @@ class Engine(Protocol):
         """How many steps a clip has shortened so far."""
         ...
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        """The models and buffers of the leaves that take part, in their order, afterwards."""
+    def train(self, work: Work) -> Trained:
+        """What becomes of the leaves that take part."""
         ...
 
     def gradients(self, work: Work) -> Tensor:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
-from stratafl.streams import Purpose, uniform
+from stratafl.base.errors import InvalidInput
+from stratafl.base.streams import Purpose, uniform
 
 PAD = 4
 

@@ -1,6 +1,8 @@
-"""Which of its samples a client uses in a step: a function of (seed, client, step) and nothing else.
+"""Which of its samples a client uses in a step: a function of (seed, client, step) and nothing
+else.
 
-Shape suffixes: C clients, H steps, B places in a batch, S shuffles, T positions of all shuffles in a row.
+Shape suffixes: C clients, H steps, B places in a batch, S shuffles, T positions of all shuffles in
+a row.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.placing import placed
-from stratafl.streams import Purpose, bits, uniform
+from stratafl.base.streams import Purpose, bits, uniform
+from stratafl.base.transfer import placed
 
 Sampling = Literal["epochs", "replacement"]
 
@@ -29,9 +31,9 @@ def batches(
 ) -> list[Tensor]:
     """Positions in the client's own list of samples for `steps` steps from step `first` on.
 
-    `"epochs"`: each pass over the data is a fresh shuffle without replacement, its last batch holding what is left.
-    `"replacement"`: each sample drawn on its own. A client with fewer samples than a batch uses all it has, and
-    `batch = None` means full batches in the given order.
+    `"epochs"`: each pass over the data is a fresh shuffle without replacement, its last batch
+    holding what is left. `"replacement"`: each sample drawn on its own. A client with fewer samples
+    than a batch uses all it has, and `batch = None` means full batches in the given order.
     """
     if batch is None:
         return [torch.arange(size)] * steps
@@ -53,6 +55,11 @@ def batches(
     return chosen
 
 
+def steps_of_pass(size: int, batch: int | None) -> int:
+    """How many steps one pass over so many samples takes."""
+    return 1 if batch is None else -(-size // min(batch, size))
+
+
 class Stack(NamedTuple):
     """The batches of many clients and steps, padded to the longest."""
 
@@ -68,37 +75,37 @@ def stacked_batches(
     seed: int,
     clients: Sequence[int],
     sizes: Sequence[int],
-    first: int,
+    first: int | Sequence[int] | np.ndarray,
     steps: int,
     batch: int | None,
     sampling: Sampling = "epochs",
     device: str | torch.device = "cpu",
     places: int | None = None,
 ) -> Stack:
-    """What `batches` gives each of these clients, in tensors on the device and without a loop over clients.
+    """What `batches` gives each of these clients, in tensors on the device and without a loop.
 
-    `places` is the length to pad to, that of the longest batch unless given.
+    `first` is one step for all, or each client's own; `places` is the length to pad to, that of the
+    longest batch unless given.
     """
     size_C = np.asarray(sizes, dtype=np.int64)
     full_C = size_C if batch is None else np.minimum(size_C, batch)
     # at least one place, so that a padded one has a first to repeat
     place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
     client_C = placed(np.asarray(clients, dtype=np.int64), device)
-    shape = (len(size_C), steps, len(place_B))
+    step_CH = np.zeros((len(size_C), steps), dtype=np.int64) + np.reshape(first, (-1, 1)) + np.arange(steps)
 
     if batch is None or sampling == "replacement":
         length_CH = np.repeat(full_C[:, None], steps, axis=1)
         mask_CHB = place_B < _on(device, length_CH)[..., None]
         if batch is None:
-            position_CHB = place_B.expand(shape)
+            position_CHB = place_B.expand(*step_CH.shape, -1)
         else:
-            step_H1 = torch.arange(first, first + steps, device=device)[:, None]
-            drawn_CHB = uniform(seed, Purpose.BATCH, client_C[:, None, None], step_H1, place_B)
+            drawn_CHB = uniform(seed, Purpose.BATCH, client_C[:, None, None], _on(device, step_CH)[..., None], place_B)
             position_CHB = (drawn_CHB * _on(device, size_C)[:, None, None]).long()
         return _padded(position_CHB, mask_CHB, length_CH)
 
     per_epoch_C = -(-size_C // full_C)
-    epoch_CH, slot_CH = np.divmod(np.arange(first, first + steps), per_epoch_C[:, None])
+    epoch_CH, slot_CH = np.divmod(step_CH, per_epoch_C[:, None])
     taken_CH = slot_CH * full_C[:, None]
     length_CH = np.minimum(full_C[:, None], size_C[:, None] - taken_CH)
 
@@ -115,7 +122,8 @@ def stacked_batches(
     place_T = torch.arange(total, device=device) - start_T
     epoch_T = _on(device, epoch_CH[new_CH])[shuffle_T]
     keys_T = bits(seed, Purpose.BATCH, client_C[_on(device, owner_S)][shuffle_T], epoch_T, place_T)
-    # sorted by key, then stably by shuffle: each shuffle's positions come together in the order of their keys
+    # sorted by key, then stably by shuffle: each shuffle's positions come together in the order of
+    # their keys
     by_key_T = keys_T.argsort(stable=True)
     order_T = place_T[by_key_T[shuffle_T[by_key_T].argsort(stable=True)]]
 

@@ -9,26 +9,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.engine.work import Augment
+from stratafl.core.work import Augment
+from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 
 
-def takes_stacks(augment: Augment, inputs_B: Tensor, seed: int) -> bool:
-    """Whether the transform of several clients' batches is the same as of each alone, tried on two."""
+def of_fields(augment: Augment) -> Augment:
+    """A user's transform of a table of tensors, as one of inputs that have names."""
+
+    def transform(inputs: Fields, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
+        return named_inputs("augment", augment(dict(inputs.named), seed, client, step))
+
+    return transform
+
+
+def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
+    """Whether the transform of several clients' batches is the same as of each alone, tried on
+    two."""
     client_C = torch.arange(2, device=inputs_B.device)
     try:
-        together_CB = augment(inputs_B.expand(2, *inputs_B.shape), seed, client_C, torch.ones_like(client_C[0]))
-        alone_CB = torch.stack([augment(inputs_B, seed, client, 1) for client in range(2)])
-        return torch.equal(together_CB, alone_CB)
+        twice_CB = mapped(lambda each: each.expand(2, *each.shape), inputs_B)
+        together_CB = tensors_of(augment(twice_CB, seed, client_C, torch.ones_like(client_C[0])))
+        alone_CB = tensors_of(merged(torch.stack, [augment(inputs_B, seed, client, 1) for client in range(2)]))
+        same = (torch.equal(together_CB[name], each) for name, each in alone_CB.items())
+        return together_CB.keys() == alone_CB.keys() and all(same)
     except Exception:
         return False
 
 
 def one_by_one(
-    augment: Augment, inputs_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, length_C: np.ndarray
-) -> Tensor:
+    augment: Augment, inputs_CB: Inputs, seed: int, client_C: Tensor, step: int | Tensor, length_C: np.ndarray
+) -> Inputs:
     """A transform that takes one client at a time, whose batch it must see without padding."""
     changed = []
-    for inputs_B, client, length in zip(inputs_CB, client_C.tolist(), length_C, strict=True):
-        own_B = augment(inputs_B[:length], seed, client, step)
-        changed.append(torch.cat([own_B, own_B[:1].expand(len(inputs_B) - length, *own_B.shape[1:])]))
-    return torch.stack(changed)
+    for place, (client, length) in enumerate(zip(client_C.tolist(), length_C, strict=True)):
+        inputs_B = inputs_CB[place]
+        own_B: Inputs = augment(inputs_B[:length], seed, client, step)
+        missing = len(inputs_B) - length
+        padded_B = mapped(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
+        changed.append(padded_B)
+    return merged(torch.stack, changed)

@@ -7,22 +7,39 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from stratafl.base.errors import choice
+from stratafl.core.flat import Flat
+from stratafl.core.shared_rows import DriftKernel, Spread
+from stratafl.core.work import Engine, Training, Work
+from stratafl.data.inputs import shape_of
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.ops import COMPUTES, Compute
-from stratafl.engine.spread import Spread
+from stratafl.engine.ops import COMPUTES, Compute, table
 from stratafl.engine.stacked import StackedEngine
-from stratafl.engine.work import Engine, Training, Work
-from stratafl.errors import choice
-from stratafl.flat import Flat
 
 Name = Literal["auto", "loop", "stacked", "vmap"]
 
 CLIENTS, STEPS, TRIES = 16, 2, 3
 """What is measured: so many clients' steps at most, the best of so many times."""
 
+HELP = {
+    "hooks on": "without them all clients can train at once",
+    "draws random numbers": "no engine but the loop gives each client draws of its own, and without dropout and the "
+    "like all clients can train at once",
+    "training changes": "a norm that keeps no statistics, such as GroupNorm, lets all clients train at once",
+    "the second time": "a module that keeps nothing between two calls lets all clients train at once",
+}
+"""What would help where only the loop can train, by a part of the reason."""
+
 _fastest: dict[object, Name] = {}
 """What was measured in this process, by model, batch and clients."""
+
+
+def drift_kernel(like: Tensor) -> DriftKernel | None:
+    """For what rules compute at a meeting with such rows, where their device has a kernel for
+    it."""
+    return table(like.device, like.dtype).drift
 
 
 def make_engine(
@@ -30,9 +47,9 @@ def make_engine(
 ) -> LoopEngine | StackedEngine:
     """The engine of this name.
 
-    "vmap" is the stacked engine with gradients from `torch.func`. "auto" is the stacked engine on a GPU; on a CPU a few
-    steps of all three are timed and the fastest one taken, once for each model, batch and number of clients in a
-    process. They give the same result, up to rounding.
+    "vmap" is the stacked engine with gradients from `torch.func`. "auto" is the stacked engine on a
+    GPU; on a CPU a few steps of all three are timed and the fastest one taken, once for each model,
+    batch and number of clients in a process. They give the same result, up to rounding.
     """
     choice("engine", name, get_args(Name))
     choice("precision", precision, COMPUTES)
@@ -43,7 +60,7 @@ def make_engine(
     )
     if stacked.name == "loop":
         return LoopEngine(training, how=stacked.how, precision=precision)
-    if name in ("stacked", "vmap") or training.inputs.device.type != "cpu":
+    if name in ("stacked", "vmap") or training.supply.device.type != "cpu":
         return stacked
     engines: dict[Name, LoopEngine | StackedEngine] = {"loop": LoopEngine(training, precision=precision)}
     key = _key(training, precision)
@@ -60,7 +77,10 @@ def differences(engine: Engine, name: Name, precision: Compute) -> list[str]:
     """What an engine does otherwise than it was asked to, in words for the user."""
     found = []
     if name != "auto" and engine.name != name:
-        found.append(f"engine {name!r} was asked for, and {engine.how.replace(':', ' trains the clients:', 1)}")
+        how = engine.how.replace(":", " trains the clients:", 1)
+        other = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
+        help = next((text for part, text in HELP.items() if part in how), other)
+        found.append(f"engine {name!r} was asked for, and {how}; {help} (engine = {engine.name!r} does not say this)")
     if engine.precision != precision:
         found.append(f"precision {precision!r} is not honoured: {engine.name} computes in {engine.precision} here")
     return found
@@ -69,7 +89,7 @@ def differences(engine: Engine, name: Name, precision: Compute) -> list[str]:
 def _key(training: Training, precision: Compute) -> object:
     flat, batch = training.flat, training.batch
     largest = max(len(part) for part in training.partition)
-    shape = tuple(training.inputs.shape[1:]), largest if batch is None else min(batch, largest)
+    shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
     clients = len(training.partition)
     return (
         str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,

@@ -1,7 +1,9 @@
-"""One step of a chunk of clients as a CUDA graph: captured once, replayed for every step, chunk and round.
+"""One step of a chunk of clients as a CUDA graph: captured once, replayed for every step, chunk and
+round.
 
-A graph reads and writes fixed memory, so what changes between replays lies in tensors that are filled before: the
-rows, the batches of all steps, the learning rate, and the number of the step, which the graph itself moves on.
+A graph reads and writes fixed memory, so what changes between replays lies in tensors that are
+filled before: the rows, the batches of all steps, the learning rate, and the number of the step,
+which the graph itself moves on.
 
 Shape suffixes: C clients, H steps, B places in a batch.
 """
@@ -28,7 +30,8 @@ class Samples(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What a graph reads: a chunk's rows and samples, where its steps stand, and the learning rate."""
+    """What a graph reads: a chunk's rows and samples, where its steps stand, and the learning
+    rate."""
 
     rows: Rows
     samples: Samples
@@ -43,8 +46,8 @@ class Captured:
     """A captured step, with the rows it works on."""
 
     def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], None]):
-        """`take` does one step on these rows and on samples that look like these; the rows must be loaded, and are
-        used up."""
+        """`take` does one step on these rows and on samples that look like these; the rows must be
+        loaded, and are used up."""
         device = rows.x_CP.device
         self.rows = rows
         self._fixed = Fixed(
@@ -84,7 +87,8 @@ class Captured:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing is collected meanwhile: to free what an earlier graph held would end the capture of another."""
+    """Nothing is collected meanwhile: to free what an earlier graph held would end the capture of
+    another."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()

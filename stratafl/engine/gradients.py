@@ -1,11 +1,10 @@
-"""The gradients of many clients at once, and which way of getting them a module allows.
+"""The gradients of many clients at once, and which method of getting them a module allows.
 
 Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -15,17 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from stratafl.base import errors
+from stratafl.core.flat import Flat, copied
+from stratafl.core.objective.losses import Loss, OnScores, bare
+from stratafl.core.shared_rows import Spread
+from stratafl.data.inputs import Inputs, arguments, mapped, typed
 from stratafl.engine import ops
 from stratafl.engine.habits import Habits, Rounding, habits, plain
-from stratafl.engine.layout import Layout
-from stratafl.engine.lowering import Sinks, Unsupported
-from stratafl.engine.program import Program
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
-from stratafl.engine.spread import Spread
-from stratafl.flat import Flat, Loss, copied
-from stratafl.vocabulary import Vocabulary
+from stratafl.engine.trace.layout import Layout
+from stratafl.engine.trace.lowering import Sinks, Unsupported
+from stratafl.engine.trace.program import Program
+from stratafl.engine.vocabulary import Vocabulary
 
-Way = Literal["stacked", "vmap"]
+GradientMethod = Literal["stacked", "vmap"]
 FP16_SCALE = 4096.0
 """Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
@@ -33,7 +35,7 @@ FP16_SCALE = 4096.0
 class Batch(NamedTuple):
     """One step's samples of all clients, padded to a common length."""
 
-    inputs_CB: Tensor
+    inputs_CB: Inputs
     targets_CB: Tensor
     mask_CB: Tensor
     length_C: np.ndarray
@@ -46,25 +48,30 @@ class Differentiate(Protocol):
     layout: Layout
     """How the rows lie that it takes and gives."""
     even: bool
-    """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA graph."""
+    """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA
+    graph."""
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients: ...
 
 
 class Stacked:
-    """One pass forward and one back for all clients, through the module's client-batched program."""
+    """One pass forward and one back for all clients, through the module's client-batched
+    program."""
 
-    def __init__(self, flat: Flat, loss: Loss, inputs: Tensor, compute: ops.Compute = "fp32", labels: bool = False):
-        """`labels`: every target is a class number, so that the library's cross-entropy has a stacked form."""
-        self.flat, self.loss, self.compute = flat, loss, compute
+    def __init__(self, flat: Flat, loss: Loss, inputs: Inputs, compute: ops.Compute = "fp32", labels: bool = False):
+        """`labels`: every target is a class number, so that the library's cross-entropy has a
+        stacked form."""
+        self.flat, self.loss, self.compute = flat, bare(loss), compute
         self.program = Program(flat, inputs)
+        if self.program.gives_more and not isinstance(loss, OnScores):
+            raise Unsupported("a loss of one's own, of an output that is no tensor")
         self.ops = ops.table(inputs.device, flat.dtype)
         reorder = self.ops.reorder
         self.layout = Layout(flat) if reorder is None else Layout(flat, self.program.filters, reorder)
-        self.even = not (labels and loss is F.cross_entropy)
+        self.even = not (labels and self.loss is F.cross_entropy)
         self.poisoned = False
-        """Whether the place for the gradients is filled with what is no number first, so that a trial shows whether
-        every value is written."""
+        """Whether the place for the gradients is filled with what is no number first, so that a
+        trial shows whether every value is written."""
         self._maps = True
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
@@ -114,7 +121,8 @@ class Stacked:
             try:
                 return vmap(lambda *pair: self.loss(*pair).reshape(()))(outputs_CB, targets_CB)
             except RuntimeError:
-                # it looks at values or does what cannot be mapped; this shows when the engine first tries it
+                # it looks at values or does what cannot be mapped; this shows when the engine first
+                # tries it
                 self._maps = False
         return torch.stack([self.loss(*pair).reshape(()) for pair in zip(outputs_CB, targets_CB, strict=True)])
 
@@ -126,7 +134,8 @@ class Mapped:
 
     def __init__(self, flat: Flat, loss: Loss):
         self.flat, self.loss, self.layout = flat, loss, Layout(flat)
-        # of its own, in training mode: a module may keep what it computed, which is of no use outside the mapping
+        # of its own, in training mode: a module may keep what it computed, which is of no use
+        # outside the mapping
         flat.train()
         self._module = copied(flat.module, shared=flat.module.parameters())
         self._gradient = vmap(grad(self._one, has_aux=True), randomness="error")
@@ -135,34 +144,36 @@ class Mapped:
         g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
         for length, mine in _by_length(batch.length_C):
             inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
-            g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], inputs, targets)
+            g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
             Vocabulary.check(beyond)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
-    def _one(self, x_P: Tensor, b_Z: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _one(
+        self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
         with Vocabulary() as vocabulary:
-            loss = self.loss(functional_call(self._module, values, (inputs,)), targets).reshape(())
+            loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.beyond
 
 
-class Ordered:
-    """Another way's gradients, of rows in the module's order and in that order."""
+class ModuleOrder:
+    """Another method's gradients, of rows in the module's order and in that order."""
 
-    def __init__(self, way: Differentiate, flat: Flat):
-        self.way, self.layout, self.even = way, Layout(flat), way.even
+    def __init__(self, method: Differentiate, flat: Flat):
+        self.method, self.layout, self.even = method, Layout(flat), method.even
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
-        inner = self.way.layout
+        inner = self.method.layout
         own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, Spread(x_CP), range(len(x_CP)))
-        inner.restore(self.way(own_CP, b_CZ, batch).g_CP, g_CP)
+        inner.restore(self.method(own_CP, b_CZ, batch).g_CP, g_CP)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
 
-def ordered(way: Differentiate, flat: Flat) -> Differentiate:
+def ordered(method: Differentiate, flat: Flat) -> Differentiate:
     """The same for rows in the module's order."""
-    return way if way.layout.plain else Ordered(way, flat)
+    return method if method.layout.plain else ModuleOrder(method, flat)
 
 
 def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
@@ -176,33 +187,34 @@ def _by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
 def choose(
     flat: Flat,
     loss: Loss,
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     compute: ops.Compute = "fp32",
     labels: bool = False,
-    ways: Sequence[Way] = ("stacked", "vmap"),
+    methods: Sequence[GradientMethod] = ("stacked", "vmap"),
 ) -> tuple[Differentiate | None, str]:
-    """The first of these ways that gives this module's own gradients, tried on a few samples; None if only a loop does.
+    """The first of these methods that gives this module's own gradients, tried on a few samples;
+    None if only a loop does.
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
     inputs, targets = plain(inputs), plain(targets)
     try:
-        x_CP, b_CZ = _apart(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        x_CP, b_CZ = _perturbed(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
         known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
         reason = _peculiar(flat, known)
         trials = [] if reason else _trials(flat, loss, x_CP, b_CZ, inputs, targets)
     except Exception as problem:
-        reason = _line(problem)
+        reason = errors.reason(problem)
     if reason:
         return None, f"loop: {reason}"
     reasons = []
-    for how in ways:
+    for how in methods:
 
         def make(flat: Flat, compute: ops.Compute) -> Differentiate:
             if how == "vmap":
                 return Mapped(flat, loss)
-            return Stacked(flat, loss, inputs.to(flat.dtype) if inputs.is_floating_point() else inputs, compute, labels)
+            return Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels)
 
         try:
             if how == "stacked" and known.autocasts:
@@ -215,7 +227,7 @@ def choose(
         except Unsupported as problem:
             reasons.append(str(problem))
         except Exception as problem:
-            reasons.append(f"{how} failed: {_line(problem)}")
+            reasons.append(f"{how} failed: {errors.reason(problem)}")
         else:
             if agrees:
                 return made, how if not reasons else f"{how}: {'; '.join(reasons)}"
@@ -224,7 +236,8 @@ def choose(
 
 
 def _peculiar(flat: Flat, known: Habits) -> str:
-    """What makes a module's training depend on more than its parameters and batch, if anything does."""
+    """What makes a module's training depend on more than its parameters and batch, if anything
+    does."""
     hooks = ("_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
         return "hooks on the gradients"
@@ -238,7 +251,8 @@ def _peculiar(flat: Flat, known: Habits) -> str:
 
 
 class Trial(NamedTuple):
-    """Some clients whose weights, buffers and batches differ, and the gradients a module gives each of them alone."""
+    """Some clients whose weights, buffers and batches differ, and the gradients a module gives each
+    of them alone."""
 
     flat: Flat
     x_CP: Tensor
@@ -246,53 +260,50 @@ class Trial(NamedTuple):
     batch: Batch
     expected_CP: Tensor
     tolerance: float
-    """Of the difference's norm, in terms of the expected one's."""
+    """How large the difference's norm may be, in terms of the expected one's."""
 
-    def gradients(self, way: Differentiate, flat: Flat) -> Tensor:
-        """What a way gives these clients, all in the type of `flat`."""
-        if isinstance(way, Stacked):
-            way.poisoned = True
-        inputs_CB, targets_CB = (
-            each.to(flat.dtype, copy=True) if each.is_floating_point() else each.clone()
-            for each in (self.batch.inputs_CB, self.batch.targets_CB)
-        )
-        batch = self.batch._replace(inputs_CB=inputs_CB, targets_CB=targets_CB)
+    def gradients(self, method: Differentiate, flat: Flat) -> Tensor:
+        """What a method gives these clients, all in the type of `flat`."""
+        if isinstance(method, Stacked):
+            method.poisoned = True
+        # copies: a module or a loss may write into what it is given
+        batch = _typed(self.batch, flat.dtype)
+        batch = batch._replace(inputs_CB=batch.inputs_CB.clone(), targets_CB=batch.targets_CB.clone())
         x_CP, b_CZ = (each.to(flat.dtype, copy=True) for each in (self.x_CP, self.b_CZ))
-        return ordered(way, flat)(x_CP, b_CZ, batch).g_CP
+        return ordered(method, flat)(x_CP, b_CZ, batch).g_CP
 
-    def agrees(self, way: Differentiate) -> bool:
-        got_CP = self.gradients(way, self.flat)
+    def agrees(self, method: Differentiate) -> bool:
+        got_CP = self.gradients(method, self.flat)
         off_C = (got_CP - self.expected_CP).norm(dim=1) / self.expected_CP.norm(dim=1).clamp(min=1e-30)
         return bool((off_C <= self.tolerance).all())  # which what is no number never is
 
 
 CLIENTS = 3
-"""Of a trial: two have batches of one length, since of one alone the library may keep values where they are."""
+"""How many a trial has: two have batches of one length, since the library may keep the values of
+one alone where they are."""
 LARGE = 50_000_000
-"""Parameters of a module, frozen ones with them, of which no copy in float64 is made for a trial."""
+"""Parameters of a module, frozen ones with them, of which no copy in float64 is made for a
+trial."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
-"""In float64 sums in another order are all that may differ; in float32 also which side of a kink a value lies on."""
+"""In float64 sums in another order are all that may differ; in float32 also which side of a kink a
+value lies on."""
 COARSEST = 5e-2
 """Whatever a module, or a part of it, computes in."""
 
 
-def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, targets: Tensor) -> list[Trial]:
-    """What a way to get gradients must pass: in float64 where module and loss allow it, and in the module's own type
-    where that has operations of its own."""
+def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Inputs, targets: Tensor) -> list[Trial]:
+    """What a method to get gradients must pass: in float64 where module and loss allow it, and in
+    the module's own type where that has operations of its own."""
     tolerance = TOLERANCE.get(flat.dtype, COARSEST)
 
     def trial(flat: Flat, tolerance: float, batch: Batch) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
-        typed = batch._replace(
-            inputs_CB=batch.inputs_CB.to(flat.dtype) if inputs.is_floating_point() else batch.inputs_CB,
-            targets_CB=batch.targets_CB.to(flat.dtype) if targets.is_floating_point() else batch.targets_CB,
-        )
-        own, rounding = [], Rounding()
-        for client, length in enumerate(typed.length_C):
-            mine, labels = (each[client, :length].clone() for each in (typed.inputs_CB, typed.targets_CB))
+        own, rounding, batch = [], Rounding(), _typed(batch, flat.dtype)
+        for client, length in enumerate(batch.length_C):
+            mine, labels = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
             rows = x[client].clone(), b[client].clone()
             own.append(flat.gradient(*rows, mine, labels, loss, within=lambda: rounding))
-        return Trial(flat, x, b, typed, torch.stack(own), max(tolerance, min(100 * rounding.eps, COARSEST)))
+        return Trial(flat, x, b, batch, torch.stack(own), max(tolerance, min(100 * rounding.eps, COARSEST)))
 
     trials = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:
@@ -313,8 +324,14 @@ def _trials(flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Tensor, 
     return exact + near
 
 
-def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Several clients' rows, each a little off these: at a module's first values much is zero or alike by chance."""
+def _typed(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Real numbers in this type."""
+    return batch._replace(inputs_CB=typed(batch.inputs_CB, dtype), targets_CB=typed(batch.targets_CB, dtype))
+
+
+def _perturbed(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Several clients' rows, each a little off these: at a module's first values much is zero or
+    alike by chance."""
     random = torch.Generator().manual_seed(0)
 
     def noise(like: Tensor) -> Tensor:
@@ -330,10 +347,15 @@ def _apart(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
     return x_CP, b_CZ
 
 
-def _batches(inputs: Tensor, targets: Tensor) -> list[Batch]:
-    """The samples in another order for each client; then the second client lacks one, and its batch is padded."""
+def _batches(inputs: Inputs, targets: Tensor) -> list[Batch]:
+    """The samples in another order for each client; then the second client lacks one, and its batch
+    is padded."""
     count = len(inputs)
-    inputs_CB, targets_CB = (torch.stack([each.roll(c, 0) for c in range(CLIENTS)]) for each in (inputs, targets))
+
+    def turned(each: Tensor) -> Tensor:
+        return torch.stack([each.roll(client, 0) for client in range(CLIENTS)])
+
+    inputs_CB, targets_CB = mapped(turned, inputs), turned(targets)
     place_B = torch.arange(count, device=inputs.device)
     batches = []
     for second in (count, count - 1) if count > 2 else (count,):
@@ -341,8 +363,3 @@ def _batches(inputs: Tensor, targets: Tensor) -> list[Batch]:
         mask_CB = place_B < torch.as_tensor(length_C, device=inputs.device)[:, None]
         batches.append(Batch(inputs_CB, targets_CB, mask_CB, length_C))
     return batches
-
-
-def _line(problem: BaseException) -> str:
-    line = str(problem).strip().partition("\n")[0]
-    return f"{type(problem).__name__}: {textwrap.shorten(line, 120)}"

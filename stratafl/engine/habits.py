@@ -1,25 +1,27 @@
 """What a module does in training besides computing, found by trying it on a few samples.
 
-An engine that trains many clients with one module must know: whether it draws random numbers, whether it changes its
-buffers, and what its counters count.
+An engine that trains many clients with one module must know: whether it draws random numbers,
+whether it changes its buffers, and what its counters count.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stratafl.engine.work import Training
-from stratafl.flat import Flat, Loss
+from stratafl.base.generators import as_before, generator_of, states
+from stratafl.core.flat import Flat, same_values
+from stratafl.core.objective.losses import Loss
+from stratafl.core.work import Training
+from stratafl.data.inputs import Inputs, Kind, mapped
+from stratafl.data.supply import BatchKey
 
 FEW = 4
 """Samples that a module is tried on."""
@@ -36,7 +38,8 @@ class Observer(TorchDispatchMode):
 
 
 class Habits(NamedTuple):
-    """What a module did when its gradient was computed twice, from the same weights, samples and torch seed."""
+    """What a module did when its gradient was computed twice, from the same weights, samples and
+    torch seed."""
 
     draws: bool
     """From torch's generator, which every client has to itself, or from another."""
@@ -45,21 +48,28 @@ class Habits(NamedTuple):
     writes: tuple[str, ...]
     """To its "buffers", its "weights", or weights that are not trained, "frozen weights"."""
     autocasts: bool
-    """Whether it computes in another precision by a context of its own, of which a trace knows nothing."""
+    """Whether it computes in another precision by a context of its own, of which a trace knows
+    nothing."""
     repeats: bool
     """Whether both gradients are the same."""
 
 
-def plain(values: Tensor) -> Tensor:
-    """Samples to try a module on: what is no number there, or no ordinary one, says nothing about the module."""
-    if not values.is_floating_point():
-        return values.clone()
-    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
-    return torch.where(values.abs() < ORDINARY, values, noise)
+def plain(samples: Kind) -> Kind:
+    """Samples to try a module on: what is no number there, or no ordinary one, says nothing about
+    the module."""
+
+    def ordinary(values: Tensor) -> Tensor:
+        if not values.is_floating_point():
+            return values.clone()
+        noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
+        return torch.where(values.abs() < ORDINARY, values, noise)
+
+    return mapped(ordinary, samples)
 
 
-def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Tensor, targets: Tensor) -> Habits:
-    """A module's habits in training, at these rows and samples; nothing that is given is changed."""
+def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor) -> Habits:
+    """A module's habits in training, at these rows and samples; nothing that is given is
+    changed."""
     flat.train()
     gradients = []
     drawn = False
@@ -67,7 +77,7 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Tensor, tar
     before = flat.integers()
     watched = _Watched(flat, inputs.device)
     with as_before(inputs.device):
-        python, numpy = _other_generators()
+        _, numpy, python = states()
         for _ in range(2):
             generator = generator_of(inputs.device).manual_seed(0)
             seeded = generator.get_state()
@@ -76,10 +86,11 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Tensor, tar
             gradients.append(flat.gradient(after_P, after_B, *samples, loss, after, within=watched.on))
             drawn = drawn or not torch.equal(generator.get_state(), seeded)
             # some of the library's operations write without saying so
-            wrote |= flat.wrote | watched.wrote | ({"weights"} if not _equal(x_P, after_P) else set())
-            if not (_equal(b_B, after_B) and all(_equal(value, after[name]) for name, value in before.items())):
+            wrote |= flat.wrote | watched.wrote | ({"weights"} if not same_values(x_P, after_P) else set())
+            pairs = [(b_B, after_B), *((value, after[name]) for name, value in before.items())]
+            if not all(same_values(*pair) for pair in pairs):
                 wrote.add("buffers")
-        python_now, numpy_now = _other_generators()
+        _, numpy_now, python_now = states()
     others = tuple(name for name, same in (("Python", python == python_now), ("NumPy", numpy == numpy_now)) if not same)
     first, second = (gradient.nan_to_num() for gradient in gradients)
     # a GPU may add up in another order each time
@@ -104,7 +115,8 @@ class _Watched:
                 return func(*args, **(kwargs or {}))
 
         class Writes(Observer):
-            """Of the operations that functions come down to, those that write into what is the module's."""
+            """Of the operations that functions come down to, those that write into what is the
+            module's."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func._schema.is_mutable:
@@ -124,8 +136,8 @@ class _Watched:
 
 
 class Rounding(Observer):
-    """While it is on, notes how coarsely the coarsest of all results is rounded: some modules compute a part in a
-    type of their own."""
+    """While it is on, notes how coarsely the coarsest of all results is rounded: some modules
+    compute a part in a type of their own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,51 +167,25 @@ def peculiarities(known: Habits) -> list[str]:
 def counters(training: Training) -> dict[str, Tensor]:
     """How much each integer buffer grows with every step, where that is always the same.
 
-    So a client's counters follow from the number of the step, wherever and whenever it trains. Other integer buffers
-    that training changes begin anew at every meeting.
+    So a client's counters follow from the number of the step, wherever and whenever it trains.
+    Other integer buffers that training changes begin anew at every meeting.
     """
     flat = training.flat
     counts = [flat.integers()]
     if not counts[0]:
         return {}
-    device = training.inputs.device
+    device = training.supply.device
     few = max(training.partition, key=len)[:FEW].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
     with as_before(device):
         for _ in range(2):
             counts.append({name: value.clone() for name, value in counts[-1].items()})
-            samples = training.inputs[few], training.targets[few]
             try:
+                samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
                 flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss, counts[-1])
             except Exception:
                 return {}  # what is wrong with the module is said where it is used in earnest
     numbers = [name for name, value in counts[0].items() if value.dtype != torch.bool]
     first, second = ({name: after[name] - before[name] for name in numbers} for before, after in pairwise(counts))
     return {name: more for name, more in first.items() if bool(more.any()) and torch.equal(more, second[name])}
-
-
-def _other_generators() -> tuple[object, str]:
-    return random.getstate(), str(np.random.get_state())
-
-
-def generator_of(device: torch.device) -> torch.Generator:
-    """What torch's operations on a device draw from."""
-    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-
-
-@contextmanager
-def as_before(device: torch.device) -> Iterator[None]:
-    """Leave every generator as it was."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """The same values; to this question a value that is not a number is equal to itself."""
-    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,20 +1,22 @@
-"""The readable engine: one client after another, one step after another. Every other engine must agree with it."""
+"""The readable engine: one client after another, one step after another. Every other engine must
+agree with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from stratafl.data.batches import batches
-from stratafl.engine.habits import counters, generator_of
+from stratafl.base.generators import generator_of
+from stratafl.base.streams import Purpose, seed_of
+from stratafl.core.leaf import Correct, Stage, through
+from stratafl.core.work import Trained, Training, Work, behind_clip
+from stratafl.data.sampling import batches
+from stratafl.engine.habits import counters
 from stratafl.engine.ops import Compute
 from stratafl.engine.precision import computing, honoured
-from stratafl.engine.work import Training, Work, behind_clip
-from stratafl.local import Correct, clip
-from stratafl.streams import Purpose, integer
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""
@@ -27,67 +29,68 @@ class LoopEngine:
     chunk: int | None = None
 
     def __init__(self, training: Training, *, how: str = "loop", precision: Compute = "fp32"):
-        """how: "loop", or "loop: why" where another engine was asked for; precision: what a GPU's float32 products may
-        round to, "fp32" or "tf32"."""
+        """how: "loop", or "loop: why" where another engine was asked for; precision: what a GPU's
+        float32 products may round to, "fp32" or "tf32"."""
         self.training, self.leaf, self.how = training, training.leaf, how
-        self.precision = honoured(precision, training.inputs.device, training.flat.dtype, casts=False)
-        self._clipped = torch.zeros((), dtype=torch.int64, device=training.inputs.device)
+        self.precision = honoured(precision, training.supply.device, training.flat.dtype, casts=False)
+        self._clipped = torch.zeros((), dtype=torch.int64, device=training.supply.device)
         self._counters = counters(training)
-        # what a module draws from; torch.manual_seed would set all devices' and is a hundred times slower
-        self._generator = generator_of(training.inputs.device)
+        # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
+        # slower
+        self._generator = generator_of(training.supply.device)
 
     @property
     def clipped(self) -> int:
         return int(self._clipped)
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
-        models, buffers = [], []
-        lr = self.leaf.lr(work.round)
+    def train(self, work: Work) -> Trained:
         pulls, stages = behind_clip(work.pulls, self.leaf.stages)
-        work = work._replace(pulls=pulls)
         self.training.flat.train()
         with self._quiet():
-            for client in work.active:
-                x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
-                integers = self._integers(work.step)
-                correct = _correcting(work, client)
-                velocity_1P = torch.zeros_like(x_1P)
-                for step, batch in enumerate(self._batches(client, work.step, work.steps), work.step):
-                    direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
-                    for stage in stages:
-                        if isinstance(stage, clip):
-                            factor_11 = stage.factor(direction_1P)
-                            self._clipped += factor_11[0, 0] < 1
-                            direction_1P = direction_1P * factor_11
-                        else:
-                            direction_1P = stage(direction_1P, x_1P, correct)
-                    velocity_1P = self.leaf.momentum * velocity_1P + direction_1P
-                    x_1P -= lr * velocity_1P
-                models.append(x_1P)
-                buffers.append(b_1B)
-        return torch.cat([work.x.rows_MP[:0], *models]), torch.cat([work.b.rows_MP[:0], *buffers])
+            done = [self._train(work._replace(pulls=pulls), client, stages) for client in work.active]
+        none_0P, none_0B = work.x.rows_MP[:0], work.b.rows_MP[:0]
+        kept = {name: rows.rows_MP[:0] for name, rows in work.optimiser.items()}
+        return Trained.joined([Trained(none_0P, none_0B, _path(work, none_0P), kept), *done])
+
+    def _train(self, work: Work, client: int, stages: Sequence[Stage]) -> Trained:
+        """One client's steps."""
+        lr, optimiser = self.leaf.lr(work.round), self.leaf.optimiser
+        x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
+        first, steps, each = (self.training.steps(self.leaf, client, count) for count in (work.step, work.steps, 1))
+        integers, correct = self._integers(first), _correcting(work, client)
+        state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimiser.init(x_1P)
+        path_1P = _path(work, x_1P)
+        for step, batch in enumerate(self._batches(client, first, steps), first):
+            direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
+            direction_1P = through(stages, direction_1P, x_1P, correct, self._clipped)
+            state, change_1P = optimiser.step(state, direction_1P, x_1P, lr)
+            x_1P -= change_1P
+            if work.has_path:
+                path_1P -= lr / each * direction_1P
+        return Trained(x_1P, b_1B, path_1P, state)
 
     def gradients(self, work: Work) -> Tensor:
         gradients = []
         self.training.flat.train()
         with self._quiet():
             for client in work.active:
-                (batch,) = self._batches(client, work.step, 1)
+                first = self.training.steps(self.leaf, client, work.step)
+                (batch,) = self._batches(client, first, 1)
                 # a look ahead must leave everything as it is
                 x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
-                integers = self._integers(work.step)
-                gradients.append(self._gradient(client, work.step, x_1P, b_1B, integers, batch))
+                integers = self._integers(first)
+                gradients.append(self._gradient(client, first, x_1P, b_1B, integers, batch))
         return torch.cat([work.x.rows_MP[:0], *gradients])
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Leave torch's generator as it was; and for a small model use one thread, since sharing out its
-        operations costs more than they do."""
+        """Leave torch's generator as it was; and for a small model use one thread, since sharing
+        out its operations costs more than they do."""
         threads = torch.get_num_threads()
         if self.training.flat.parameters < SMALL:
             torch.set_num_threads(1)
         try:
-            with torch.random.fork_rng(), computing(self.precision, self.training.inputs.device):
+            with torch.random.fork_rng(), computing(self.precision, self.training.supply.device):
                 yield
         finally:
             torch.set_num_threads(threads)
@@ -108,13 +111,16 @@ class LoopEngine:
         self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor
     ) -> Tensor:
         given, number = self.training, self.training.first + client
-        # dropout and the like draw from the client's own stream, so the order of visits does not matter
-        self._generator.manual_seed(integer(given.seed, Purpose.MODULE, number, step))
-        inputs = given.inputs[batch]
-        if given.augment is not None:
-            inputs = given.augment(inputs, given.seed, number, step)
-        g_P = given.flat.gradient(x_1P[0], b_1B[0], inputs, given.targets[batch], given.loss, integers)
+        # dropout and the like draw from the client's own stream, so the order of visits does not
+        # matter
+        self._generator.manual_seed(seed_of(given.seed, Purpose.MODULE, number, step))
+        g_P = given.flat.gradient(x_1P[0], b_1B[0], *given.samples(number, step, batch), given.loss, integers)
         return g_P[None]
+
+
+def _path(work: Work, x_NP: Tensor) -> Tensor:
+    """Where paths begin: zero, and no columns where nobody wants them."""
+    return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
 
 
 def _correcting(work: Work, client: int) -> Correct:

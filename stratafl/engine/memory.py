@@ -7,19 +7,24 @@ from collections.abc import Callable
 import torch
 
 MOST = 512
-"""Clients at once on a GPU: more than fill it gain nothing, and their memory is better left to the rows."""
+"""Clients at once on a GPU: more than fill it gain nothing, and their memory is better left to the
+rows."""
 SHARE = 0.4
-"""Of the free memory: a captured step keeps memory of its own beside what the first, eager ones left behind."""
+"""Of the free memory: a captured step keeps memory of its own beside what the first, eager ones
+left behind."""
 CACHE = 16 << 20
-"""Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is quick."""
+"""Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is
+quick."""
 WIDER = 4
-"""Activations of a batch in terms of its inputs, roughly; it matters where a model has few parameters only."""
+"""Activations of a batch in terms of its inputs, roughly; it matters where a model has few
+parameters only."""
 
 
 def fitting(
     device: torch.device, clients: int, row_bytes: int, batch_bytes: int, attempt: Callable[[int], None]
 ) -> int:
-    """Clients at once; `attempt` takes a step of so many, from which a GPU's need of memory is measured."""
+    """Clients at once; `attempt` takes a step of so many, from which a GPU's need of memory is
+    measured."""
     if device.type != "cuda":
         return max(1, min(clients, CACHE // (row_bytes + WIDER * batch_bytes)))
     few = min(clients, 8)

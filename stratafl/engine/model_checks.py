@@ -1,19 +1,26 @@
-"""What a user's model, loss and transform must do, tried on a few samples before the first round."""
+"""What a user's model, loss and transform must do, tried on a few samples before the first
+round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stratafl.engine.habits import as_before
-from stratafl.engine.work import Augment
-from stratafl.errors import InvalidInput, guarded, reason
-from stratafl.flat import Flat
-from stratafl.metrics import IGNORED, Loss, is_classification
-from stratafl.vocabulary import Vocabulary
+from stratafl.base.errors import InvalidInput, complaint, guarded, reason
+from stratafl.base.generators import as_before
+from stratafl.core.flat import Flat
+from stratafl.core.measure.metrics import CHUNK, WHOLE, tally
+from stratafl.core.objective.builtin import has_classes, is_classification
+from stratafl.core.objective.losses import IGNORED, Loss
+from stratafl.core.objective.metric import Metric, directions
+from stratafl.core.objective.objective import Objective, stops_at
+from stratafl.core.objective.outputs import WANTED, kind_of, scores_of, size
+from stratafl.core.work import Augment
+from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
+from stratafl.engine.vocabulary import Vocabulary
 
 
 class Subject(NamedTuple):
@@ -28,12 +35,13 @@ class Subject(NamedTuple):
     def kind(self) -> str:
         return type(self.flat.module).__name__
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """What the model makes of a copy of these, in the mode it is in; nothing else is changed."""
+    def outputs(self, inputs: Inputs) -> Any:
+        """What the model makes of a copy of these, in the mode it is in; nothing else is
+        changed."""
         with as_before(self.x_P.device):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
-    def gradient(self, inputs: Tensor, targets: Tensor) -> None:
+    def gradient(self, inputs: Inputs, targets: Tensor) -> None:
         """Try a step's gradient on copies of these."""
         self.flat.train()
         own = self.flat.given()
@@ -51,8 +59,9 @@ class Subject(NamedTuple):
                 parameter.grad = gradient
 
 
-def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, classes: bool) -> None:
-    """Try the model on two samples, so that a misfit is one line now and not a traceback in round 1."""
+def model_fits(field: str, subject: Subject, inputs: Inputs, targets: Tensor, classes: bool) -> None:
+    """Try the model on two samples, so that a misfit is one line now and not a traceback in round
+    1."""
     subject.flat.eval()
     loss = subject.loss
     vocabulary = Vocabulary()
@@ -62,18 +71,19 @@ def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, cl
             if vocabulary.sizes:
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
-        raise InvalidInput(
-            "model",
-            subject.kind,
-            f"cannot take {field} inputs of shape {tuple(inputs.shape[1:])}: {reason(problem)}",
-        ) from None
+        told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {reason(problem)}"
+        raise complaint("model", subject.kind, told, problem) from problem
     if any(bool(beyond) for beyond in vocabulary.beyond):
-        low, high = (int(each) for each in inputs.aminmax())
+        codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]
+        low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
         told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
     if classes:
-        if not isinstance(outputs, Tensor) or not is_classification(outputs, targets[:2]):
-            shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
+        scores = scores_of(outputs)
+        if scores is None:
+            raise InvalidInput("model output", kind_of(outputs), f"{WANTED}; or give a loss of your own")
+        if not is_classification(scores, targets[:2]):
+            shape = tuple(scores.shape[1:])
             raise InvalidInput(
                 "model output",
                 shape,
@@ -82,39 +92,43 @@ def model_fits(field: str, subject: Subject, inputs: Tensor, targets: Tensor, cl
             )
         labels = targets[targets != IGNORED]
         low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if low < 0 or high >= outputs.shape[1]:
+        if low < 0 or high >= scores.shape[1]:
             raise InvalidInput(
                 "model output",
-                f"{outputs.shape[1]} classes",
+                f"{scores.shape[1]} classes",
                 f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
             )
     try:
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
     except (Exception, SystemExit) as problem:
-        raise InvalidInput("loss", getattr(loss, "__name__", loss), reason(problem)) from None
+        raise complaint("loss", getattr(loss, "__name__", loss), reason(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
 
 
-def _extremes(inputs: Tensor) -> Tensor:
-    """The samples that hold the smallest and the largest value."""
-    values = inputs.flatten(1) if inputs.dim() > 1 else inputs[:, None]
-    return torch.stack([values.amin(dim=1).argmin(), values.amax(dim=1).argmax()])
+def _extremes(inputs: Inputs) -> Tensor:
+    """The samples that hold the smallest and the largest value of each input."""
+    found = []
+    for each in tensors_of(inputs).values():
+        values = each.flatten(1) if each.dim() > 1 else each[:, None]
+        found += [values.amin(dim=1).argmin(), values.amax(dim=1).argmax()]
+    return torch.stack(found)
 
 
-def model_trains(subject: Subject, inputs: Tensor, targets: Tensor, augment: Augment | None, seed: int) -> None:
-    """Try a gradient on a few samples of one client, with and without `augment`: it may fail where an evaluation does
-    not, and there may be none."""
+def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Augment | None, seed: int) -> None:
+    """Try a gradient on a few samples of one client, with and without `augment`: it may fail where
+    an evaluation does not, and there may be none."""
     if len(inputs) == 1:  # whether one is enough is another question
-        inputs, targets = (torch.cat([each, each]) for each in (inputs, targets))
+        inputs, targets = mapped(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
     with guarded("model", kind, "cannot be trained"), torch.enable_grad():
         outputs = subject.outputs(inputs)
         value = loss(outputs, targets.clone())
     if not value.requires_grad:
-        if isinstance(outputs, Tensor) and outputs.requires_grad:
+        scores = scores_of(outputs)
+        if scores is not None and scores.requires_grad:
             name = getattr(loss, "__name__", loss)
             raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
         told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
@@ -124,29 +138,60 @@ def model_trains(subject: Subject, inputs: Tensor, targets: Tensor, augment: Aug
     if augment is not None:
         changed = augmented(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
-        with guarded("augment", name, f"the model fails with its {tuple(changed.shape)} of {changed.dtype}"):
+        kinds = [f"{key} {tuple(each.shape)} of {each.dtype}".strip() for key, each in tensors_of(changed).items()]
+        with guarded("augment", name, f"the model fails with its {', '.join(kinds)}"):
             subject.gradient(changed, targets)
 
 
-def augmented(augment: Augment, inputs: Tensor, seed: int) -> Tensor:
+def objective_fits(
+    subject: Subject, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
+) -> Objective:
+    """What a run is after, with its metrics tried on some of the test data: what goes wrong there
+    would do so after the first round."""
+    names = [metric.name for metric in metrics]
+    if test is None:
+        if names:
+            raise InvalidInput("metrics", names, "there is no test data to measure them on")
+        return Objective(subject.loss, goals=stops_at(stop_at, stop_when, {}))
+    inputs, targets = test
+    subject.flat.eval()
+    with torch.no_grad():
+        outputs = subject.outputs(inputs[:2])
+    found, whole = scores_of(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    if whole and size(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
+        told = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
+        raise InvalidInput(f"metrics.{whole[0]}", whole[0], told)
+    adding = [metric.name for metric in metrics if metric.adds_up]
+    if found is None and adding:
+        raise InvalidInput(f"metrics.{adding[0]}", kind_of(outputs), f"needs scores: a model's output {WANTED}")
+    if metrics:
+        with guarded("metrics", names):
+            tally(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
+    better = directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
+    return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
+
+
+def augmented(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
     """What a transform makes of the first client's first batch, which must be as many inputs."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
         raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
     with guarded("augment", name):
         changed = augment(inputs.clone(), seed, 0, 0)
-    if not isinstance(changed, Tensor):
+    if not isinstance(changed, Inputs):
         raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
-    if changed.shape[:1] != inputs.shape[:1] or changed.device != inputs.device:
-        found = f"of {len(inputs)} on {inputs.device} it makes {tuple(changed.shape)} on {changed.device}"
-        raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
+    for each in tensors_of(changed).values():
+        if each.shape[:1] != (len(inputs),) or each.device != inputs.device:
+            found = f"of {len(inputs)} on {inputs.device} it makes {tuple(each.shape)} on {each.device}"
+            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
     return changed
 
 
 def batches_of_one(
-    subject: Subject, inputs: Tensor, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
+    subject: Subject, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
-    """Refuse batches that leave a client a single sample, where the model cannot train on one: batch norm needs two."""
+    """Refuse batches that leave a client a single sample, where the model cannot train on one:
+    batch norm needs two."""
 
     def alone(batch: int | None) -> list[str]:
         def smallest(size: int) -> int:

@@ -1,11 +1,13 @@
 """Layers of many clients at once, each client with its own weights, in plain torch.
 
-Images are channels-last: a library's convolution and a kernel of our own both like them so. `compute` says in what
-a product's operands are held ("fp32", "tf32", "bf16", "fp16"); weights and their gradients stay as they are given.
-Where the device has kernels of our own, `table` puts them in the place of these.
+Images are channels-last: a library's convolution and a kernel of our own both like them so.
+`compute` says in what a product's operands are held ("fp32", "tf32", "bf16", "fp16"); weights and
+their gradients stay as they are given. Where the device has kernels of our own, `table` puts them
+in the place of these.
 
-Shape suffixes: C clients, B batch, H W height and width, I O channels or features in and out, h w of a filter,
-K channels or classes, T length of a sequence, V vocabulary, E embedding, G gates, M everything between C and the last.
+Shape suffixes: C clients, B batch, H W height and width, I O channels or features in and out, h w
+of a filter, K channels or classes, T length of a sequence, V vocabulary, E embedding, G gates, M
+everything between C and the last.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stratafl.core.leaf import PLAIN as PLAIN_SGD
+from stratafl.core.optimise.optimiser import SGD, Optimiser
+from stratafl.core.rule import Rows
+from stratafl.core.shared_rows import DriftKernel
+
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPUTES: tuple[Compute, ...] = get_args(Compute)
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,7 +35,8 @@ HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Pair = tuple[int, int]
 Size = int | Pair
 MOST_POOLED = 16
-"""Places in the windows of a kernel of our own, which has each written out: of many, compiling would take minutes."""
+"""Places in the windows of a kernel of our own, which has each written out: of many, compiling
+would take minutes."""
 
 
 def held(x: Tensor, compute: Compute) -> Tensor:
@@ -37,17 +45,25 @@ def held(x: Tensor, compute: Compute) -> Tensor:
 
 
 class Sink(NamedTuple):
-    """Where a layer's backward pass writes its parameters' gradients, plus their corrections if there are any;
-    autograd then gets none for them."""
+    """Where a layer's backward pass writes its parameters' gradients: views of a (C, P) matrix.
+    Autograd then gets none for these parameters.
+
+    With views of a correction matrix of the same strides, gradient + correction is written. To a
+    list, if the layers of this device collect them, each client's sums of squares of what was
+    written are appended as (C, parts): `update` clips by them without another pass. A kernel's
+    filters, (C, CO, CI, KH, KW), must lie channels-last.
+    """
 
     w: Tensor
-    b: Tensor | None
+    b: Tensor | None = None
     correction_w: Tensor | None = None
     correction_b: Tensor | None = None
+    squares: list[Tensor] | None = None
 
 
 class _Linear(torch.autograd.Function):
-    """Written out so that the weights' gradients, the bulk of what a step writes, are written once."""
+    """Written out so that the weights' gradients, the bulk of what a step writes, are written
+    once."""
 
     @staticmethod
     def forward(ctx: Any, x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, plan: Any) -> Tensor:
@@ -68,7 +84,8 @@ class _Linear(torch.autograd.Function):
         if y_CBO is not None:
             dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
         dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
-        # not into the rows at once: rows of many layers lie apart, and the library is slower at that than this copy
+        # not into the rows at once: rows of many layers lie apart, and the library is slower at
+        # that than this copy
         settle(torch.bmm(dy_CBO.mT, x_CBI), sink.w, sink.correction_w, scale)
         if sink.b is not None:
             settle(dy_CBO.sum(dim=1, dtype=sink.b.dtype), sink.b, sink.correction_b, scale)
@@ -94,7 +111,8 @@ def linear(
     sink: Sink | None = None,
     grad_scale: float = 1.0,
 ) -> Tensor:
-    """Gradients of what comes out arrive times `grad_scale`; those of the parameters are divided by it on the way."""
+    """Gradients of what comes out arrive times `grad_scale`; those of the parameters are divided by
+    it on the way."""
     x_CBI, w = held(x_CBI, compute), held(w_COI, compute)
     b = None if b_CO is None else held(b_CO, compute)
     if sink is not None:
@@ -123,7 +141,8 @@ def conv2d(
     b = None if b_CO is None else held(b_CO, compute)
     clients, batch = x.shape[:2]
     if x.device.type == "cpu":
-        # a filter set per client leaves a CPU nothing to share, and one call a client needs no transposed copies
+        # a filter set per client leaves a CPU nothing to share, and one call a client needs no
+        # transposed copies
         biases = [None] * clients if b is None else list(b.unbind())
         each = zip(x.unbind(), w.unbind(), biases, strict=True)
         return torch.stack([_last(F.conv2d(_first(x), w, b, stride, padding, dilation, groups)) for x, w, b in each])
@@ -175,8 +194,8 @@ def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | 
 
 
 def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Tensor:
-    """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is no number where the
-    host must not wait for the device to find out."""
+    """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is
+    no number where the host must not wait for the device to find out."""
     clients, vocabulary, _ = w_CVE.shape
     codes_CBT = codes_CBT.long()
     beyond_CBT = (codes_CBT < 0) | (codes_CBT >= vocabulary)
@@ -190,7 +209,8 @@ def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Te
 
 
 def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Compute = "fp32") -> Tensor:
-    """An LSTM's outputs at each place; its layers are (input weights, state weights, input bias, state bias)."""
+    """An LSTM's outputs at each place; its layers are (input weights, state weights, input bias,
+    state bias)."""
     x_CBTI = x_CBTE
     for w_CGI, w_CGO, b_CG, c_CG in layers:
         gates_CBTG = linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute)
@@ -208,7 +228,8 @@ def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Tensor:
-    """Each client's mean over its own samples; labels may have further axes, then so have the logits after K."""
+    """Each client's mean over its own samples; labels may have further axes, then so have the
+    logits after K."""
     logits = logits_CBK.flatten(0, 1)
     wide = torch.float32 if logits.dtype in HALF.values() else logits.dtype
     loss = F.cross_entropy(logits.to(wide), labels_CB.flatten(0, 1).long(), reduction="none")
@@ -222,32 +243,50 @@ def update(
     lr: float | Tensor,
     clip: float | None = None,
     decay: float = 0.0,
-    momentum: float = 0.0,
-    velocity_CP: Tensor | None = None,
+    optimiser: Optimiser = PLAIN_SGD,
+    state: Rows | None = None,
+    path_CP: Tensor | None = None,
     squares: Sequence[Tensor] = (),
     clipped: Tensor | None = None,
 ) -> None:
-    """The usual chain of a leaf after its corrections, clip -> decay -> momentum -> step, in place, which uses up
-    `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are known; to `clipped` is added
-    how many of them the clip shortened."""
+    """The usual chain of a leaf after its corrections, clip -> decay -> optimiser, in place, which
+    uses up `g_CP`. `squares` are parts (C, n) of the sums of squares of its rows, if they are
+    known; to `clipped` is added how many of them the clip shortened."""
     if clip is not None:
         known = torch.cat(list(squares), dim=1).sum(dim=1, keepdim=True).sqrt() if squares else None
         length_C1 = torch.linalg.vector_norm(g_CP, dim=1, keepdim=True) if known is None else known
         shrink_C1 = clip / length_C1.clamp(min=clip)
         if clipped is not None:
             clipped += (shrink_C1 < 1).sum()
-        if not decay and velocity_CP is None and not isinstance(lr, Tensor):
+        if not decay and optimiser == PLAIN_SGD and path_CP is None and not isinstance(lr, Tensor):
             x_CP.addcmul_(g_CP, shrink_C1, value=-lr)
             return
         g_CP *= shrink_C1
     if decay:
         g_CP.add_(x_CP, alpha=decay)
-    if velocity_CP is not None:
-        g_CP = velocity_CP.mul_(momentum).add_(g_CP)
-    move(x_CP, g_CP, lr)
+    advance(x_CP, g_CP, lr, optimiser, state or {}, path_CP)
 
 
-def move(x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor) -> None:
+def advance(
+    x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor, optimiser: Optimiser, state: Rows, path_CP: Tensor | None
+) -> None:
+    """Have an optimiser move rows, in place, as its states and the paths."""
+    if path_CP is not None:
+        _move(path_CP, direction_CP, lr)
+    if type(optimiser) is SGD:
+        if optimiser.momentum:
+            velocity_CP = state["velocity"].mul_(optimiser.momentum).add_(direction_CP)
+            ahead = optimiser.nesterov
+            direction_CP = direction_CP.add(velocity_CP, alpha=optimiser.momentum) if ahead else velocity_CP
+        _move(x_CP, direction_CP, lr)
+        return
+    new, change_CP = optimiser.step(state, direction_CP, x_CP, lr)
+    for name, rows in new.items():
+        state[name].copy_(rows)
+    x_CP.sub_(change_CP)
+
+
+def _move(x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor) -> None:
     """Step against the direction, in place."""
     if isinstance(lr, Tensor):
         x_CP.addcmul_(direction_CP, -lr)
@@ -296,21 +335,26 @@ class Table(NamedTuple):
 
     functions: Mapping[str, Callable[..., Tensor]]
     sinking: frozenset[str]
-    """Those that write their parameters' gradients to where they are wanted (`sink`), divided by `grad_scale`."""
-    sink: Callable[..., Any]
-    """(w, b, correction_w, correction_b[, list]) -> where; to the list, if it takes one, go sums of squares."""
+    """Those that write their parameters' gradients to where they are wanted (`sink`), divided by
+    `grad_scale`."""
     squares: bool
-    """Whether it takes one."""
+    """Whether these collect sums of squares of what they write."""
     update: Callable[..., None]
     reorder: Callable[[Tensor, Tensor], None] | None = None
-    """Where convolutions want their filters channels-last: copies them from one order to the other."""
+    """Where convolutions want their filters channels-last: copies them from one order to the
+    other."""
+    fetch: Callable[..., Tensor] | None = None
+    """Where flips and crops have a kernel that also gathers the samples and lays them out."""
+    drift: DriftKernel | None = None
+    """Where what rules compute at a meeting has one."""
 
 
-PLAIN = Table(TORCH, frozenset({"linear"}), Sink, False, update)
+PLAIN = Table(TORCH, frozenset({"linear"}), False, update)
 
 
 def table(device: torch.device, dtype: torch.dtype) -> Table:
-    """The layers as this device computes them fastest; kernels of our own take float32 rows on CUDA only."""
+    """What this device computes with, fastest: the one place where kernels of our own are chosen,
+    which take float32 rows on CUDA only."""
     return _with_kernels() if device.type == "cuda" and dtype == torch.float32 else PLAIN
 
 
@@ -318,8 +362,9 @@ def table(device: torch.device, dtype: torch.dtype) -> Table:
 def _with_kernels() -> Table:
     kernels = importlib.import_module("stratafl.engine.kernels")
     if not kernels.available():
-        warnings.warn("no Triton for this GPU: the stacked engine uses torch's own operations", stacklevel=2)
+        warnings.warn("no Triton for this GPU: torch's own operations are used", stacklevel=2)
         return PLAIN
     ours = {name: getattr(kernels, name) for name in TORCH if name in kernels.__all__}
     sinking = frozenset(name for name, function in ours.items() if "sink" in inspect.signature(function).parameters)
-    return Table({**TORCH, **ours}, sinking, kernels.Sink, True, kernels.update, kernels.reorder)
+    own = kernels.update, kernels.reorder, kernels.fetch, kernels.drift
+    return Table({**TORCH, **ours}, sinking, True, *own)

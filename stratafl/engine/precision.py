@@ -11,8 +11,8 @@ from stratafl.engine.ops import HALF, Compute
 
 
 def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts: bool) -> Compute:
-    """What products are really computed in: only an engine that casts their operands has 16 bits, and only a GPU rounds
-    float32 products to tf32."""
+    """What products are really computed in: only an engine that casts their operands has 16 bits,
+    and only a GPU rounds float32 products to tf32."""
     if precision in HALF:
         return precision if casts else "fp32"
     return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
@@ -20,7 +20,8 @@ def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts
 
 @contextmanager
 def computing(compute: Compute, device: torch.device) -> Iterator[None]:
-    """Let the GPU's float32 products be tf32 or keep them exact, and leave the setting as it was."""
+    """Let the GPU's float32 products be tf32 or keep them exact, and leave the setting as it
+    was."""
     if device.type != "cuda":
         yield
         return

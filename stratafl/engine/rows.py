@@ -11,15 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.engine.layout import Layout
-from stratafl.engine.ops import Table, move
-from stratafl.engine.spread import Spread
-from stratafl.engine.work import Anchor, Pull, Work, behind_clip
-from stratafl.local import Leaf, Stage, clip, corrections, decay
-from stratafl.rule import Edge, Proximal
+from stratafl.core.leaf import Leaf, Stage, Usual, through
+from stratafl.core.optimise.optimiser import KNOWN, Optimiser
+from stratafl.core.rule import Edge, Proximal
+from stratafl.core.rule import Rows as States
+from stratafl.core.shared_rows import Spread
+from stratafl.core.work import Anchor, Pull, Work, behind_clip
+from stratafl.engine.ops import Table, advance
+from stratafl.engine.trace.layout import Layout
 
 ALIGNED = 16
-"""Values: rows that begin at multiples of this are read and written in the widest words a GPU has."""
+"""Values: rows that begin at multiples of this are read and written in the widest words a GPU
+has."""
 
 
 def room(clients: int, values: int, like: Tensor) -> Tensor:
@@ -43,14 +46,20 @@ class Rows(NamedTuple):
 
     x_CP: Tensor
     b_CZ: Tensor
-    velocity_CP: Tensor | None
+    optimiser: Optimiser
+    state: States
+    """Of the optimiser, one row per client."""
+    path_CP: Tensor | None
+    """Where plain SGD would have come, where that is wanted."""
     correction_CP: Tensor | None
-    """The sum of all on a client's path to the root, and of what proximal pulls add in every step alike."""
+    """The sum of all on a client's path to the root, and of what proximal pulls add in every step
+    alike."""
     pulls: tuple[Pulled, ...]
     stages: tuple[Stage, ...]
     """The leaf's chain, with what pulls add behind its clip."""
     strength: float = 0.0
-    """The sum of all proximal pulls' mu: mu (x - model) is -mu model, alike in every step, and mu x, which is not."""
+    """The sum of all proximal pulls' mu: mu (x - model) is -mu model, alike in every step, and mu
+    x, which is not."""
     sum_CP: Tensor | None = None
     """Room for the correction and strength * x together."""
 
@@ -67,7 +76,9 @@ class Rows(NamedTuple):
         return Rows(
             new(work.x),
             new(work.b),
-            new(work.x) if leaf.momentum else None,
+            leaf.optimiser,
+            _state(leaf.optimiser, work, clients),
+            new(work.x) if work.has_path else None,
             new(work.x) if work.corrections or anchors else None,
             () if anchors else tuple(Pulled(pull.local, pull.edge(new)) for pull in pulls),
             stages,
@@ -76,11 +87,17 @@ class Rows(NamedTuple):
         )
 
     def load(self, work: Work, leaves: Sequence[int], layout: Layout) -> None:
-        """Take over what these leaves start from; rows of parameters lie as this says from then on."""
+        """Take over what these leaves start from; rows of parameters lie as this says from then
+        on."""
         layout.into(self.x_CP, work.x, leaves)
         work.b.into(self.b_CZ, leaves)
-        if self.velocity_CP is not None:
-            self.velocity_CP.zero_()
+        for name, kept in work.optimiser.items():
+            layout.into(self.state[name], kept, leaves)
+        if not work.optimiser:
+            for name, begun in self.optimiser.init(self.x_CP).items():
+                self.state[name].copy_(begun)
+        if self.path_CP is not None:
+            self.path_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
             (factor, first), *others = terms + [(-strength, model) for strength, model in _anchors(work.pulls)]
@@ -93,6 +110,24 @@ class Rows(NamedTuple):
             given = pull.edge(lambda rows: layout.some(rows, leaves))
             for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
                 part.copy_(theirs)
+
+    def among(self, clients: int) -> Rows:
+        """The first so many clients' alone, in the same memory."""
+        if clients == len(self.x_CP):
+            return self
+
+        def cut(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows[:clients]
+
+        return self._replace(
+            x_CP=self.x_CP[:clients],
+            b_CZ=self.b_CZ[:clients],
+            state={name: rows[:clients] for name, rows in self.state.items()},
+            path_CP=cut(self.path_CP),
+            correction_CP=cut(self.correction_CP),
+            pulls=tuple(Pulled(local, edge.among(clients)) for local, edge in self.pulls),
+            sum_CP=cut(self.sum_CP),
+        )
 
     def added(self, x_CP: Tensor) -> Tensor | None:
         """What corrections and proximal pulls add to the gradients at these models."""
@@ -110,29 +145,23 @@ class Rows(NamedTuple):
         return direction_CP
 
 
+def _state(optimiser: Optimiser, work: Work, clients: int) -> States:
+    """Room for so many clients' states."""
+    like = optimiser.init(work.x.rows_MP[:1])
+    return {name: room(clients, rows.shape[1], rows) for name, rows in like.items()}
+
+
 def _anchors(pulls: Sequence[Pull]) -> list[tuple[float, Spread]]:
-    """Strengths and models of the pulls, where all of them are proximal and may be added up in any order."""
+    """Strengths and models of the pulls, where all of them are proximal and may be added up in any
+    order."""
     found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
     return found if len(found) == len(pulls) else []
 
 
-class Chain(NamedTuple):
-    """The usual chain, corrections -> clip -> decay, which has kernels that do all of it."""
-
-    clip: float | None
-    decay: float
-
-    @staticmethod
-    def of(rows: Rows) -> Chain | None:
-        """None where the chain is another, or rules have directions of their own."""
-        rest: list[Stage] = list(rows.stages)
-        if rows.pulls or not rest or rest.pop(0) is not corrections:
-            return None
-        norm = rest.pop(0) if rest and isinstance(rest[0], clip) else None
-        rates = [stage.rate for stage in rest if isinstance(stage, decay)]
-        if len(rates) < len(rest):
-            return None
-        return Chain(norm.norm if isinstance(norm, clip) else None, sum(rates, 0.0))
+def usual(rows: Rows) -> Usual | None:
+    """The usual chain, which has kernels that do all of it; None where it is another, rules have
+    directions of their own, or the optimiser is a user's."""
+    return None if rows.pulls or type(rows.optimiser) not in KNOWN.values() else Usual.of(rows.stages)
 
 
 class Wanted(NamedTuple):
@@ -150,31 +179,16 @@ class Gradients(NamedTuple):
     g_CP: Tensor
     """With the corrections that were wanted."""
     squares: tuple[Tensor, ...] = ()
-    """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not known."""
+    """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not
+    known."""
 
 
-def step(
-    rows: Rows,
-    gradients: Callable[[Wanted], Gradients],
-    leaf: Leaf,
-    lr: float | Tensor,
-    ops: Table,
-    clipped: Tensor,
-) -> None:
+def step(rows: Rows, gradients: Callable[[Wanted], Gradients], lr: float | Tensor, ops: Table, clipped: Tensor) -> None:
     """One step of all rows, in place; to `clipped` is added how many of them a clip shortened."""
-    chain = Chain.of(rows)
+    chain, end = usual(rows), (rows.optimiser, rows.state, rows.path_CP)
     if chain is not None:
         g_CP, squares = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
-        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, leaf.momentum, rows.velocity_CP, squares, clipped)
+        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
         return
-    direction_CP = gradients(ALONE).g_CP
-    for stage in rows.stages:
-        if isinstance(stage, clip):
-            factor_C1 = stage.factor(direction_CP)
-            clipped += (factor_C1 < 1).sum()
-            direction_CP = direction_CP * factor_C1
-        else:
-            direction_CP = stage(direction_CP, rows.x_CP, rows.correct)
-    if rows.velocity_CP is not None:
-        direction_CP = rows.velocity_CP.mul_(leaf.momentum).add_(direction_CP)
-    move(rows.x_CP, direction_CP, lr)
+    direction_CP = through(rows.stages, gradients(ALONE).g_CP, rows.x_CP, rows.correct, clipped)
+    advance(rows.x_CP, direction_CP, lr, *end)

@@ -1,10 +1,11 @@
-"""The fast engine: all clients at once, as rows of one matrix. It gives the loop engine's result, up to rounding.
+"""The fast engine: all clients at once, as rows of one matrix. It gives the loop engine's result,
+up to rounding.
 
-Clients are taken in chunks that fit the memory at hand. On a GPU one step of a chunk is captured as a CUDA graph and
-replayed, so that the host has nothing to do between steps.
+Clients are taken in chunks that fit the memory at hand. On a GPU one step of a chunk is captured as
+a CUDA graph and replayed, so that the host has nothing to do between steps.
 
-Shape suffixes: N leaves, A leaves that take part, C clients of a chunk, P parameters, Z buffer values, H steps,
-B places in a batch.
+Shape suffixes: N leaves, A leaves that take part, C clients of a chunk, P parameters, Z buffer
+values, H steps, B places in a batch.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.data.batches import stacked_batches
-from stratafl.data.transforms import flip_and_crop
-from stratafl.engine import kernels
+from stratafl.base.transfer import placed
+from stratafl.core.leaf import PLAIN
+from stratafl.core.shared_rows import Spread
+from stratafl.core.work import Trained, Training, Work
+from stratafl.data.augment import flip_and_crop
+from stratafl.data.inputs import Inputs, sample_bytes
+from stratafl.data.sampling import stacked_batches
+from stratafl.data.supply import BatchKey, Held, Supply
 from stratafl.engine.augmenting import one_by_one, takes_stacks
-from stratafl.engine.differentiate import Batch, Differentiate, Way, choose, ordered
-from stratafl.engine.graph import Captured, Fixed, Samples
+from stratafl.engine.cuda_graph import Captured, Fixed, Samples
+from stratafl.engine.gradients import Batch, Differentiate, GradientMethod, choose, ordered
 from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
 from stratafl.engine.precision import computing, honoured
-from stratafl.engine.rows import ALONE, Chain, Gradients, Rows, Wanted, step
-from stratafl.engine.spread import Spread
-from stratafl.engine.work import Training, Work
-from stratafl.placing import placed
+from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step, usual
 
 KEPT = 2
 """Captured steps kept: enough for two sizes of chunk."""
@@ -51,15 +54,19 @@ class Chunk(NamedTuple):
     first: int
     """Where they stand among all that take part."""
     leaves: list[int]
+    steps_C: np.ndarray
+    """Of each: where they are unequal, the first has the most."""
     samples: Samples
     length_CH: np.ndarray
     """How long their batches are, on the host."""
     longest_H: np.ndarray
-    """The longest of all clients' in each step: what a step is padded to must not depend on who is in the chunk."""
+    """The longest of all clients' in each step: what a step is padded to must not depend on who is
+    in the chunk."""
 
 
 class StackedEngine:
-    """`how` says which way the model allows: "stacked", or "vmap: why" or "loop: why" where it has no stacked form."""
+    """`how` says which way the model allows: "stacked", or "vmap: why" or "loop: why" where it has
+    no stacked form."""
 
     def __init__(
         self,
@@ -68,37 +75,43 @@ class StackedEngine:
         chunk: int | None = None,
         precision: Compute = "fp32",
         capture: bool = True,
-        ways: Sequence[Way] = ("stacked", "vmap"),
+        ways: Sequence[GradientMethod] = ("stacked", "vmap"),
     ):
-        """chunk: clients at once, as many as fit unless given; precision: what products are computed in;
-        capture: whether a GPU's steps become a CUDA graph; ways: to get gradients, the first that the model allows."""
+        """chunk: clients at once, as many as fit unless given; precision: what products are
+        computed in;
+        capture: whether a GPU's steps become a CUDA graph; ways: to get gradients, the first that
+        the model allows."""
         self.training, self.leaf = training, training.leaf
-        flat, inputs, augment = training.flat, training.inputs, training.augment
-        self._device = inputs.device
-        self._capture = capture and inputs.device.type == "cuda"
+        flat, supply, augment = training.flat, training.supply, training.augment
+        device = self._device = supply.device
+        self._capture = capture and device.type == "cuda" and supply.resident
         self._sizes = [len(part) for part in training.partition]
         longest = max(self._sizes)
         self._places = longest if training.batch is None else min(longest, training.batch)
-        self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=inputs.device)
-        self._samples = torch.cat(list(training.partition)).to(inputs.device)
-        self._ops = table(inputs.device, flat.dtype)
-        self._clipped = torch.zeros((), dtype=torch.int64, device=inputs.device)
+        self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
+        self._samples = torch.cat(list(training.partition)).to(device)
+        self._ops = table(device, flat.dtype)
+        self._clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._captured: dict[object, Captured] = {}
         self._ahead: tuple[object, Drawn] | None = None
         self._last_active: list[int] = []
         self._loop = LoopEngine(training, precision=precision)
 
         few = self._samples[:FEW]
-        sample = inputs[few] if augment is None else augment(inputs[few], training.seed, 0, 0)
-        self._augments = augment is not None and takes_stacks(augment, inputs[few], training.seed)
+        inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
+        self._sample_bytes = sample_bytes(inputs)
+        sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
+        self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
-        images = inputs.dim() == 4 and inputs.dtype == flat.dtype == torch.float32 and inputs.is_contiguous()
-        self._fetches = augment is flip_and_crop and images and inputs.device.type == "cuda" and kernels.available()
-        with computing("fp32", inputs.device):
+        self._images = _images(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+        with computing("fp32", device):
             # to the library a label below zero means "ignore"
-            targets = training.targets
+            targets = supply.targets_N
             labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
-            found, self.how = choose(flat, training.loss, sample, targets[few], precision, labels, ways)
+            found, self.how = choose(flat, training.loss, sample, few_targets, precision, labels, ways)
+        reads = augment is not None or not supply.resident
+        if found is not None and training.leaf.epochs is not None and reads:
+            found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: Differentiate | None = found
         self._ordered = None if found is None else ordered(found, flat)
         self.precision = honoured(precision, self._device, flat.dtype, casts=self.name == "stacked")
@@ -113,41 +126,64 @@ class StackedEngine:
     def clipped(self) -> int:
         return self._loop.clipped if self._differentiate is None else int(self._clipped)
 
-    def train(self, work: Work) -> tuple[Tensor, Tensor]:
+    def train(self, work: Work) -> Trained:
         if self._differentiate is None:
             self._loop.leaf = self.leaf
             return self._loop.train(work)
-        x_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
+        # the busiest first, so that those who are done earlier stand behind the others
+        order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.active, 1), kind="stable")
+        if order_A is not None:
+            work = work._replace(active=[work.active[place] for place in order_A])
+        done = _room(work)
         lr = self.leaf.lr(work.round)
         self.training.flat.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
-                self._way(rows).layout.restore(rows.x_CP, x_AP[chunk.first : chunk.first + len(chunk.leaves)])
+                self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
+        if work.has_path and self.leaf.epochs is not None:
+            each_A = self._steps(work.active, 1)
+            done.path_AP.div_(placed(each_A, self._device, done.path_AP.dtype)[:, None])
         self._look_ahead(work)
-        return x_AP, work.b.some(work.active).clone()
+        return done if order_A is None else _in_order(done, np.argsort(order_A))
+
+    def _steps(self, clients: Sequence[int], count: int) -> np.ndarray:
+        """Of each of these clients, its own steps of so many that a schedule counts."""
+        if self.leaf.epochs is None:
+            return np.full(len(clients), count)
+        return np.array([self.training.steps(self.leaf, client, count) for client in clients])
+
+    def _restore(self, rows: Rows, done: Trained, mine: slice) -> None:
+        """Copy a chunk's rows to where all clients' are, in the module's order."""
+        layout = self._way(rows).layout
+        layout.restore(rows.x_CP, done.x_AP[mine])
+        if rows.path_CP is not None:
+            layout.restore(rows.path_CP, done.path_AP[mine])
+        for name, out_AP in done.optimiser.items():
+            layout.restore(rows.state[name], out_AP[mine])
 
     def gradients(self, work: Work) -> Tensor:
         if self._differentiate is None:
             return self._loop.gradients(work)
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
+        work = work._replace(optimiser={}, has_path=False)
         self.training.flat.train()
         with computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
-                rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, momentum=0.0))
+                rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
                 rows.load(work, chunk.leaves, self._way(rows).layout)
                 g_CP = self._gradients(rows, chunk, 0, work.step).g_CP
                 self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
         return g_AP
 
     def _way(self, rows: Rows) -> Differentiate:
-        """How these rows' gradients are computed. A rule's own direction and a user's stages may treat one parameter
-        unlike another, so that they see rows in the module's order."""
-        way = self._ordered if Chain.of(rows) is None else self._differentiate
+        """How these rows' gradients are computed. A rule's own direction and a user's stages may
+        treat one parameter unlike another, so that they see rows in the module's order."""
+        way = self._ordered if usual(rows) is None else self._differentiate
         assert way is not None
         return way
 
-    # -- one chunk ----------------------------------------------------------------------------------------------------
+    # -- one chunk ---------------------------------------------------------------------------------
 
     def _chunks(self, work: Work, steps: int) -> Iterator[Chunk]:
         """The active leaves in chunks, each with its samples and the lengths of its batches."""
@@ -160,8 +196,10 @@ class StackedEngine:
         size = -(-len(active) // count)
         for first in range(0, len(active), size):
             mine = slice(first, first + size)
-            samples = Samples(*(each[mine] for each in drawn.samples))
-            yield Chunk(first, active[mine], samples, drawn.length_AH[mine], drawn.length_AH.max(axis=0))
+            steps_C = self._steps(active[mine], steps)
+            client_C, index_CHB, mask_CHB = (each[mine] for each in drawn.samples)
+            samples = Samples(client_C, index_CHB[:, : steps_C[0]], mask_CHB[:, : steps_C[0]])
+            yield Chunk(first, active[mine], steps_C, samples, drawn.length_AH[mine], drawn.length_AH.max(axis=0))
 
     def _drawn(self, active: list[int], step: int, steps: int) -> Drawn:
         """The samples of all that take part."""
@@ -170,15 +208,17 @@ class StackedEngine:
             return self._ahead[1]
         given, sizes = self.training, [self._sizes[leaf] for leaf in active]
         numbers = [given.first + leaf for leaf in active]
+        first, most = self._steps(active, step), int(self._steps(active, steps).max(initial=0))
         stack = stacked_batches(
-            given.seed, numbers, sizes, step, steps, given.batch, given.sampling, self._device, self._places
+            given.seed, numbers, sizes, first, most, given.batch, given.sampling, self._device, self._places
         )
         start_A = self._start_N[placed(active, self._device)]
         index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
         return Drawn(Samples(placed(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
 
     def _look_ahead(self, work: Work) -> None:
-        """Draw the next samples while a GPU is busy with these, if the same clients may be expected again."""
+        """Draw the next samples while a GPU is busy with these, if the same clients may be expected
+        again."""
         if self._device.type == "cuda" and work.active == self._last_active:
             following = work.step + work.steps
             drawn = self._drawn(work.active, following, work.steps)
@@ -193,18 +233,19 @@ class StackedEngine:
         if captured:
             captured.run(chunk.samples, work.step, lr)
             return rows
-        for number in range(work.steps):
+        for number in range(int(chunk.steps_C[0])):
+            busy = rows.among(int((chunk.steps_C > number).sum()))
 
             def gradients(wanted: Wanted) -> Gradients:
-                return self._gradients(rows, chunk, number, work.step + number, wanted)
+                return self._gradients(busy, chunk, number, work.step + number, wanted)
 
-            step(rows, gradients, self.leaf, lr, self._ops, self._clipped)
+            step(busy, gradients, lr, self._ops, self._clipped)
         return rows
 
     def _gradients(self, rows: Rows, chunk: Chunk, number: int, step: int, wanted: Wanted = ALONE) -> Gradients:
-        longest = int(chunk.longest_H[number])
-        index_CB, mask_CB = (each[:, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
-        client_C, length_C = chunk.samples.client_C, chunk.length_CH[:, number]
+        longest, some = int(chunk.longest_H[number]), slice(len(rows.x_CP))
+        index_CB, mask_CB = (each[some, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
+        client_C, length_C = chunk.samples.client_C[some], chunk.length_CH[some, number]
         return self._differentiated(rows, client_C, index_CB, mask_CB, length_C, step, wanted)
 
     def _differentiated(
@@ -217,21 +258,23 @@ class StackedEngine:
         step: int | Tensor,
         wanted: Wanted,
     ) -> Gradients:
-        inputs_CB = self._inputs(client_C, index_CB, length_C, step)
-        batch = Batch(inputs_CB, self.training.targets[index_CB], mask_CB, length_C)
-        return self._way(rows)(rows.x_CP, rows.b_CZ, batch, wanted)
+        inputs_CB, targets_CB = self._samples_of(client_C, index_CB, length_C, step)
+        return self._way(rows)(rows.x_CP, rows.b_CZ, Batch(inputs_CB, targets_CB, mask_CB, length_C), wanted)
 
-    def _inputs(self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor) -> Tensor:
+    def _samples_of(
+        self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor
+    ) -> tuple[Inputs, Tensor]:
         """The samples as the clients train on them."""
         given = self.training
-        if self._fetches:
-            return kernels.fetch(given.inputs, index_CB, given.seed, client_C, step, self.precision)
-        inputs_CB = given.inputs[index_CB]
+        if self._images is not None and self._ops.fetch is not None:
+            images_CB = self._ops.fetch(self._images, index_CB, given.seed, client_C, step, self.precision)
+            return images_CB, given.supply.targets_N[index_CB]
+        inputs_CB, targets_CB = given.supply.stack(index_CB, length_C, given.seed, client_C, step)
         if given.augment is None:
-            return inputs_CB
+            return inputs_CB, targets_CB
         if self._augments:
-            return given.augment(inputs_CB, given.seed, client_C, step)
-        return one_by_one(given.augment, inputs_CB, given.seed, client_C, step, length_C)
+            return given.augment(inputs_CB, given.seed, client_C, step), targets_CB
+        return one_by_one(given.augment, inputs_CB, given.seed, client_C, step, length_C), targets_CB
 
     def _fitting(self) -> int:
         """As many clients as the memory holds."""
@@ -254,10 +297,10 @@ class StackedEngine:
                 def gradients(wanted: Wanted) -> Gradients:
                     return self._gradients(rows, chunk, 0, 0, wanted)
 
-                step(rows, gradients, self.leaf, 0.0, self._ops, uncounted)
+                step(rows, gradients, 0.0, self._ops, uncounted)
 
         self.chunk = clients
-        batch_bytes = self._places * self.training.inputs[0].nbytes
+        batch_bytes = self._places * self._sample_bytes
         with computing(self.precision, x_P.device):
             return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, attempt)
 
@@ -268,17 +311,20 @@ class StackedEngine:
             return None
         if self._differentiate.even and (chunk.length_CH != self._places).any():
             return None
+        if chunk.steps_C[-1] < chunk.steps_C[0]:
+            return None
         pulls = tuple((pull.local, pull.correction is None) for pull in work.pulls)
         key = (
             len(chunk.leaves),
             bool(work.corrections),
             pulls,
             self.leaf.stages,
-            self.leaf.momentum,
+            self.leaf.optimiser,
+            work.has_path,
             chunk.samples.mask_CHB.shape[2],
         )
         known = self._captured.pop(key, None)
-        if known is None or known.steps < work.steps:
+        if known is None or known.steps < chunk.steps_C[0]:
             known = None  # gives its memory back first
             known = self._new_captured(work, chunk)
             if known is None:
@@ -299,7 +345,7 @@ class StackedEngine:
             def gradients(wanted: Wanted) -> Gradients:
                 return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
 
-            step(fixed.rows, gradients, self.leaf, fixed.lr, self._ops, self._clipped)
+            step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
@@ -314,3 +360,31 @@ class StackedEngine:
         finally:
             # trying it out does not count
             self._clipped.copy_(before)
+
+
+def _room(work: Work) -> Trained:
+    """For what becomes of the clients that take part; their buffers stay as they are."""
+    like, clients = work.x.rows_MP, len(work.active)
+    width = like.shape[1]
+    return Trained(
+        like.new_empty(clients, width),
+        work.b.some(work.active).clone(),
+        like.new_empty(clients, width if work.has_path else 0),
+        {name: each.rows_MP.new_empty(clients, each.rows_MP.shape[1]) for name, each in work.optimiser.items()},
+    )
+
+
+def _in_order(done: Trained, place_A: np.ndarray) -> Trained:
+    """The same clients in another order."""
+    on_device_A = placed(place_A, done.x_AP.device)
+    x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in done[:3])
+    kept = {name: each.index_select(0, on_device_A) for name, each in done.optimiser.items()}
+    return Trained(x_AP, b_AB, path_AP, kept)
+
+
+def _images(supply: Supply, dtype: torch.dtype) -> Tensor | None:
+    """The samples as the kernels take images, if that is what they are."""
+    images = supply.inputs_N if isinstance(supply, Held) else None
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
+        return None
+    return images if images.is_contiguous() and images.is_cuda else None

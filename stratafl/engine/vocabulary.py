@@ -1,8 +1,8 @@
 """Lookups in embeddings, watched: a code beyond the vocabulary must not go unnoticed.
 
-The tables of many clients lie one behind the other in memory, so that a code too large, or below zero, would be looked
-up in another client's. The library's own batched lookup does that without a word; on a GPU, of one client, it ends
-the process.
+The tables of many clients lie one behind the other in memory, so that a code too large, or below
+zero, would be looked up in another client's. The library's own batched lookup does that without a
+word; on a GPU, of one client, it ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_g
 
 
 class Vocabulary(TorchFunctionMode):
-    """While it is on, notes of every lookup whether a code lay beyond its table, and takes the first entry for it."""
+    """While it is on, notes of every lookup whether a code lay beyond its table, and takes the
+    first entry for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +42,7 @@ class Vocabulary(TorchFunctionMode):
 
     @staticmethod
     def check(beyond: Sequence[Tensor]) -> None:
-        """Complain, as the library does of one client's lookup, if any code was beyond its table."""
+        """Complain, as the library does of one client's lookup, if any code was beyond its
+        table."""
         if beyond and bool(torch.stack([each.any() for each in beyond]).any()):
             raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stratafl.config import Config
+from stratafl.config.schema import Config
 
 TARGET = 0.9
 METHODS = {

@@ -1,8 +1,8 @@
 """Which rank trains which leaves.
 
-Every rank gets leaves that are neighbours in the tree, and about the same work. Where a cut between two ranks goes
-through a group, that group's meetings reach across ranks; so among all ways that are nearly as even as can be, the one
-whose cuts cost the fewest such meetings is taken.
+Every rank gets leaves that are neighbours in the tree, and about the same work. Where a cut between
+two ranks goes through a group, that group's meetings reach across ranks; so among all ways that are
+nearly as even as can be, the one whose cuts cost the fewest such meetings is taken.
 
 Shape suffixes: N leaves.
 """
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stratafl.data.batches import Sampling
-from stratafl.errors import InvalidInput
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.data.sampling import Sampling
 
 SLACK = 1.1
 """By how much the busiest rank may have more to do than it must, if that keeps groups together."""
@@ -26,7 +26,8 @@ TRIES = 12
 
 
 def leaf_work(samples: Sequence[int], batch: int | None, sampling: Sampling) -> np.ndarray:
-    """What a step of each leaf costs: the mean length of its batches, and something for the step itself."""
+    """What a step of each leaf costs: the mean length of its batches, and something for the step
+    itself."""
     size_N = np.asarray(samples, dtype=float)
     if batch is None:
         return size_N + STEP
@@ -58,7 +59,8 @@ def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np
 
 
 def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
-    """For a cut before each leaf, how many meetings in a round it makes reach across ranks, the root's aside."""
+    """For a cut before each leaf, how many meetings in a round it makes reach across ranks, the
+    root's aside."""
     cost = np.zeros(tree.leaves)
     for level in range(1, tree.depth):
         ancestor_N = tree.ancestors(level)
@@ -106,7 +108,8 @@ def _cheapest(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tu
 
 
 def _least_between(values: np.ndarray, first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest of values[first:end] for each pair of bounds, and where it is; infinite where there is none."""
+    """The smallest of values[first:end] for each pair of bounds, and where it is; infinite where
+    there is none."""
     tables = [np.arange(len(values))]
     while 2 ** len(tables) <= len(values):
         half, last = 2 ** (len(tables) - 1), tables[-1]

@@ -1,13 +1,14 @@
 """The processes of one run, and what they tell each other.
 
-Numbers of the host travel by gloo also where rows travel by NCCL, so that nobody waits for a GPU to say something
-small. Nothing is pickled: values travel as JSON, rows as their bytes.
+Numbers of the host travel by gloo also where rows travel by NCCL, so that nobody waits for a GPU to
+say something small. Nothing is pickled: values travel as JSON, rows as their bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
-from stratafl.ranks.lifeline import SECONDS_TO_LEAVE, STARTED_BY, Lifeline
+from stratafl.base.errors import InvalidInput, UserCodeError
+from stratafl.ranks.failure import SECONDS_TO_LEAVE, STARTED_BY, Lifeline
 
 PATIENCE = timedelta(days=7)
-"""A rank waits for the others as long as they train; one that is gone is noticed by the lifeline."""
+"""A rank waits for the others as long as they train; one that is gone is noticed by the
+lifeline."""
 TO_MEET = timedelta(minutes=5)
 """How long ranks look for each other at first."""
+WORD = "stratafl last word"
+"""Under this name a rank says why it ends."""
+SECONDS_TO_ASK = 2.0
 PIECE = 64 << 20
 """Bytes sent in one go: what a GPU holds goes through the host's memory."""
 Members = tuple[int, ...]
@@ -46,7 +51,8 @@ class Ranks:
     def __init__(self, rank: int = 0, count: int = 1, local_rank: int = 0, store: dist.Store | None = None):
         self.rank, self.count, self.local_rank, self.store = rank, count, local_rank, store
         self.given: Counter[str] = Counter()
-        """Bytes this rank handed to the others or to sums with them, by kind: rows, numbers, values, state."""
+        """Bytes this rank handed to the others or to sums with them, by kind: rows, numbers,
+        values, state."""
         self.agreed_on: BaseException | None = None
         """What all ranks raise together, and so can part on."""
         self.lifeline: Lifeline | None = None
@@ -55,7 +61,8 @@ class Ranks:
 
     @staticmethod
     def join() -> Ranks:
-        """Those that torchrun, or `stratafl run --nproc`, started with this one; alone where nobody did."""
+        """Those that torchrun, or `stratafl run --nproc`, started with this one; alone where nobody
+        did."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Ranks()
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
@@ -88,7 +95,7 @@ class Ranks:
         torch.cuda.set_device(mine)
         return mine
 
-    # -- values -------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def all(self, value: Any) -> list[Any]:
         """What each rank says, in their order: plain data."""
@@ -110,7 +117,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is wrong with the input on one rank is wrong on all: nobody goes on without the others.
+        """What is wrong with the input on one rank is wrong on all: nobody goes on without the
+        others.
 
         What is inside must not wait for other ranks.
         """
@@ -119,13 +127,38 @@ class Ranks:
             yield
         except InvalidInput as mine:
             problem = mine
-        found = self.all(None if problem is None else [problem.field, problem.allowed])
+        is_users = isinstance(problem, UserCodeError)
+        found = self.all(None if problem is None else [problem.field, problem.allowed, is_users and str(problem)])
         for rank, theirs in enumerate(found):
             if theirs is not None and problem is None:
-                problem = InvalidInput(theirs[0], f"on rank {rank}", theirs[1])
+                field, allowed, told = theirs
+                where = f"on rank {rank}"
+                problem = InvalidInput(field, where, allowed)
+                if told:
+                    problem = UserCodeError(field, where, allowed, told=f"{told} ({where})")
         if problem is not None:
             self.agreed_on = problem
             raise problem
+
+    def leave_word(self, why: str) -> None:
+        """Tell the others why this rank is about to end, which they would not hear otherwise."""
+        if self.store is not None:
+            self.store.set(WORD, why)
+
+    def last_word(self) -> str:
+        """Why a rank that is gone has ended, if it said so."""
+        heard: list[str] = []
+
+        def ask(store: dist.Store) -> None:
+            if store.check([WORD]):
+                heard.append(store.get(WORD).decode())
+
+        if self.store is not None:
+            # whoever else is talking to the store may wait for the one that is gone, for ever
+            asking = threading.Thread(target=ask, args=(self.store,), daemon=True)
+            asking.start()
+            asking.join(SECONDS_TO_ASK)
+        return heard[0] if heard else ""
 
     def same(self, what: str, value: Any) -> None:
         """Refuse to go on where a rank has another value than the first."""
@@ -135,10 +168,11 @@ class Ranks:
             self.agreed_on = InvalidInput(what, f"on rank {different[0]}", "is not what the first rank has")
             raise self.agreed_on
 
-    # -- sums ---------------------------------------------------------------------------------------------------------
+    # -- sums --------------------------------------------------------------------------------------
 
     def circle(self, members: Members) -> None:
-        """Ask for a circle of ranks that can add up rows; all ranks must ask for the same ones in the same order."""
+        """Ask for a circle of ranks that can add up rows; all ranks must ask for the same ones in
+        the same order."""
         if members not in self._wanted and members not in self._circles:
             self._wanted.append(members)
 
@@ -150,7 +184,8 @@ class Ranks:
         self._wanted.clear()
 
     def add_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
-        """Add up each row over the ranks of its circle, in place; all must come in the same order."""
+        """Add up each row over the ranks of its circle, in place; all must come in the same
+        order."""
         with self._talking():
             # none waits before it has given all it has
             waiting = [dist.all_reduce(row, group=self._circles[circle], async_op=True) for circle, row in rows]
@@ -172,7 +207,7 @@ class Ranks:
             dist.broadcast(row, members[0], group=self._circles[members])
         self.given["rows"] += row.nbytes * (self.rank == members[0])
 
-    # -- from one to another ------------------------------------------------------------------------------------------
+    # -- from one to another -----------------------------------------------------------------------
 
     def send(self, tensor: Tensor, to: int, kind: str = "state") -> None:
         """Its bytes; the other rank must have room of the same size."""
@@ -194,6 +229,7 @@ class Ranks:
         try:
             yield
         except RuntimeError:
-            # most likely another rank is gone, and the lifeline is about to end this one with a better word
+            # most likely another rank is gone, and the lifeline is about to end this one with a
+            # better word
             time.sleep(SECONDS_TO_LEAVE)
             raise

@@ -1,8 +1,9 @@
 """A rank that is gone takes the others with it, at once: they would wait for it for ever.
 
-Each rank listens to the one before it, all in a ring and beside whatever else it does. What it hears is a farewell, or
-the end of the connection, which a process cannot help sending however it ends. A collective on GPUs would not notice,
-and one on CPUs not before it next speaks to that very rank.
+Each rank listens to the one before it, all in a ring and beside whatever else it does. What it
+hears is a farewell, or the end of the connection, which a process cannot help sending however it
+ends. A collective on GPUs would not notice, and one on CPUs not before it next speaks to that very
+rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch.distributed as dist
 LOST = 3
 """The exit code of a rank that lost another one."""
 STARTED_BY = "STRATAFL_STARTED_BY"
-"""Set for ranks that `stratafl run --nproc` started: it watches them, and knows better which one is gone and why."""
+"""Set for ranks that `stratafl run --nproc` started: it watches them, and knows better which one is
+gone and why."""
 SECONDS_TO_LEAVE = 10.0
 GONE = "another process of this run is gone"
 
@@ -53,13 +55,14 @@ class Lifeline:
             if self.rank == 0 and STARTED_BY not in os.environ:
                 print(f"error: {GONE}{more}", file=sys.stderr, flush=True)
         finally:
-            # the main thread may hang in a collective, or in the middle of anything: as after a kill, the run goes on
-            # from its last checkpoint
+            # the main thread may hang in a collective, or in the middle of anything: as after a
+            # kill, the run goes on from its last checkpoint
             os._exit(LOST)
 
 
 def _follow_starter() -> None:
-    """Stop when whoever started this process is no more: its end of our standard input is then closed."""
+    """Stop when whoever started this process is no more: its end of our standard input is then
+    closed."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass

@@ -1,4 +1,5 @@
-"""`stratafl run --nproc N`: the ranks of a run as processes of this machine, and a watch over them."""
+"""`stratafl run --nproc N`: the ranks of a run as processes of this machine, and a watch over
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stratafl.ranks.lifeline import LOST, STARTED_BY
+from stratafl.base.environment import usable_cores
+from stratafl.base.errors import UserCodeError
+from stratafl.ranks.failure import LOST, STARTED_BY
 
 HERE = "127.0.0.1"
 RUN = "stratafl run"
@@ -43,14 +46,24 @@ class Rank:
     def last_words(self) -> str:
         if self.log is None:
             return ""
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        lines = self._said()
         return f": {lines[-1]}" if lines else ""
+
+    def complaint(self) -> str:
+        """What it said of the user's own code, and all below that."""
+        lines = self._said()
+        first = max((number for number, each in enumerate(lines) if each.startswith("error: ")), default=0)
+        return "\n".join(lines[first:])
+
+    def _said(self) -> list[str]:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace").rstrip().splitlines()
 
 
 def start(count: int, arguments: Sequence[str]) -> int:
     """Run `stratafl` with these arguments on so many ranks; the exit code."""
-    # this process keeps the store the ranks find each other by, so that its port is free and it outlives them all
+    # this process keeps the store the ranks find each other by, so that its port is free and it
+    # outlives them all
     store = dist.TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     ranks: list[Rank] = []
     signals: list[int] = []
@@ -82,7 +95,7 @@ def start(count: int, arguments: Sequence[str]) -> int:
 
 def _start_rank(number: int, count: int, port: int, arguments: Sequence[str]) -> Rank:
     environment = {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // count)),
         **_loopback(),
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -130,6 +143,9 @@ def _verdict(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[in
         return 128 + signals[0]
     # one that only followed another's end has nothing to tell
     culprit = next((rank for rank in failed if rank.process.returncode != LOST), failed[0])
+    if culprit.process.returncode == UserCodeError.exit_code and culprit.log is not None:
+        print(f"{culprit.complaint()}\nrank {culprit.number} ended with this{go_on}", file=sys.stderr)
+        return UserCodeError.exit_code
     print(f"error: rank {culprit.number} {culprit.how()}{culprit.last_words()}{go_on}", file=sys.stderr)
     return LOST
 

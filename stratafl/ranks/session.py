@@ -1,13 +1,14 @@
-"""A command's time among its ranks: joined at its beginning, and left in peace where all of them end alike."""
+"""A command's time among its ranks: joined at its beginning, and left in peace where all of them
+end alike."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stratafl.errors import InvalidInput
-from stratafl.ranks.group import Ranks
-from stratafl.store.signals import Interrupted
+from stratafl.base.errors import InvalidInput
+from stratafl.base.signals import Interrupted
+from stratafl.ranks.collectives import Ranks
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def session() -> Iterator[Ranks]:
         if problem is ranks.agreed_on:
             ranks.leave()
             if not ranks.is_first:
-                raise SystemExit(problem.exit_code if isinstance(problem, Interrupted) else 2) from None
+                raise SystemExit(problem.exit_code) from None
         raise
     else:
         ranks.leave()

@@ -1,4 +1,5 @@
-"""The state of a federation on several ranks, as that of the whole one: put together on the first rank, or dealt out.
+"""The state of a federation on several ranks, as that of the whole one: put together on the first
+rank, or dealt out.
 
 So a checkpoint is the same whatever number of ranks wrote it, and any number can go on from it.
 """
@@ -13,21 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
-from stratafl.ranks.branch import Branch, held
-from stratafl.ranks.group import Ranks
-from stratafl.state import State
-from stratafl.store.pack import pack, unpack
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.pack import pack, unpack
+from stratafl.base.state import State
+from stratafl.base.tree import Tree
+from stratafl.ranks.collectives import Ranks
+from stratafl.ranks.subtree import Branch, held
 
-PARENTS = ("memory",)
-"""What is kept by edge level but belongs to its parents."""
 Rows = Tensor | np.ndarray
 Merge = Callable[[int, Sequence[Any]], Any]
 
 
 def whole_state(ranks: Ranks, tree: Tree, state: State) -> State:
-    """The state of the whole federation on the first rank, nothing on the others. All must call it."""
+    """The state of the whole federation on the first rank, nothing on the others. All must call
+    it."""
     if not isinstance(tree, Branch):
         return state
     mine = _mapped([state], lambda level, rows: rows[0][_of_part(tree.counted(level))])
@@ -82,21 +82,19 @@ def check_whole(tree: Tree, state: State) -> None:
 
 
 def _mapped(states: Sequence[State], change: Merge) -> State:
-    """The states as one, their rows changed by a function that is told which level they belong to."""
+    """The states as one, their rows changed by a function that is told which level they belong
+    to."""
 
-    def value(given: Sequence[Any], level: int | None, above: int) -> Any:
+    def value(given: Sequence[Any], level: int | None = None) -> Any:
         first = given[0]
         if isinstance(first, dict):
-            return {key: value([each[key] for each in given], level, above) for key in first}
+            return {key: value([each[key] for each in given], level) for key in first}
         if isinstance(first, list):
             # the outermost list has an entry for each level
-            return [
-                value([each[i] for each in given], i - above if level is None else level, above)
-                for i in range(len(first))
-            ]
+            return [value([each[i] for each in given], i if level is None else level) for i in range(len(first))]
         return change(level or 0, given) if isinstance(first, Tensor | np.ndarray) else first
 
-    return {key: value([each[key] for each in states], None, int(key in PARENTS)) for key in states[0]}
+    return value(states)
 
 
 def _of_part(counted_N: np.ndarray) -> slice:

@@ -1,9 +1,12 @@
-"""A rank's part of a tree: its leaves and all their ancestors, as a tree that adds up with the other ranks' parts.
+"""A rank's part of a tree: its leaves and all their ancestors, as a tree that adds up with the
+other ranks' parts.
 
-An ancestor whose leaves lie on several ranks is on each of them, with the same row to the last bit: what its children
-make of it is added up in one place and handed to all. The first of those ranks answers for it.
+An ancestor whose leaves lie on several ranks is on each of them, with the same row to the last bit:
+what its children make of it is added up in one place and handed to all. The first of those ranks
+answers for it.
 
-Shape suffixes: N nodes of this part's level, M nodes of the level above, K children of one parent, P parameters.
+Shape suffixes: N nodes of this part's level, M nodes of the level above, K children of one parent,
+P parameters.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.placing import placed
-from stratafl.ranks.group import Members, Ranks
-from stratafl.tree import Mask, Reducer, Tree, reduced
+from stratafl.base.transfer import placed
+from stratafl.base.tree import Mask, Reducer, Tree, reduced
+from stratafl.ranks.collectives import Members, Ranks
 
 
 class Shared(NamedTuple):
@@ -30,7 +33,8 @@ class Shared(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Parents of a level that are shared with this rank, or with a rank that shares one with it, and so on."""
+    """Parents of a level that are shared with this rank, or with a rank that shares one with it,
+    and so on."""
 
     circle: Members
     """All ranks concerned."""
@@ -39,7 +43,8 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Branch(Tree):
-    """`parents` are numbers within this part; `weights` are those among all siblings, wherever they are."""
+    """`parents` are numbers within this part; `weights` are those among all siblings, wherever they
+    are."""
 
     full: Tree = field(kw_only=True)
     cuts: np.ndarray = field(kw_only=True)
@@ -93,7 +98,8 @@ class Branch(Tree):
         shares, span = self._shares[level], self._spans[level]
         if shares is None:
             return super().siblings(level, values_N, present_N, upper)
-        # what the level looks like where this rank or its siblings' ranks see it; nobody is there elsewhere
+        # what the level looks like where this rank or its siblings' ranks see it; nobody is there
+        # elsewhere
         seen = np.zeros((2, self.full.sizes[level]))
         seen[:, span] = values_N, present_N
         shared = np.isin(self.full.parents[level], [parent.number for parent in shares.parents])
@@ -115,7 +121,8 @@ class Branch(Tree):
         mine_N = here_N & self.counted(level)
         weights_N = self.weights[level] * mine_N / per_child_N
         if not mine_N.all():
-            # those that do not count may hold anything, also infinity, which no weight of zero takes away
+            # those that do not count may hold anything, also infinity, which no weight of zero
+            # takes away
             rows_NP = torch.where(placed(mine_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
         sums_MP = self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
         if rows_NP.shape[1]:
@@ -133,7 +140,8 @@ class Branch(Tree):
     def _reduce_across(
         self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer, parent: Shared, row_P: Tensor
     ) -> None:
-        """Collect the messages of a parent's children on its first rank, reduce them there, and hand the row to all."""
+        """Collect the messages of a parent's children on its first rank, reduce them there, and
+        hand the row to all."""
         ranks, span, (first, *others) = self.ranks, self._spans[level], parent.members
         family = np.flatnonzero(self.full.parents[level] == parent.number)
         mine = family[(family >= span.start) & (family < span.stop)] - span.start

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratafl.errors import InvalidInput
-from stratafl.store import StoredRun, layout, read_run
-from stratafl.store.read import Broken, scan
+from stratafl.base.errors import InvalidInput
+from stratafl.runs import StoredRun, layout, read_run
+from stratafl.runs.read import Broken, scan
 
 
 def gather(folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
-    """The runs, each once and oldest first in each folder, and a line for each that cannot be read."""
+    """The runs, each once and oldest first in each folder, and a line for each that cannot be
+    read."""
     runs: dict[Path, StoredRun] = {}
     unreadable = []
     for folder in folders:

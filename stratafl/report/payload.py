@@ -2,82 +2,143 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.report import compare
-from stratafl.report.compare import Number, Row, Setting
-from stratafl.report.curves import AXES, Curve, number
-from stratafl.store import StoredRun
+from stratafl.report.compare import Setting
+from stratafl.report.curves import AXES, Curve, Points, is_metric
+from stratafl.report.measures import Measure, chief, measures
+from stratafl.report.notes import notes
+from stratafl.report.summary import fixed_columns, usual_targets
+from stratafl.report.trees import MOST, node_values, trees
+from stratafl.runs import StoredRun
 
-WIDEST = 2000
-"""Nodes of a level that a picture of the tree can tell apart; a larger level is left out."""
 QUANTITIES = {
-    "drift": "drift",
-    "correction": "correction",
-    "progress": "progress",
-    "bias": "bias",
-    "cosine": "cosine to ideal",
-    "clipped": "clipped steps",
-    "refused": "refused",
+    "drift": ("drift", "norm of parameters"),
+    "correction": ("correction", "norm of a gradient"),
+    "progress": ("progress", "norm of parameters"),
+    "bias": ("bias", "norm of a gradient"),
+    "cosine": ("cosine to ideal", "−1 to 1"),
+    "clipped": ("clipped steps", "share"),
+    "refused": ("refused", "updates a round"),
+    "absent": ("absent", "nodes a round"),
 }
-"""Diagnostics in the order in which they are offered, and how they read."""
+"""Diagnostics in the order in which they are offered, how they read, and their units."""
+COARSE = 5
+"""Significant digits of what no target is held against."""
 
 
 def payload(
-    runs: Sequence[StoredRun], targets: Sequence[float] | None = None, unreadable: Sequence[str] = ()
+    runs: Sequence[StoredRun],
+    targets: Sequence[float] | None = None,
+    unreadable: Sequence[str] = (),
+    metric: str | None = None,
 ) -> dict[str, Any]:
-    """targets: accuracies whose first round the summary names; a fitting one is chosen unless given."""
+    """targets: values of the metric whose first round the summary names; a fitting one is chosen
+    unless given. metric: accuracy, or what there is, unless given."""
     found = compare.settings(runs)
-    goals = compare.usual_targets(found) if targets is None else list(targets)
-    rows = compare.summary(found, goals)
+    metrics, judged = judged_by(found, metric)
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
+    goals = {each.name: usual_targets(found, each) for each in metrics}
+    if targets is not None and judged is not None:
+        goals[judged.name] = list(targets)
+    before, after = fixed_columns(found, metrics)
+    ordered = [run for setting in found for run in setting.runs]
+    named = [name for setting in found for name in run_names(setting)]
+    drawn, where = trees(ordered, named)
+    values = _node_values(ordered, drawn, where)
+    shown = iter(zip(named, where, values, strict=True))
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "axes": AXES,
-        "quantities": QUANTITIES,
-        "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
+        "metrics": [each.as_dict for each in metrics],
+        "metric": None if judged is None else judged.name,
         "targets": goals,
-        "settings": [_setting(setting) for setting in found],
-        "summary": _table(rows, goals),
+        "quantities": {name: {"title": title, "unit": unit} for name, (title, unit) in QUANTITIES.items()},
+        "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
+        "settings": [_setting(setting, [next(shown) for _ in setting.runs]) for setting in found],
+        "summary": {"before": [each.as_dict for each in before], "after": [each.as_dict for each in after]},
         "differences": compare.differences(found),
         "shared": compare.shared(found),
         "environments": _environments(runs),
-        "trees": _trees(found),
+        "trees": drawn,
         "unreadable": list(unreadable),
     }
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
-    return {
-        "label": setting.label,
-        "mean": _curve(setting.mean),
-        "runs": [
+def judged_by(found: Sequence[Setting], name: str | None = None) -> tuple[list[Measure], Measure | None]:
+    """All metrics of these settings, and the one they are compared by."""
+    curves = [curve for setting in found for curve in setting.curves]
+    metrics = measures([run for setting in found for run in setting.runs], curves)
+    return metrics, next((each for each in metrics if each.name == name), None) if name else chief(metrics)
+
+
+def run_names(setting: Setting) -> list[str]:
+    """A setting's runs, told apart by their seeds."""
+    return [setting.label if seed is None else f"{setting.label}, seed {seed}" for seed in setting.seeds]
+
+
+def _node_values(
+    runs: Sequence[StoredRun], drawn: Sequence[dict[str, Any]], where: Sequence[int | None]
+) -> list[dict[str, Any] | None]:
+    room = MOST // max(1, len(runs))
+    return [
+        None if place is None else node_values(run, drawn[place], room) for run, place in zip(runs, where, strict=True)
+    ]
+
+
+def _setting(setting: Setting, shown: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
+    runs = []
+    for (title, tree, values), run, curve, seed in zip(shown, setting.runs, setting.curves, setting.seeds, strict=True):
+        is_bad, told = notes(run, curve)
+        runs.append(
             {
+                "title": title,
                 "name": run.name,
                 "id": run.id,
                 "seed": seed,
                 "status": run.status,
-                "reason": run.reason,
                 "round": run.round,
                 "total": run.total,
                 "diverged": curve.diverged,
+                "bad": is_bad,
+                "notes": told,
+                "tree": tree,
+                "nodes": values,
                 "curve": _curve(curve),
             }
-            for run, curve, seed in zip(setting.runs, setting.curves, setting.seeds, strict=True)
-        ],
-    }
+        )
+    # one run is its own mean
+    return {"label": setting.label, "mean": None if len(runs) == 1 else _curve(setting.mean), "runs": runs}
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    return {"x": curve.x, "y": curve.y, "spread": curve.spread}
+    return {
+        "x": {name: _column(points) for name, points in curve.x.items()},
+        "y": {name: points if is_metric(name) else _coarse(points) for name, points in curve.y.items()},
+        "spread": {name: _coarse(points) for name, points in curve.spread.items()},
+    }
+
+
+def _column(points: Points) -> Any:
+    """Points; those in even steps, as rounds are, by the first, the step and how many there are."""
+    if len(points) > 2 and points[0] is not None and points[1] is not None:
+        first, step = points[0], points[1] - points[0]
+        if all(point == first + step * place for place, point in enumerate(points)):
+            return {"first": first, "step": step, "count": len(points)}
+    return points
+
+
+def _coarse(points: Points) -> Points:
+    return [None if point is None else float(f"{point:.{COARSE}g}") for point in points]
 
 
 def _level_title(level: int, depths: set[int]) -> dict[str, str]:
-    """How the drift of a level reads: the paper's names where it has one and all trees mean the same by it."""
+    """How the drift of a level reads: the paper's names where it has one and all trees mean the
+    same by it."""
     if level == 0:
         return {"title": "Root", "note": "the global model"}
     if len(depths) > 1:
@@ -90,86 +151,8 @@ def _level_title(level: int, depths: set[int]) -> dict[str, str]:
     return {"title": f"Level {level}", "note": f"nodes of level {level} around their parents"}
 
 
-def _table(rows: Sequence[Row], targets: Sequence[float]) -> dict[str, Any]:
-    """Texts, with the first column for names and the others for numbers."""
-    has_accuracy = any("accuracy" in row.final or row.best is not None for row in rows)
-    head = ["setting", "runs", "rounds"]
-    if has_accuracy:
-        head += ["accuracy, %", "best, %", *(f"rounds to {100 * target:g} %" for target in targets)]
-    head += ["loss", "MB per client", "s per round"]
-    refused = any(row.refused for row in rows)
-    if refused:
-        head.append("refused")
-    body = []
-    for row in rows:
-        cells = [row.label, str(row.runs), str(row.rounds)]
-        dead = compare.diverged_text(row.diverged, row.runs) if row.diverged else None
-        if has_accuracy:
-            cells += [dead or _scaled(row.final.get("accuracy"), 100, 1), _scaled(row.best, 100, 1)]
-            cells += [compare.reached_text(each) for each in row.targets]
-        cells.append(dead or compare.number_text(row.final.get("loss"), 3))
-        cells.append(
-            _scaled(None if row.bytes_per_client is None else Number(row.bytes_per_client.mean, None), 1e-6, 2)
-        )
-        seconds = row.seconds_per_round
-        cells.append(compare.ABSENT if seconds is None else f"{seconds.mean:.3g}")
-        body.append([*cells, str(row.refused)] if refused else cells)
-    return {"head": head, "rows": body}
-
-
-def _scaled(value: Number | None, factor: float, digits: int) -> str:
-    if value is None:
-        return compare.ABSENT
-    std = None if value.std is None else factor * value.std
-    return compare.number_text(Number(factor * value.mean, std), digits)
-
-
 def _environments(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """Each one once."""
     found = [each for run in runs for each in run.environments() or [run.environment]]
     texts = {json.dumps(each, sort_keys=True, default=str): each for each in found}
     return [{str(key): str(value) for key, value in each.items()} for each in texts.values()]
-
-
-def _trees(found: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Each tree and split once, named by the runs that have it."""
-    trees: dict[str, dict[str, Any]] = {}
-    for setting in found:
-        for run, seed in zip(setting.runs, setting.seeds, strict=True):
-            tree = _tree(run.tree)
-            if tree is None:
-                continue
-            mine = trees.setdefault(json.dumps(tree), {**tree, "runs": []})
-            mine["runs"].append(setting.label if seed is None else f"{setting.label}, seed {seed}")
-    return list(trees.values())
-
-
-def _tree(stored: dict[str, Any]) -> dict[str, Any] | None:
-    """Names, parents, sizes and label counts per level, down to the last level that can be drawn."""
-    try:
-        levels: list[dict[str, list[Any]]] = [
-            {
-                "names": [str(name) for name in level["names"]],
-                "parents": [int(parent) for parent in level["parents"]],
-                "samples": [int(count) for count in level["samples"]],
-                "weights": [number(weight) for weight in level["weights"]],
-                "labels": [[int(count) for count in counts] for counts in level["labels"]],
-            }
-            for level in stored["levels"]
-            if len(level["names"]) <= WIDEST
-        ]
-        sound = all(
-            len(level["names"]) == len(level["samples"]) == len(level["labels"]) == len(level["weights"])
-            for level in levels
-        ) and all(
-            len(below["parents"]) == len(below["names"])
-            and all(0 <= parent < len(above["names"]) for parent in below["parents"])
-            for above, below in itertools.pairwise(levels)
-        )
-        classes = [str(name) for name in stored["classes"]]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not sound or not levels or len(levels[0]["names"]) != 1:
-        return None
-    left_out = [len(level["names"]) for level in stored["levels"][len(levels) :]]
-    return {"classes": classes, "levels": levels, "left_out": left_out}

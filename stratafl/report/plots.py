@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.base.files import check_writable, make_folder, writing
 
-Curve = tuple[Sequence[float], Sequence[float]]
+Line = tuple[Sequence[float], Sequence[float]]
 COLOURS = ("#8a8f98", "#2f7ed8", "#e08a1e", "#c2255c", "#2b8a3e", "#7048e8", "#0b7285", "#5c3c10")
 
 
@@ -18,7 +18,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtra("a picture", "matplotlib", "plots") from None
+        raise MissingExtra("a picture", "matplotlib") from None
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
@@ -29,23 +29,20 @@ def check_picture(path: Path) -> None:
     """Refuse a place for a picture before the work that it is to show."""
     if path.is_dir() or path.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidInput("--out", str(path), "must be a file that ends in .png, .svg or .pdf")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InvalidInput("--out", str(path), f"cannot write in {parent}")
+    check_writable("--out", path, is_file=True)
 
 
 def curves(
     path: Path,
-    lines: Mapping[str, Curve],
+    lines: Mapping[str, Line],
     *,
     title: str,
     x: str = "global rounds",
     y: str = "test accuracy",
     target: float | None = None,
 ) -> None:
-    """One line per run, the last drawn on top; its name stands at its end as well as in the legend."""
+    """One line per run, the last drawn on top; its name stands at its end as well as in the
+    legend."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for number, (name, (xs, ys)) in enumerate(lines.items()):
@@ -67,8 +64,7 @@ def curves(
 
 def save(figure: Any, path: Path) -> None:
     """Write a figure so that nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=150)
-    partial.replace(path)
+    make_folder(path.parent)
+    with writing(path, sync=False) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:])
     pyplot().close(figure)

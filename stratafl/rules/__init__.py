@@ -1,9 +1,9 @@
 """Every rule that ships with the package, registered on import."""
 
-from stratafl.registry import register
-from stratafl.rule import average
+from stratafl.core.rule import average
 from stratafl.rules.correction import mtgc, scaffold
 from stratafl.rules.proximal import feddyn, fedprox
+from stratafl.rules.registry import register
 from stratafl.rules.robust import median
 from stratafl.rules.server import adam, momentum, yogi
 

@@ -7,32 +7,36 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
-from stratafl.registry import register
-from stratafl.rule import Edge, Rows, Rule, average
+from stratafl.base.errors import InvalidInput
+from stratafl.core.rule import Edge, Rows, Rule, average
+from stratafl.rules.registry import register
 
 
 @register("group_correction", at="inner", summary="MTGC's correction between groups only; clients average.")
 @register("local_correction", at="leaf", summary="MTGC's correction of clients only; groups average.")
 @register("mtgc", at="every")
 def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
-    """Multi-timescale gradient correction: one correction per edge, updated whenever the edge synchronises.
+    """Multi-timescale gradient correction: one correction per edge, updated whenever the edge
+    synchronises.
 
-    `restart` says how a correction starts anew when a model comes from above its parent: at zero (the paper's
-    experiments), from the gradients at the new model (its analysis, one exchange more), or not at all.
+    `restart` says how a correction starts anew when a model comes from above its parent: at zero
+    (the paper's experiments), from the gradients at the new model (its analysis, one exchange
+    more), or not at all.
     """
 
     def down(state: Rows, x: Tensor, edge: Edge) -> Rows:
         return {"z": edge.drift(x, plus=state["z"])}
 
     def forget(state: Rows) -> Rows:
-        # one row of zeros for all: nothing is written, and nothing read when the next meeting adds to them
+        # one row of zeros for all: nothing is written, and nothing read when the next meeting adds
+        # to them
         return {"z": torch.zeros_like(state["z"][:1]).expand_as(state["z"])}
 
     rule = average()._replace(
         init=lambda x: {"z": torch.zeros_like(x)},
         down=down,
         correction=lambda state, note: state["z"],
+        measures=True,
     )
     if restart == "keep":
         return rule
@@ -45,19 +49,21 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
 
 @register("scaffold")
 def scaffold() -> Rule:
-    """SCAFFOLD (option II): each child has a control variate, the parent the mean of all of them."""
+    """SCAFFOLD (option II): each child has a control variate, the parent the mean of all of
+    them."""
 
     def control(x: Tensor, edge: Edge) -> Tensor:
         # c_i - c + (start - x) / (K lr), where the edge's correction is c - c_i
         assert edge.correction is not None
-        return (edge.model - x) / edge.rate - edge.correction
+        return edge.gradient(x) - edge.correction
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
         new = control(x, edge)
         return {"c": new}, {"model": x, "control": new - state["c"]}
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
-        # the children that stayed away did not change theirs, so the mean over all moves by the share that came
+        # the children that stayed away did not change theirs, so the mean over all moves by the
+        # share that came
         return {"c": memory["c"] + share * mean["control"]}, mean["model"]
 
     return average()._replace(
@@ -67,4 +73,5 @@ def scaffold() -> Rule:
         merge=merge,
         note=lambda memory: memory,
         correction=lambda state, note: note["c"] - state["c"],
+        measures=True,
     )

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput, number
-from stratafl.registry import register
-from stratafl.rule import Edge, Proximal, Rows, Rule, average
+from stratafl.base.errors import InvalidInput, number
+from stratafl.core.rule import Edge, Proximal, Rows, Rule, average
+from stratafl.rules.registry import register
 
 
 @register("fedprox")
@@ -21,11 +21,13 @@ def fedprox(mu: float = 0.01) -> Rule:
 
 @register("feddyn")
 def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "before_clip") -> Rule:
-    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was pulled.
+    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was
+    pulled.
 
-    `pull` says where a leaf's step adds alpha * x; the rest of the pull, -alpha * model, and the linear term are always
-    clipped. With "before_clip" so is alpha * x: the clip bounds the gradient of FedDyn's whole objective. With
-    "after_clip" alpha * x is weight decay, as in the code released with the paper. Without a clip both are the same.
+    `pull` says where a leaf's step adds alpha * x; the rest of the pull, -alpha * model, and the
+    linear term are always clipped. With "before_clip" so is alpha * x: the clip bounds the gradient
+    of FedDyn's whole objective. With "after_clip" alpha * x is weight decay, as in the code
+    released with the paper. Without a clip both are the same.
     """
     alpha = number("feddyn.alpha", alpha, above=0)
     if pull not in ("before_clip", "after_clip"):

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from stratafl.errors import InvalidInput, guarded, shown, unknown
-from stratafl.rule import Rule, average
+from stratafl.base.errors import InvalidInput, UserCodeError, guarded, named, unknown
+from stratafl.base.frames import definition
+from stratafl.core.rule import Rule, average
+from stratafl.rules.guard import guarded_rule
 
 Place = Literal["every", "leaf", "inner", "root"]
 Factory = TypeVar("Factory", bound=Callable[..., Rule])
@@ -16,7 +18,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Rule])
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered rule: how it is made, and the edge levels it takes when it is named for a whole tree."""
+    """A registered rule: how it is made, and the edge levels it takes when it is named for a whole
+    tree."""
 
     name: str
     make: Callable[..., Rule]
@@ -36,8 +39,9 @@ class Entry:
         with guarded(f"{self.name} parameters", params, "cannot be made"):
             made = self.make(**params)
         if not isinstance(made, Rule):
-            raise InvalidInput(f"{self.name} parameters", params, f"must make a Rule, not {type(made).__name__}")
-        return made
+            must = f"must make a Rule, not {type(made).__name__}"
+            raise UserCodeError(f"{self.name} parameters", params, must, definition(self.make))
+        return guarded_rule(f"rule {self.name!r}", made)
 
 
 _entries: dict[str, Entry] = {}
@@ -46,9 +50,9 @@ _entries: dict[str, Entry] = {}
 def register(name: str, at: Place = "leaf", summary: str | None = None) -> Callable[[Factory], Factory]:
     """Decorator: make a rule factory known by name.
 
-    `at` says which edges the rule takes when the name stands for a whole tree, the others averaging: `"leaf"` the
-    clients' (a method of plain federated learning run inside each group), `"inner"` all but the clients', `"root"`
-    the root's, `"every"` all.
+    `at` says which edges the rule takes when the name stands for a whole tree, the others
+    averaging: `"leaf"` the clients' (a method of plain federated learning run inside each group),
+    `"inner"` all but the clients', `"root"` the root's, `"every"` all.
     """
 
     def add(make: Factory) -> Factory:
@@ -76,7 +80,7 @@ RuleLike = Rule | str | Mapping[str, object]
 
 def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     """The rules, root first, that a method's name puts on the edges of a tree of this depth."""
-    name, params = _split(method, "method")
+    name, params = named("method", method, "a Rule")
     found = entry(name, "method")
     rule = found.rule(**params)
     levels = range(1, depth + 1)
@@ -90,7 +94,8 @@ def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
 
 
 def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, ...]:
-    """One rule per edge level from whatever the user gave: a method's name, or a rule for each edge."""
+    """One rule per edge level from whatever the user gave: a method's name, or a rule for each
+    edge."""
     if isinstance(rules, str | Mapping):
         return place(rules, depth)
     listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
@@ -98,24 +103,25 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
         raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
     if len(listed) != depth:
         raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
-    return tuple(_one(rule) for rule in listed)
+    return tuple(_one(rule, level) for level, rule in enumerate(listed, 1))
 
 
-def _one(rule: RuleLike) -> Rule:
+def _one(rule: RuleLike, level: int) -> Rule:
     if isinstance(rule, Rule):
-        return rule
-    name, params = _split(rule, "rules")
+        return guarded_rule(f"the rule of edge level {level}", rule)
+    name, params = named("rules", rule, "a Rule")
     return entry(name).rule(**params)
 
 
-def _split(given: object, field: str) -> tuple[str, dict[str, object]]:
-    if isinstance(given, str):
-        return given, {}
-    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-        params = {key if isinstance(key, str) else shown(key): value for key, value in given.items() if key != "name"}
-        return str(given["name"]), params
-    raise InvalidInput(field, given, "must be a name, a table with a name, or a Rule")
+def method_label(rules: RuleLike | Sequence[RuleLike]) -> str:
+    """What was given as rules, in a few words: "mtgc", "fedprox (mu 0.1)", "average, Rule"."""
+    if isinstance(rules, Rule | str | Mapping):
+        return str(_label(rules))
+    return ", ".join(str(_label(rule)) for rule in rules)
 
 
 def _label(rule: object) -> object:
+    if isinstance(rule, Mapping) and "name" in rule:
+        given = ", ".join(f"{key} {value}" for key, value in rule.items() if key != "name")
+        return f"{rule['name']} ({given})" if given else rule["name"]
     return "Rule" if isinstance(rule, Rule) else rule

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stratafl.registry import register
-from stratafl.rule import Rule, average
+from stratafl.core.rule import Rule, average
+from stratafl.rules.registry import register
 
 
 @register("median", at="every")
 def median() -> Rule:
-    """Coordinate-wise median of the children's models instead of their mean (weights are ignored)."""
+    """Coordinate-wise median of the children's models instead of their mean (weights are
+    ignored)."""
 
     def middle(rows_KP: Tensor, weights_K: Tensor) -> Tensor:
         ordered = rows_KP.sort(dim=0).values

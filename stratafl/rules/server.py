@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stratafl.errors import number
-from stratafl.registry import register
-from stratafl.rule import Rows, Rule, average
+from stratafl.base.errors import number
+from stratafl.core.rule import Rows, Rule, average
+from stratafl.rules.registry import register
 
 
 @register("momentum", at="root")
@@ -52,7 +52,8 @@ def _adaptive(
     tau: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Rule:
-    """Algorithm 2 of "Adaptive Federated Optimization" (Reddi et al., 2021): no bias correction, v from tau^2."""
+    """Algorithm 2 of "Adaptive Federated Optimization" (Reddi et al., 2021): no bias correction, v
+    from tau^2."""
     lr = number(f"{name}.lr", lr, above=0)
     number(f"{name}.beta1", beta1, at_least=0, below=1)
     number(f"{name}.beta2", beta2, at_least=0, below=1)

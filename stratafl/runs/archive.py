@@ -1,4 +1,5 @@
-"""Runs in one small file, to carry from one machine to another: what a finished run is read from, nothing else."""
+"""Runs in one small file, to carry from one machine to another: what a finished run is read from,
+nothing else."""
 
 from __future__ import annotations
 
@@ -7,18 +8,21 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratafl.errors import InvalidInput
-from stratafl.store import files, layout
-from stratafl.store.read import StoredRun
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.runs import layout
+from stratafl.runs.read import StoredRun
 
 CARRIED = (layout.RUN, layout.STATUS, layout.ROUNDS, layout.TREE, layout.SUMMARY)
 """Models and checkpoints stay: they are a thousand times larger."""
 
 
 def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
-    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes. Same runs, same bytes.
+    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes. Same runs,
+    same bytes.
 
-    A run that is not done begins again when it goes on elsewhere, as its checkpoints are not carried.
+    A run that is not done begins again when it goes on elsewhere, as its checkpoints are not
+    carried.
     """
     if not path.name.endswith((".tar.gz", ".tgz")) or path.is_dir():
         raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")

@@ -1,12 +1,14 @@
-"""Checkpoints: where a run stood after a round, kept twice, and checked before it is believed.
+"""Checkpoints: where a run stood after a round or inside one, kept twice, and checked before it is
+believed.
 
-checkpoints/000010/
+checkpoints/000010/       after ten rounds; 000010-000003/ after three meetings of the next one, too
     state.json            which run and round, what the run depends on, and the state's plain part
     tensors.safetensors   its tensors and arrays
     SHA256SUMS            of both files; `sha256sum -c SHA256SUMS` checks them, too
 
-The folder gets its name when all three are on the disk, so a checkpoint is whole or not there. The records of the
-rounds so far are in rounds.jsonl, and a checkpoint knows them again: its size does not grow with them.
+The folder gets its name when all three are on the disk, so a checkpoint is whole or not there. The
+records of the rounds so far are in rounds.jsonl, and a checkpoint knows them again: its size does
+not grow with them.
 """
 
 from __future__ import annotations
@@ -17,21 +19,47 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
-from stratafl.state import State
-from stratafl.store import files, layout
-from stratafl.store.inputs import Inputs
-from stratafl.store.pack import pack, unpack
-from stratafl.store.records import Mark, read_marked
-from stratafl.store.tensors import read_tensors, write_tensors
+from stratafl.base import files
+from stratafl.base.pack import pack, unpack
+from stratafl.base.state import State
+from stratafl.runs import layout
+from stratafl.runs.origins import Origins
+from stratafl.runs.records import Mark, read_marked
+from stratafl.runs.tensors import read_tensors, write_tensors
 
-FORMAT = 2
-"""Of checkpoints; the first one's held all records themselves, and did not say what a run depends on."""
+FORMAT = 3
+"""Of checkpoints. The first held all records themselves, and did not say what a run depends on; in
+the second, a federation's state was a list of levels for each kind of thing, where it now is one
+record per level."""
 KEPT = 2
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
 CHANGED = "its checksums are not those of its files"
-_NAME = re.compile(r"\d{6,}")
+_NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
+
+
+class Place(NamedTuple):
+    """How far a run has come; a later one is greater."""
+
+    round: int
+    """Global rounds that are done."""
+    meetings: int = 0
+    """Of the one after them: how often the leaves have met their parents."""
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint's folder."""
+        return f"{self.round:06d}" + (f"-{self.meetings:06d}" if self.meetings else "")
+
+    @staticmethod
+    def named(name: str) -> Place | None:
+        found = _NAME.fullmatch(name)
+        place = None if found is None else Place(int(found[1]), int(found[2] or 0))
+        return place if place is not None and place.name == name else None
+
+    def __str__(self) -> str:
+        return f"round {self.round}" + (f" and {self.meetings} meetings of the next" if self.meetings else "")
 
 
 class Checkpoints:
@@ -40,90 +68,84 @@ class Checkpoints:
     def __init__(self, folder: Path, run: str):
         self.run_folder, self.folder, self.run = folder, folder / layout.CHECKPOINTS, run
         self.kept = sorted(self._present())
-        """The rounds of those that may be good."""
+        """Those that may be good."""
 
-    def _present(self) -> list[int]:
+    def _present(self) -> list[Place]:
         try:
-            return [int(p.name) for p in self.folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+            places = [Place.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
+            return [place for place in places if place is not None]
         except FileNotFoundError:
             return []
         except OSError as problem:
             raise files.unreadable(self.folder, problem.strerror or str(problem)) from None
 
-    def path(self, round: int) -> Path:
-        return self.folder / f"{round:06d}"
+    def path(self, place: Place) -> Path:
+        return self.folder / place.name
 
-    def write(self, round: int, state: State, records: Mark, inputs: Inputs) -> None:
-        """One more; then all but the last two are removed. If it cannot be written, they stay as they are.
+    def write(self, place: Place, state: State, records: Mark, origins: Origins) -> None:
+        """One more; then all but the last two are removed. If it cannot be written, they stay as
+        they are.
 
         records: those of all rounds so far, which take the place of the state's history.
         """
-        final = self.path(round)
-        partial = self.folder / f".{final.name}.{os.getpid()}{files.PARTIAL}"
-        try:
-            self.folder.mkdir(exist_ok=True)
-            files.remove(partial)
-            partial.mkdir()
-            self._fill(partial, round, state, records, inputs)
+        final = self.path(place)
+        files.make_folder(self.folder)
+        with files.making(final) as partial:
+            self._fill(partial, place, state, records, origins)
             if final.exists() or final.is_symlink():
-                # one that was found damaged: those that are good have other rounds
+                # one that was found damaged: those that are good are of other places
                 files.remove(final)
-            partial.rename(final)
-            files.sync_folder(self.folder)
-        except OSError as problem:
-            files.remove(partial)
-            raise files.unwritable(final, problem) from None
-        except BaseException:
-            files.remove(partial)
-            raise
-        self.keep_only(*[*(r for r in self.kept if r < round), round][-KEPT:])
+        self.keep_only(*[*(before for before in self.kept if before < place), place][-KEPT:])
 
-    def _fill(self, folder: Path, round: int, state: State, records: Mark, inputs: Inputs) -> None:
+    def _fill(self, folder: Path, place: Place, state: State, records: Mark, origins: Origins) -> None:
         packed, tensors = pack({name: value for name, value in state.items() if name != "history"})
         described = {
             "format": FORMAT,
             "run": self.run,
-            "round": round,
+            **place._asdict(),
             "created": layout.now(),
             "records": records._asdict(),
-            "inputs": inputs._asdict(),
+            "inputs": origins._asdict(),
             "state": packed,
         }
         text = json.dumps(described).encode()
         with files.create(folder / TENSORS) as file:
             digest = write_tensors(file, tensors)
-            _sync(file)
+            files.sync_file(file)
         sums = _sum(hashlib.sha256(text).hexdigest(), STATE) + _sum(digest, TENSORS)
         for name, contents in ((STATE, text), (SUMS, sums)):
             with files.create(folder / name) as file:
                 file.write(contents)
-                _sync(file)
+                files.sync_file(file)
         files.sync_folder(folder)
 
-    def read(self, round: int) -> State:
-        """A checkpoint whose every byte is as it was written, with the records it belongs to, or the complaint."""
-        folder = self.path(round)
-        described, sums = self._described(round)
+    def read(self, place: Place) -> State:
+        """A checkpoint whose every byte is as it was written, with the records it belongs to, or
+        the complaint."""
+        folder = self.path(place)
+        described, sums = self._described(place)
         if sums != _sum(_digest(folder / TENSORS), TENSORS):
             raise files.unreadable(folder, CHANGED)
         mark = described["records"]
         layout.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
         history = read_marked(self.run_folder, Mark(mark["size"], mark["sha256"]))
-        if len(history) != round:
-            raise files.unreadable(folder, f"its records are not those of {round} rounds")
+        if len(history) != place.round:
+            raise files.unreadable(folder, f"its records are not those of {place.round} rounds")
         try:
             state = unpack(described["state"], read_tensors(folder / TENSORS))
         except RecursionError:
             raise files.unreadable(folder, "nested too deeply") from None
+        if ("within" in state) != (place.meetings > 0):
+            raise files.unreadable(folder, f"its state is not that of {place}")
         return {**state, "history": history}
 
-    def inputs(self, round: int) -> Inputs:
+    def origins(self, place: Place) -> Origins:
         """What the run depended on when this one was written."""
-        return Inputs.read(self.path(round) / STATE, self._described(round)[0]["inputs"])
+        return Origins.read(self.path(place) / STATE, self._described(place)[0]["inputs"])
 
-    def _described(self, round: int) -> tuple[dict[str, Any], bytes]:
+    def _described(self, place: Place) -> tuple[dict[str, Any], bytes]:
         """The checked contents of state.json, and the other checksums."""
-        folder = self.path(round)
+        folder = self.path(place)
         if folder.is_symlink() or not folder.is_dir():
             raise files.unreadable(folder, "not a plain folder")
         text = files.read_bytes(folder / STATE)
@@ -135,22 +157,25 @@ class Checkpoints:
         if described["format"] != FORMAT:
             raise files.unreadable(folder, f"format {described['format']}; this version reads {FORMAT}")
         layout.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
-        if (described["run"], described["round"]) != (self.run, round):
-            raise files.unreadable(folder, f"it belongs to round {described['round']} of run {described['run']}")
+        # not noted before there were checkpoints inside a round
+        layout.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
+        its_place = Place(described["round"], described.get("meetings", 0))
+        if (described["run"], its_place) != (self.run, place):
+            raise files.unreadable(folder, f"it belongs to {its_place} of run {described['run']}")
         return described, sums.removeprefix(mine)
 
-    def newest_first(self) -> Iterator[int]:
+    def newest_first(self) -> Iterator[Place]:
         return reversed(self.kept)
 
-    def believe(self, round: int) -> None:
+    def believe(self, place: Place) -> None:
         """Take this one and those before it for good: the next write removes the others."""
-        self.kept = [r for r in self.kept if r <= round]
+        self.kept = [each for each in self.kept if each <= place]
 
-    def keep_only(self, *rounds: int) -> None:
-        for round in self._present():
-            if round not in rounds:
-                files.remove(self.path(round))
-        self.kept = list(rounds)
+    def keep_only(self, *places: Place) -> None:
+        for place in self._present():
+            if place not in places:
+                files.remove(self.path(place))
+        self.kept = list(places)
 
 
 def _sum(digest: str, name: str) -> bytes:
@@ -164,8 +189,3 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as problem:
         raise files.unreadable(path, getattr(problem, "strerror", None) or str(problem)) from None
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -4,26 +4,89 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import save
+from torch import Tensor
 
-from stratafl.config import Config
-from stratafl.divergence import diverged, diverged_after
-from stratafl.errors import InvalidInput
-from stratafl.experiment import Holdings, Study
-from stratafl.simulate import Result, RoundResult
-from stratafl.state import State
-from stratafl.store import files, layout
-from stratafl.store.checkpoint import Checkpoints
-from stratafl.store.environment import environment
-from stratafl.store.inputs import Inputs
-from stratafl.store.lock import Lock
-from stratafl.store.records import Records
-from stratafl.tree import Tree
+from stratafl.base import files
+from stratafl.base.environment import environment
+from stratafl.base.state import State
+from stratafl.base.tree import Tree
+from stratafl.config.data import LabelCounts
+from stratafl.core.measure.divergence import diverged, diverged_after
+from stratafl.core.measure.record import RoundResult
+from stratafl.core.measure.result import Result
+from stratafl.core.objective.metric import USUAL, Directions
+from stratafl.runs import layout
+from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.lock import Lock
+from stratafl.runs.origins import Origins
+from stratafl.runs.records import Records
+from stratafl.simulation.run import Simulation
+
+
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """What a run folder says of its run, besides what came of it."""
+
+    config: Mapping[str, Any]
+    """As plain tables."""
+    tree: Tree
+    counts: LabelCounts
+    engine: str
+    how: str
+    precision: str
+    notes: Sequence[str] = ()
+    """What the user should know about how it is done."""
+    objects: Mapping[str, str] = field(default_factory=dict)
+    """Of a run from Python: what its model, data and so on are; see docs/runs.md."""
+    job: str = ""
+    """Of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
+    better: Directions = field(default_factory=lambda: dict(USUAL))
+    """Which way each metric is better."""
+
+    @staticmethod
+    def of(
+        config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
+    ) -> RunFacts:
+        """A simulation's."""
+        engine, tree = simulation.engine, simulation.federation.tree.whole
+        told = simulation.notes, objects or {}
+        better = simulation.objective.better
+        return RunFacts(config, tree, counts, engine.name, engine.how, engine.precision, *told, better=better)
+
+    @property
+    def rounds(self) -> int:
+        return int(self.config["run"]["rounds"])
+
+    def described(self, name: str, id: str, origins: Origins) -> dict[str, Any]:
+        """run.json as a run begins."""
+        return {
+            "format": layout.FORMAT,
+            "name": name,
+            "id": id,
+            "created": layout.now(),
+            "config": self.config,
+            "engine": self.engine,
+            "how": self.how,
+            "precision": self.precision,
+            "data": self.counts.fingerprint,
+            "better": dict(self.better),
+            "inputs": origins.noted(),
+            "environment": environment(),
+            "notes": list(self.notes),
+            **({"objects": self.objects} if self.objects else {}),
+            **({"job": self.job} if self.job else {}),
+        }
+
+    def write_tree(self, folder: Path) -> None:
+        files.write_json(folder / layout.TREE, describe_tree(self.tree, self.counts), indent=None)
 
 
 class RunFolder:
@@ -32,126 +95,129 @@ class RunFolder:
     def __init__(
         self,
         path: Path,
-        lock: Lock,
+        lock: Lock | None,
         checkpoints: Checkpoints,
         rounds: int,
-        inputs: Inputs,
+        origins: Origins,
         history: Sequence[RoundResult] = (),
     ):
-        self.path, self.checkpoints, self.rounds, self.inputs = path, checkpoints, rounds, inputs
+        """lock: None where whoever opens it keeps others away by a lock of its own."""
+        self.path, self.checkpoints, self.rounds, self.origins = path, checkpoints, rounds, origins
         self._lock = lock
         self._records = Records(path, history)
         self._diverged = diverged(vars(record) for record in history)
 
     @staticmethod
-    def create(parent: Path, name: str, config: Config, study: Study) -> RunFolder:
-        """A new one; it gets its name when everything in it is complete, so nobody ever finds half of one."""
-        id = layout.new_id()
-        path = parent / f"{layout.check_name(name)}-{id}"
-        partial = parent / f".{path.name}{files.PARTIAL}"
-        files.make_folder(parent)
-        try:
-            partial.mkdir()
-        except OSError as problem:
-            raise files.unwritable(path, problem) from None
-        try:
+    def create(path: Path, name: str, id: str, facts: RunFacts, history: Sequence[RoundResult] = ()) -> RunFolder:
+        """A new one; it gets its name when everything in it is complete, so nobody ever finds half
+        of one.
+
+        history: of a run that is not kept from its beginning.
+        """
+        files.make_folder(path.absolute().parent)
+        with files.making(path) as partial:
             lock = Lock(partial)
-            for folder in layout.FOLDERS:
-                (partial / folder).mkdir()
-            inputs = Inputs.of(config.as_dict())
-            described = {
-                "format": layout.FORMAT,
-                "name": name,
-                "id": id,
-                "created": layout.now(),
-                "config": config.as_dict(),
-                "engine": study.simulation.engine.name,
-                "how": study.simulation.engine.how,
-                "precision": study.simulation.engine.precision,
-                "data": study.holdings.fingerprint,
-                "inputs": inputs.noted(),
-                "environment": environment(),
-            }
-            files.write_json(partial / layout.RUN, described)
-            _write_tree(partial, study)
-            _write_status(partial, layout.RUNNING, 0, config.run.rounds)
-            partial.rename(path)
-            files.sync_folder(parent)
-        except (OSError, InvalidInput) as problem:
-            files.remove(partial)
-            raise problem if isinstance(problem, InvalidInput) else files.unwritable(path, problem) from None
-        return RunFolder(path, lock, Checkpoints(path, id), config.run.rounds, inputs)
+            (partial / layout.CHECKPOINTS).mkdir()
+            origins = Origins.of(facts.config)
+            files.write_json(partial / layout.RUN, facts.described(name, id, origins))
+            facts.write_tree(partial)
+            _write_status(partial, layout.RUNNING, Place(len(history)), facts.rounds)
+        return RunFolder(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
+
+    @staticmethod
+    def adopt(path: Path, name: str, facts: RunFacts, history: Sequence[RoundResult]) -> RunFolder:
+        """A folder that is there for another purpose, such as a deployed root's, as that of the run
+        that goes on in it; whoever calls is the only one to write there, and knows the history."""
+        origins, done = Origins.of(facts.config), Place(len(history))
+        begins = not os.path.lexists(path / layout.RUN)
+        described = facts.described(name, facts.job, origins) if begins else layout.read_description(path)
+        opened = RunFolder(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
+        facts.write_tree(path)
+        opened.end(layout.RUNNING, done)
+        # last, since it is what makes a run folder of a folder
+        files.write_json(path / layout.RUN, described if begins else _continued(described, done))
+        return opened
 
     @staticmethod
     def reopen(
         path: Path,
         lock: Lock,
         checkpoints: Checkpoints,
-        study: Study,
-        inputs: Inputs,
+        facts: RunFacts,
+        origins: Origins,
         described: dict[str, Any],
+        history: Sequence[RoundResult],
+        place: Place,
         changed: Sequence[str] = (),
     ) -> RunFolder:
-        """One that is there, set back to where the study stands; whoever calls holds its lock.
+        """One that is there, set back to this history and place; whoever calls holds its lock.
 
         changed: what is no longer as the run began, and is noted.
         """
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
-        history, rounds = study.simulation.history, study.simulation.rounds
-        done = len(history)
-        # of rounds that are dropped, where they were computed is of no interest either
-        before = [each for each in layout.continuations(described) if each["after"] < done]
-        here = {"after": done, "time": layout.now(), "environment": environment()}
         if changed:
-            here["changed"] = list(changed)
-            _write_tree(path, study)
-        now = {"data": study.holdings.fingerprint, "inputs": inputs.noted(), "continued": [*before, here]}
-        files.write_json(path / layout.RUN, {**described, **now})
-        opened = RunFolder(path, lock, checkpoints, rounds, inputs, history)
+            facts.write_tree(path)
+        now = {"data": facts.counts.fingerprint, "inputs": origins.noted()}
+        files.write_json(path / layout.RUN, {**_continued(described, place, changed), **now})
+        opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
         for name in (layout.SUMMARY, layout.MODEL):
             files.remove(path / name)
-        opened.end(layout.RUNNING, done)
+        opened.end(layout.RUNNING, place)
         return opened
 
-    def add(self, record: RoundResult) -> None:
-        """One round more."""
+    def add(self, record: RoundResult, *, sync: bool = False) -> None:
+        """One round more; with `sync` it is on the disk when this returns."""
         self._records.add(record)
+        if sync:
+            self._records.mark()
         self._diverged = diverged_after(self._diverged, vars(record))
-        _write_status(self.path, layout.RUNNING, record.round, self.rounds, diverged=self._diverged, sync=False)
+        _write_status(self.path, layout.RUNNING, Place(record.round), self.rounds, diverged=self._diverged, sync=False)
 
-    def checkpoint(self, round: int, state: State) -> None:
+    def checkpoint(self, place: Place, state: State) -> None:
         """Keep where the run stands, unless that is kept already."""
-        if round not in self.checkpoints.kept:
-            self.checkpoints.write(round, state, self._records.mark(), self.inputs)
+        if place not in self.checkpoints.kept:
+            self.checkpoints.write(place, state, self._records.mark(), self.origins)
 
-    def keep_only(self, *rounds: int) -> None:
+    def keep_only(self, *places: Place) -> None:
         """Of the checkpoints."""
-        self.checkpoints.keep_only(*rounds)
+        self.checkpoints.keep_only(*places)
 
-    def finish(self, result: Result) -> dict[str, Any]:
-        """The summary, which is also written, with the root's model."""
-        numbers = summary(result)
-        # copies, since tied weights share memory and the format has no word for that
-        tensors = {name: value.detach().cpu().clone() for name, value in result.module.state_dict().items()}
+    def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """The run is done: the root's model and the run in numbers are written."""
         with files.writing(self.path / layout.MODEL) as file:
-            file.write(save(tensors))
+            # copies, since tied weights share memory and the format has no word for that
+            plain = {
+                name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                for name, value in tensors.items()
+            }
+            file.write(save(plain))
         files.write_json(self.path / layout.SUMMARY, numbers)
-        self.end(layout.DONE, len(result.history))
-        return numbers
+        self.end(layout.DONE, Place(numbers["rounds"]))
 
-    def end(self, status: str, round: int, reason: str = "") -> None:
-        _write_status(self.path, status, round, self.rounds, reason, self._diverged)
+    def end(self, status: str, place: Place, reason: str = "") -> None:
+        _write_status(self.path, status, place, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
         self._records.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _continued(described: Mapping[str, Any], place: Place, changed: Sequence[str] = ()) -> dict[str, Any]:
+    """run.json of a run that goes on from there."""
+    # of rounds that are dropped, where they were computed is of no interest either
+    before = [each for each in layout.continuations(described) if Place(each["after"], each.get("meetings", 0)) < place]
+    here: dict[str, Any] = {"after": place.round, "time": layout.now(), "environment": environment()}
+    here |= {"meetings": place.meetings} if place.meetings else {}
+    here |= {"changed": list(changed)} if changed else {}
+    return {**described, "continued": [*before, here]}
 
 
 def _write_status(
     folder: Path,
     status: str,
-    round: int,
+    place: Place,
     rounds: int,
     reason: str = "",
     diverged: int | None = None,
@@ -161,7 +227,8 @@ def _write_status(
     found = {
         "status": status,
         "reason": reason,
-        "round": round,
+        "round": place.round,
+        "meetings": place.meetings,
         "rounds": rounds,
         "diverged": diverged,
         "pid": os.getpid(),
@@ -170,15 +237,11 @@ def _write_status(
     files.write_json(folder / layout.STATUS, found, sync=sync)
 
 
-def _write_tree(folder: Path, study: Study) -> None:
-    tree = describe_tree(study.simulation.federation.tree.whole, study.holdings)
-    files.write_json(folder / layout.TREE, tree, indent=None)
-
-
-def describe_tree(tree: Tree, holdings: Holdings) -> dict[str, Any]:
-    """The tree as plain data: per level each node's name, parent, weight among its siblings, and samples by class."""
+def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
+    """The tree as plain data: per level each node's name, parent, weight among its siblings, and
+    samples by class."""
     levels: list[dict[str, Any]] = []
-    labels = holdings.labels
+    labels = counts.labels
     for level in range(tree.depth, -1, -1):
         levels.insert(
             0,
@@ -194,23 +257,30 @@ def describe_tree(tree: Tree, holdings: Holdings) -> dict[str, Any]:
             above = np.zeros((tree.sizes[level - 1], labels.shape[1]), dtype=labels.dtype)
             np.add.at(above, tree.parents[level], labels)
             labels = above
-    return {"shape": str(tree), "classes": list(holdings.classes), "levels": levels}
+    return {"shape": str(tree), "classes": list(counts.classes), "levels": levels}
 
 
-def summary(result: Result) -> dict[str, Any]:
-    """The run in numbers."""
-    communication = result.communication
-    last = next((r.metrics for r in reversed(result.history) if r.metrics), {})
+def summary(
+    history: Sequence[RoundResult], bytes_per_client: float, totals: Mapping[int, Mapping[str, int]]
+) -> dict[str, Any]:
+    """The run in numbers. totals: what was sent between a level and its parents, as far as that is
+    known."""
+    records = [vars(record) for record in history]
+    last = next((record.metrics for record in reversed(history) if record.metrics), dict[str, float]())
     return {
-        "rounds": len(result.history),
+        "rounds": len(history),
         "final": last,
-        "diverged": result.diverged,
-        "seconds": sum(r.seconds for r in result.history),
-        "refused": result.refused,
-        "too_large": result.too_large,
-        "bytes_per_client": communication.bytes_per_client,
-        "communication": [
-            {"level": level, **dataclasses.asdict(communication.level(level))}
-            for level in range(1, result.tree.depth + 1)
-        ],
+        "diverged": diverged(records),
+        "seconds": sum(record.seconds for record in history),
+        **layout.left_out(records),
+        "bytes_per_client": bytes_per_client,
+        "communication": [{"level": level, **total} for level, total in totals.items()],
     }
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    """A simulation in numbers."""
+    communication = result.communication
+    levels = range(1, result.tree.depth + 1)
+    totals = {level: dataclasses.asdict(communication.level(level)) for level in levels}
+    return summary(result.history, communication.bytes_per_client, totals)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import InvalidInput
-from stratafl.store.files import read_json, unreadable
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import read_json, unreadable
 
 FORMAT = 1
 """Of run directories; raised when a reader of the last format would misread them."""
 RUNNING, DONE, INTERRUPTED, FAILED = STATUSES = ("running", "done", "interrupted", "failed")
 RUN, STATUS, ROUNDS, TREE = "run.json", "status.json", "rounds.jsonl", "tree.json"
 SUMMARY, MODEL, LOCK = "summary.json", "model.safetensors", "lock"
-CHECKPOINTS, FIGURES = "checkpoints", "figures"
+CHECKPOINTS = "checkpoints"
 FILES = (RUN, STATUS, ROUNDS, TREE, SUMMARY, MODEL, LOCK)
-FOLDERS = (CHECKPOINTS, FIGURES)
 LONGEST = 100
 LARGEST = 1 << 63
 """A count beyond this is no count."""
@@ -51,15 +51,15 @@ def now() -> str:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a run directory in which a link or something else stands in the place of a file or a folder."""
+    """Refuse a run directory in which a link or something else stands in the place of a file or a
+    folder."""
     for name in FILES:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise InvalidInput("run folder", folder, f"{name} is not a plain file")
-    for name in FOLDERS:
-        path = folder / name
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise InvalidInput("run folder", folder, f"{name} is not a plain folder")
+    path = folder / CHECKPOINTS
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise InvalidInput("run folder", folder, f"{CHECKPOINTS} is not a plain folder")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -72,6 +72,9 @@ def read_description(folder: Path) -> dict[str, Any]:
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if found["format"] != FORMAT:
         raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
+    # not noted by the first versions
+    check_fields(path, found, {key: str for key in ("how", "precision") if key in found})
+    check_fields(path, found, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in found})
     check_depth(path, found)
     check_time(path, "created", found["created"])
     if "inputs" in found:
@@ -81,7 +84,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         check_fields(path, found, {"continued": list})
         for each in found["continued"]:
             check_fields(path, each, {"after": int, "time": str, "environment": dict})
-            check_fields(path, each, {"changed": list} if "changed" in each else {})
+            kinds = {"changed": list, "meetings": int}
+            check_fields(path, each, {key: kind for key, kind in kinds.items() if key in each})
     return found
 
 
@@ -98,8 +102,35 @@ def flat_config(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run went on, of those there is a record of: after which round, when, with what, and what was changed."""
+    """Where a run went on, of those there is a record of: after which round, when, with what, and
+    what was changed."""
     return list(described.get("continued", ()))
+
+
+def texts(found: object) -> list[str]:
+    """The texts in a list; none where a file holds something else."""
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list | tuple) else []
+
+
+def directions(described: Mapping[str, Any]) -> dict[str, str]:
+    """Which way each metric of a run is better, as far as its description says so."""
+    told = described.get("better")
+    return {str(k): v for k, v in told.items() if v in ("higher", "lower")} if isinstance(told, dict) else {}
+
+
+def left_out(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """By why, how often each node was left out of a meeting: refused, of these too large, and
+    absent where the run was deployed."""
+    counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
+    for record in records:
+        for why in ("refused", "too_large", *(["absent"] if "absent" in record else [])):
+            counts.setdefault(why, Counter()).update(nodes_in(record, why))
+    return {why: dict(found) for why, found in counts.items()}
+
+
+def nodes_in(record: Mapping[str, Any], why: str) -> list[str]:
+    """The nodes that a round's record names; none where it holds something else."""
+    return texts(record.get(why))
 
 
 def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[type, ...]]) -> None:
@@ -122,7 +153,8 @@ def check_time(path: Path, key: str, text: str) -> None:
 
 
 def check_depth(path: Path, found: object) -> None:
-    """Refuse what only a program nests so deeply; whoever walks through it would give up somewhere."""
+    """Refuse what only a program nests so deeply; whoever walks through it would give up
+    somewhere."""
     inside, depth = [found], 0
     while inside:
         if depth > DEEPEST:

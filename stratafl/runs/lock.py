@@ -1,7 +1,7 @@
 """One writer per run directory.
 
-The lock is the kernel's (flock), so it ends with the process that holds it, however that ends; the number in the file
-only says whom to look for.
+The lock is the kernel's (flock), so it ends with the process that holds it, however that ends; the
+number in the file only says whom to look for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import stat
 import time
 from pathlib import Path
 
-from stratafl.errors import InvalidInput
-from stratafl.store.files import unreadable, unwritable
-from stratafl.store.layout import LOCK
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import unreadable, unwritable
+from stratafl.runs.layout import LOCK
 
 PATIENCE = 1.0
 """Seconds: somebody who only looks whether a run is alive holds the lock for a moment."""

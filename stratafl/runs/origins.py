@@ -1,6 +1,8 @@
-"""What a run depends on besides its data: its config, and the files of the user's own that the config names.
+"""What a run depends on besides its data: its config, and the files of the user's own that the
+config names.
 
-Noted when a run begins and with every checkpoint, so that a run does not go on with something else in silence.
+Noted when a run begins and with every checkpoint, so that a run does not go on with something else
+in silence.
 """
 
 from __future__ import annotations
@@ -9,23 +11,26 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from stratafl.errors import printable
-from stratafl.store import layout
+from stratafl.base.errors import printable
+from stratafl.runs import layout
 
 MISSING = "missing"
 INSTALLED = ("site-packages", "dist-packages")
 NOT_THE_USERS = {"stratafl", "__main__", *sys.stdlib_module_names}
+_PATH = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+"""An import path: "file.py:name" or "package.module:name"."""
 TOLD = 5
 """Changes that are told one by one."""
 
 
-class Inputs(NamedTuple):
+class Origins(NamedTuple):
     """As plain data."""
 
     config: dict[str, Any]
@@ -33,22 +38,22 @@ class Inputs(NamedTuple):
     """SHA-256 by path or by name of a module."""
 
     @staticmethod
-    def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Inputs:
-        """As they are now: the files that the config names, what those imported from beside them, and those that are
-        known from before."""
+    def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Origins:
+        """As they are now: the files that the config names, what those imported from beside them,
+        and those that are known from before."""
         before = known or {}
         found = {**sources(config), **{name: _source(name) for name in before}}
         files = {name: _digest(path) for name, path in found.items() if path is not None or name in before}
-        return Inputs(dict(config), files)
+        return Origins(dict(config), files)
 
     @staticmethod
-    def read(path: Path, stored: object) -> Inputs:
+    def read(path: Path, stored: object) -> Origins:
         """From a file, or the complaint."""
         layout.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
         layout.check_depth(path, stored)
         layout.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
-        return Inputs(stored["config"], stored["files"])
+        return Origins(stored["config"], stored["files"])
 
     def noted(self) -> dict[str, Any]:
         """For a file that has the config itself."""
@@ -56,12 +61,13 @@ class Inputs(NamedTuple):
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, Path | None]:
-    """Where the files are that a config names and the modules that those imported from beside them, by their names."""
+    """Where the files are that a config names and the modules that those imported from beside them,
+    by their names."""
     named = dict.fromkeys(_named(config))
     return {name: _source(name) for name in (*named, *_imported(named))}
 
 
-def changes(before: Inputs, now: Inputs) -> list[str]:
+def changes(before: Origins, now: Origins) -> list[str]:
     """What differs, one line each."""
     was, is_ = (layout.flat_config(each.config) for each in (before, now))
     keys = [key for key in sorted({*was, *is_}) if json.dumps(was.get(key)) != json.dumps(is_.get(key))]
@@ -69,7 +75,7 @@ def changes(before: Inputs, now: Inputs) -> list[str]:
     return told + _changed_files(before.files, now.files)
 
 
-def changes_since(noted: Mapping[str, Any], now: Inputs) -> list[str]:
+def changes_since(noted: Mapping[str, Any], now: Origins) -> list[str]:
     """The same, where only digests were noted."""
     told = [] if noted["config"] == _text_digest(now.config) else ["the config was changed"]
     return told + _changed_files(noted["files"], now.files)
@@ -89,7 +95,8 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
 
 
 def _named(value: Any) -> Iterator[str]:
-    """Every text in a config that is a file, or the file or module of a "file.py:Class" or "package.module:Class"."""
+    """Every text in a config that is a file, or the file or module of a "file.py:Class" or
+    "package.module:Class"."""
     if isinstance(value, Mapping):
         name = value.get("name")
         if isinstance(name, str) and ":" in name:
@@ -98,12 +105,15 @@ def _named(value: Any) -> Iterator[str]:
     if isinstance(value, list | tuple):
         for each in value:
             yield from _named(each)
+    elif isinstance(value, str) and _PATH.fullmatch(value):
+        yield value.rpartition(":")[0]
     elif isinstance(value, str) and ("." in value or os.sep in value) and _is_file(value):
         yield value
 
 
 def _imported(named: Mapping[str, None]) -> Iterator[str]:
-    """The modules in this process that lie beside a named file, or in the package of a named module."""
+    """The modules in this process that lie beside a named file, or in the package of a named
+    module."""
     places = set()
     for name in named:
         source = _source(name)
@@ -123,6 +133,9 @@ def _source(name: str) -> Path | None:
     """Where a file or a module is; None where that is not known."""
     if name.endswith(".py") or _is_file(name):
         return Path(name).absolute()
+    if name == "__main__":
+        # of a program's own objects there are digests, and its other lines matter nothing
+        return None
     try:
         found = importlib.util.find_spec(name)
     except Exception:

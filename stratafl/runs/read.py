@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.divergence import diverged
-from stratafl.errors import InvalidInput, MissingExtra
-from stratafl.store import layout
-from stratafl.store.files import read_bytes, read_json, unreadable
-from stratafl.store.lock import is_held
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import read_bytes, read_json, unreadable
+from stratafl.core.measure.divergence import diverged
+from stratafl.runs import layout
+from stratafl.runs.lock import is_held
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,43 @@ class StoredRun:
     summary: dict[str, Any] | None = field(repr=False)
     """The run in numbers, once it is done."""
     continued: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Where it went on: `after` which round, `time` and `environment`, and what was `changed`, if it was."""
+    """Where it went on: `after` which round, `time` and `environment`, and what was `changed`, if
+    it was."""
+    engine: str = ""
+    """What trained it: "loop", "stacked" or "vmap", whatever its config asked for."""
+    how: str = ""
+    """The same, and why it is not what was asked for."""
+    notes: tuple[str, ...] = ()
+    """What its user should know about how it was done, such as why another engine trained it than
+    was asked for: said once when it was set up."""
+    precision: str = ""
+    """What its products were computed in; empty where an early version did not note that."""
+    better: dict[str, str] = field(default_factory=dict, repr=False)
+    """Which way its metrics are better, "higher" or "lower"; those it does not say are known by
+    their names."""
+
+    @property
+    def method(self) -> str:
+        """The method's name, or those of its rules, root first; empty where its config has none."""
+        given = self.config.get("method")
+        rules = given.get("rules") if isinstance(given, dict) else None
+        named = rules if isinstance(rules, list) else [given]
+        return " / ".join(str(each.get("name", "")) if isinstance(each, dict) else str(each or "") for each in named)
 
     @property
     def diverged(self) -> int | None:
         """The round from which on its test loss is not finite; None where it lives."""
         return diverged(self.rounds)
 
+    @property
+    def left_out(self) -> dict[str, dict[str, int]]:
+        """How often each node was left out of a meeting, by why: refused, too_large; of a deployed
+        run absent, too."""
+        return layout.left_out(self.rounds)
+
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
-        """Those its records were computed in, or the records up to a round: the first it began in, unless all of them
-        were made anew."""
+        """Those its records were computed in, or the records up to a round: the first it began in,
+        unless all of them were made anew."""
         last = self.round if until is None else until
         begun = [(0, self.environment)] + [(each["after"], each["environment"]) for each in self.continued]
         ends = [after for after, _ in begun[1:]] + [last]
@@ -58,11 +85,9 @@ class StoredRun:
 
     def frame(self) -> Any:
         """The records as a pandas table, with a column per value ("metrics.accuracy")."""
-        try:
-            import pandas
-        except ImportError:
-            raise MissingExtra("a table of rounds", "pandas", "tables") from None
-        return pandas.json_normalize(self.rounds)
+        from stratafl.core.measure.show import table
+
+        return table(self.rounds)
 
 
 def read_run(path: Path | str) -> StoredRun:
@@ -96,17 +121,23 @@ def read_run(path: Path | str) -> StoredRun:
         total=status["rounds"],
         created=described["created"],
         updated=status["updated"],
+        engine=described["engine"],
+        how=described.get("how", described["engine"]),
+        precision=described.get("precision", ""),
         config=described["config"],
         environment=described["environment"],
         rounds=rounds,
         tree=tree,
         summary=summary,
         continued=layout.continuations(described),
+        notes=tuple(layout.texts(described.get("notes"))),
+        better=layout.directions(described),
     )
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """The records so far; a last line that is still being written, or never was to its end, is left out."""
+    """The records so far; a last line that is still being written, or never was to its end, is left
+    out."""
     path = folder / layout.ROUNDS
     if not path.exists() and not path.is_symlink():
         return []
@@ -131,12 +162,11 @@ def _is_record(found: Any, round: int) -> bool:
     if not all(isinstance(table, dict) for table in tables):
         return False
     metrics, nodes, drift = tables
-    refused = found.get("refused", [])
+    named = [found.get(why, []) for why in ("refused", "too_large", "absent")]
     return (
         all(_is_number(found.get(name)) for name in ("steps", "bytes_per_client", "seconds"))
         and _is_number(found.get("lr", 0.0))
-        and isinstance(refused, list)
-        and all(isinstance(name, str) for name in refused)
+        and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named)
         and all(
             isinstance(table, dict) and all(map(_is_number, table.values()))
             for table in (metrics, *nodes.values(), *drift.values())

@@ -1,5 +1,5 @@
-"""rounds.jsonl, written: a line per round. A checkpoint does not repeat the lines, it knows them again: by how many
-bytes they are, and by their digest."""
+"""rounds.jsonl, written: a line per round. A checkpoint does not repeat the lines, it knows them
+again: by how many bytes they are, and by their digest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stratafl.record import RoundResult
-from stratafl.store import files, layout
+from stratafl.base import files
+from stratafl.core.measure.record import RoundResult
+from stratafl.runs import layout
 
 
 class Mark(NamedTuple):

@@ -1,7 +1,8 @@
 """Tensors written as a safetensors file at the speed of the disk, with a checksum made on the way.
 
-The library's own writer wants all bytes in memory a second time and knows no checksum. The format is simple: eight
-bytes for the header's length, a JSON header, and the tensors' bytes one after another. The library reads it.
+The library's own writer wants all bytes in memory a second time and knows no checksum. The format
+is simple: eight bytes for the header's length, a JSON header, and the tensors' bytes one after
+another. The library reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stratafl.store.files import unreadable
+from stratafl.base.files import unreadable
 
 NAMES = {
     torch.float64: "F64",
@@ -41,7 +42,8 @@ AHEAD = 16
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of what was written."""
     digest = hashlib.sha256()
-    # hashing lets go of the interpreter's lock, so that a second core does it while this one hands bytes to the disk
+    # hashing lets go of the interpreter's lock, so that a second core does it while this one hands
+    # bytes to the disk
     with ThreadPoolExecutor(1) as beside:
         waiting: deque[Future[None]] = deque()
         for part in _parts(tensors):

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stratafl.data.known import CIFAR10, CIFAR100, FASHION
-from stratafl.data.sources import Description, load, prepare
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.sets.catalogue import CIFAR10, CIFAR100, FASHION
+from stratafl.data.sets.prepare import Description, load, prepare
 
 TRAIN, TEST = 40, 20
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stratafl.data.formats.text import ALPHABET, LENGTH, TRAIN_PER_ROLE
-from stratafl.data.known import CIFAR10, CIFAR100, LETTERS, SOURCES
-from stratafl.data.sources import load, prepare
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.sets.catalogue import CIFAR10, CIFAR100, LETTERS, SOURCES
+from stratafl.data.sets.formats.text import ALPHABET, LENGTH, TRAIN_PER_ROLE
+from stratafl.data.sets.prepare import load, prepare
 
 COARSE = [f"coarse {number}" for number in range(20)]
 FASHION = [

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.data import splits
-from stratafl.data.filling import flattening, keeping
-from stratafl.data.partition import Partition, partition
-from stratafl.data.report import class_counts, heterogeneity
-from stratafl.data.sizes import apportion
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.splits import methods
+from stratafl.data.splits.dirichlet import flattening, keeping
+from stratafl.data.splits.heterogeneity import class_counts, heterogeneity
+from stratafl.data.splits.partition import Partition, partition
+from stratafl.data.splits.sizes import apportion
 
 CIFAR_LIKE = np.arange(50_000) % 10
 DIRICHLET = {"name": "dirichlet", "alpha": 0.1}
@@ -262,8 +262,8 @@ def test_natural_groups_may_be_split_among_their_clients():
 
 def test_seeds_differ_and_levels_may_be_objects():
     parents = balanced(3, 2)
-    first = partition(CIFAR_LIKE[:600], parents, [splits.iid(), splits.dirichlet(0.5)], seed=1)
-    other = partition(CIFAR_LIKE[:600], parents, [splits.iid(), splits.dirichlet(0.5)], seed=2)
+    first = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=1)
+    other = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=2)
     table = partition(CIFAR_LIKE[:600], parents, [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.5}], seed=1)
     assert all(map(np.array_equal, first.leaves, table.leaves))
     assert not all(map(np.array_equal, first.leaves, other.leaves))

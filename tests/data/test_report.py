@@ -7,10 +7,10 @@ import builtins
 import numpy as np
 import pytest
 
-from stratafl.data.partition import partition
-from stratafl.data.pictures import contact_sheet, split_figure
-from stratafl.data.report import Range, class_counts, heterogeneity, total_variation
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.splits.figures import contact_sheet, split_figure
+from stratafl.data.splits.heterogeneity import Range, class_counts, heterogeneity, total_variation
+from stratafl.data.splits.partition import partition
 
 PARENTS = [np.empty(0, int), np.array([0, 0]), np.array([0, 0, 1])]
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratafl.data.formats import text
-from stratafl.data.formats.text import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
-from stratafl.data.sources import load, prepare
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.sets.formats import text
+from stratafl.data.sets.formats.text import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
+from stratafl.data.sets.prepare import load, prepare
 
 ENOUGH = TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratafl.data import sources
-from stratafl.data.known import CIFAR10
-from stratafl.data.sources import NAMES, catalogue, describe, load, prepare
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.sets import prepare as preparing
+from stratafl.data.sets.catalogue import CIFAR10
+from stratafl.data.sets.digits import FILE
+from stratafl.data.sets.prepare import NAMES, catalogue, describe, load, prepare
 
 
 def _letters(path: Path, seed: int = 0) -> Path:
@@ -43,28 +44,27 @@ def test_digits_need_no_preparing(root: Path) -> None:
         prepare("digits")
 
 
-def test_digits_hold_every_image_once(root: Path) -> None:
+def test_digits_are_those_of_scikit_learn_bit_for_bit() -> None:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    digits, bunch = load("digits"), load_digits()
+    bunch = load_digits()
+    with np.load(FILE) as stored:
+        assert stored["images"].dtype == stored["labels"].dtype == np.uint8
+        assert np.array_equal(stored["images"], bunch.images)
+        assert np.array_equal(stored["labels"], bunch.target)
+
+
+def test_digits_hold_every_image_once(root: Path) -> None:
+    digits = load("digits")
     both = np.concatenate([digits.x_train, digits.x_test]).reshape(-1, 64)
     labels = np.concatenate([digits.y_train, digits.y_test])
-    found = sorted(map(tuple, np.column_stack([both, labels]).tolist()))
-    wanted = np.column_stack([bunch.data.astype(int), bunch.target]).tolist()
-    assert found == sorted(map(tuple, wanted))
+    with np.load(FILE) as stored:
+        wanted = np.column_stack([stored["images"].reshape(-1, 64), stored["labels"]])
+    assert sorted(np.column_stack([both, labels]).tolist()) == sorted(wanted.tolist())
 
 
-def test_digits_are_the_same_wherever_scikit_learn_keeps_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    from_file = sources.digits.__wrapped__()
-    monkeypatch.setattr("stratafl.data.digits.FILE", Path("moved"))
-    by_import = sources.digits.__wrapped__()
-    for name in ("x_train", "y_train", "x_test", "y_test"):
-        found, wanted = getattr(from_file, name), getattr(by_import, name)
-        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
-
-
-def test_digits_do_not_wait_for_scikit_learn() -> None:
-    code = "import sys; from stratafl.data import sources; sources.load('digits'); print('sklearn' in sys.modules)"
+def test_digits_need_no_scikit_learn() -> None:
+    code = "import sys; from stratafl.data.sets import prepare; prepare.load('digits'); print('sklearn' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert ran.stdout == "False\n"
 
@@ -138,16 +138,15 @@ def test_a_place_without_the_set_says_what_it_holds(root: Path, tmp_path: Path) 
 def test_the_root_is_an_argument_a_variable_or_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("STRATAFL_DATA", raising=False)
-    assert sources.data_root() == tmp_path / ".cache" / "stratafl" / "data"
+    assert preparing.data_root() == tmp_path / ".cache" / "stratafl" / "data"
     monkeypatch.setenv("STRATAFL_DATA", "~/sets")
-    assert sources.data_root() == tmp_path / "sets"
-    assert sources.data_root(tmp_path) == tmp_path
+    assert preparing.data_root() == tmp_path / "sets"
+    assert preparing.data_root(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(
     ("package", "call"),
     [
-        ("sklearn", lambda path: sources.digits.__wrapped__()),
         ("datasets", lambda path: prepare("cifar10", "hub")),
         ("PIL", lambda path: prepare("cinic10", path, allow_partial=True)),
     ],
@@ -164,5 +163,5 @@ def test_a_missing_package_says_what_to_install(
             (tmp_path / "images" / part / label).mkdir(parents=True)
             (tmp_path / "images" / part / label / "1.png").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=r"needs the package .*pip install 'stratafl\["):
+    with pytest.raises(MissingExtra, match=r"needs the package .*pip install ('stratafl\[hub|pillow)"):
         call(tmp_path / "images")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data.rotation import leaf_angles, rotate
-from stratafl.data.transforms import channels_first, flip_and_crop, normalise
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.augment import channels_first, flip_and_crop, normalise
+from stratafl.data.splits.rotation import leaf_angles, rotate
 
 
 def pixels(*shape: int) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """Several hosts on one machine, joined by a slow link that loses packets.
 
-Each host is a network namespace with a TUN device. A process of its own holds the other ends: it passes every IP packet
-on after a delay, or drops it. So TCP meets what it would meet on such a link, retransmissions and all, without the
-kernel's own emulation (netem), which not every kernel has.
+Each host is a network namespace with a TUN device. A process of its own holds the other ends: it
+passes every IP packet on after a delay, or drops it. So TCP meets what it would meet on such a
+link, retransmissions and all, without the kernel's own emulation (netem), which not every kernel
+has.
 
-    python link.py DELAY LOSS SEED NAMESPACE=ADDRESS ...    needs to be root; SIGTERM ends it with its counts on stdout
+    python link.py DELAY LOSS SEED NAMESPACE=ADDRESS ...
+
+It needs to be root; SIGTERM ends it with its counts on stdout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The arrays that go over each edge of a deployed tree are, to the byte, those that `simulate` accounts for.
+"""The arrays that go over each edge of a deployed tree are, to the byte, those that `simulate`
+accounts for.
 
-Counted on the encoded messages: all bytes of their arrays (a model with its buffers, a rule's note or message, the
-corrections from above), and nothing else. Names, numbers, shapes and the seal are the framing.
+Counted on the encoded messages: all bytes of their arrays (a model with its buffers, a rule's note
+or message, the corrections from above), and nothing else. Names, numbers, shapes and the seal are
+the framing.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.small_tree import small_tree
-from stratafl.cli import app
-from stratafl.communication import Communication
-from stratafl.config import Config
-from stratafl.deploy.assemble import study_of
-from stratafl.deploy.memory import Handler
-from stratafl.deploy.messages import Bundle, Reply
-from stratafl.deploy.node import Aggregator, Leaf
-from stratafl.deploy.wire import array_bytes, decode, encode
+from stratafl.cli.main import app
+from stratafl.config.schema import Config
+from stratafl.core.measure.traffic import Communication
+from stratafl.deploy.protocol.in_memory import Handler
+from stratafl.deploy.protocol.messages import Bundle, Reply
+from stratafl.deploy.protocol.node import Aggregator, LeafNode
+from stratafl.deploy.protocol.wire import array_bytes, decode, encode
+from stratafl.deploy.sites.assemble import study_of
 from tests.deploy.trees import Deployed
 
 TREES = {"2x2": [2, 3], "2x2x2": [2, 2, 2]}
@@ -45,7 +47,7 @@ class OnTheWire:
 
 
 def on_the_wire(node: Handler) -> OnTheWire:
-    assert isinstance(node, Leaf | Aggregator)
+    assert isinstance(node, LeafNode | Aggregator)
     return OnTheWire(node)
 
 
@@ -69,7 +71,8 @@ def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, sh
 
 
 def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) -> None:
-    """The methods differ by whole models, so that equal accounts are no accident of counting models only."""
+    """The methods differ by whole models, so that equal accounts are no accident of counting models
+    only."""
     methods = ("hfedavg", "mtgc", "scaffold")
     leaves = {method: accounted(small_tree(tmp_path, method=method)).level(2) for method in methods}
     assert leaves["mtgc"].bytes_down > leaves["hfedavg"].bytes_down
@@ -79,16 +82,16 @@ def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) 
 @pytest.mark.deploy
 def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from stratafl.deploy import whole
-    from stratafl.deploy.provision import Topology, provision
+    from stratafl.deploy.host import this_machine
+    from stratafl.deploy.sites.provision import Topology, provision
 
     config, out = small_tree(tmp_path, hidden=[800]), tmp_path / "sites"
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {27000 + os.getpid() % 100 * 20}\n')
     provision(Topology.load(tmp_path / "topology.toml"), out)
-    whole.run(out, print)
+    this_machine.run(out, print)
     expected = accounted(config)
     shown = CliRunner().invoke(app, ["deploy", "status", "--out", str(out)], env={"COLUMNS": "160"}).output
-    for seen in whole.look(out):
+    for seen in this_machine.look(out):
         site, status = seen.site, seen.status
         if site.is_root:
             continue

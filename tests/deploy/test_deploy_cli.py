@@ -7,15 +7,17 @@ import importlib.util
 import json
 import os
 import socket
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from stratafl import InvalidInput
-from stratafl.cli import app
-from stratafl.deploy_cli import _in_words
-from stratafl.errors import MissingExtra
+from stratafl.base.errors import MissingExtra
+from stratafl.cli.deploy import _in_words
+from stratafl.cli.main import app
 
 has_flower = importlib.util.find_spec("flwr") is not None
 needs_flower = pytest.mark.skipif(not has_flower, reason="flwr is not installed")
@@ -44,7 +46,7 @@ def test_without_flower_one_line_says_what_to_install(tmp_path: Path, monkeypatc
 
 @needs_flower
 def test_every_site_gets_what_it_needs_and_no_other_s_secrets(tmp_path: Path) -> None:
-    from stratafl.deploy.site import Site
+    from stratafl.deploy.sites.site import Site
 
     out = tmp_path / "sites"
     call("init", topology(tmp_path, "base_port = 9600\n[hosts]\nparis = 'edge.example.org'\n"), "--out", out)
@@ -140,6 +142,30 @@ def test_other_hosts_are_not_started_from_here(tmp_path: Path) -> None:
 def test_a_round_in_words() -> None:
     line = {"round": 2, "metrics": {"accuracy": 0.5}, "seconds": 1.25, "absent": ["a", "b"], "refused": []}
     assert _in_words(json.dumps(line), 3) == "round 2 of 3  accuracy 0.500  1.2 s  absent: a, b"
+
+
+@needs_flower
+def test_tensorboard_events_of_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from stratafl.core.measure.record import DeployedRound
+    from stratafl.deploy.host import attendance, this_machine
+
+    records = [
+        DeployedRound(number, number, 0.1, {"accuracy": 0.5}, {}, (), 8.0, 1.0, absent=("paris/0",) * number)
+        for number in (1, 2)
+    ]
+
+    def run(out: Path, say: Callable[[str], None]) -> None:
+        for record in records:
+            say(json.dumps(asdict(record)))
+
+    monkeypatch.setattr(this_machine, "run", run)
+    monkeypatch.setattr(attendance, "never", lambda folder: [])
+    shown = call("up", topology(tmp_path), "--local", "--tensorboard", "--out", tmp_path / "sites")
+    assert "round 2 of 20  accuracy 0.500  1.0 s  absent: paris/0, paris/0" in str(shown)
+    events = accumulator.EventAccumulator(str(tmp_path / "sites" / "root" / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("run/absent")] == [(1, 1.0), (2, 2.0)]
 
 
 @needs_flower

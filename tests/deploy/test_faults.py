@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from stratafl import InvalidInput
-from stratafl.deploy import durable as durable_module
-from stratafl.deploy.durable import STATE, Durable
-from stratafl.deploy.job import Patience
-from stratafl.deploy.messages import PROTOCOL, Bundle, Reply
-from stratafl.deploy.node import Kept
-from stratafl.deploy.wire import decode, encode
+from stratafl.deploy.protocol.job import Patience
+from stratafl.deploy.protocol.messages import PROTOCOL, Bundle, Reply
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.wire import decode, encode
+from stratafl.deploy.sites import state_file as durable_module
+from stratafl.deploy.sites.state_file import STATE, Durable
 from tests.deploy.trees import Deployed, simulation
 
 
@@ -25,7 +25,8 @@ class Died(Exception):
 
 
 class Fallible:
-    """A node that can be killed before it gets a bundle, or after it saved and before its reply leaves."""
+    """A node that can be killed before it gets a bundle, or after it saved and before its reply
+    leaves."""
 
     def __init__(self, node: Any):
         self.node, self.when, self.calls = node, None, 0
@@ -67,7 +68,7 @@ class Tree(Deployed):
     def restart(self, name: str) -> None:
         """A new process that knows only what the last one wrote."""
         level, number = self.job.tree.find(name)
-        kept = decode(encode(self.kept[name]), Kept) if name in self.kept else None
+        kept = decode(encode(self.kept[name]), NodeState) if name in self.kept else None
         self.make(level, number, kept)
         if level:
             parent = self.job.tree.names[level - 1][int(self.job.tree.parents[level][number])]
@@ -106,7 +107,7 @@ def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
     tree = Tree(simulation(rules, 2))
     tree.root.greet()
     tree.root.one_round()
-    root = decode(encode(tree.kept["root"]), Kept)
+    root = decode(encode(tree.kept["root"]), NodeState)
     tree.root.one_round()
     after = tree.model()
     tree.kept["root"] = root
@@ -114,7 +115,7 @@ def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
     tree.root.one_round()
     assert torch.equal(tree.model(), after)
     leaves = [tree.nodes[name] for name in tree.job.tree.names[2]]
-    meetings = 2 * tree.job.meetings_below(1)
+    meetings = 2 * tree.job.every[1] // tree.job.every[2]
     assert [leaf.calls - 1 for leaf in leaves] == [meetings] * 5
 
 
@@ -125,7 +126,7 @@ def test_a_node_that_dies_after_any_save_goes_on_from_there(name: str, saves: in
     node = tree.nodes[name].node
     save, left = node._save, [saves]
 
-    def dying(kept: Kept) -> None:
+    def dying(kept: NodeState) -> None:
         save(kept)
         left[0] -= 1
         if left[0] == 0:
@@ -187,7 +188,8 @@ def test_fewer_than_the_least_number_of_children_leave_the_model_as_it_was() -> 
     tree.root.greet()
     for name in ("1/0", "1/1"):
         tree.nodes[name].when = "before"
-    # one child of group 1 is too few, so the group has nothing to bring, so the root hears one of two
+    # one child of group 1 is too few, so the group has nothing to bring, so the root hears one of
+    # two
     before = tree.model()
     refused, absent = tree.root.one_round()
     assert set(absent) == {"1/0", "1/1"} and refused == ()

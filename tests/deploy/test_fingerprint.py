@@ -1,4 +1,5 @@
-"""Real sites in one process, over the real link with a grid in memory: who works with something else is refused."""
+"""Real sites in one process, over the real link with a grid in memory: who works with something
+else is refused."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr")
 
 import stratafl
-from stratafl.config import Config
-from stratafl.deploy import flower, inbox
-from stratafl.deploy.assemble import Assembled, study_of
-from stratafl.deploy.fingerprint import differences
-from stratafl.deploy.flower import GridLink
-from stratafl.deploy.messages import PROTOCOL, Reply
-from stratafl.deploy.provision import Topology, flower_key, provision
-from stratafl.deploy.wire import encode, receive_reply
+from stratafl.config.schema import Config
+from stratafl.deploy.flower import inbox, process
+from stratafl.deploy.flower.process import GridLink
+from stratafl.deploy.protocol.messages import PROTOCOL, Reply
+from stratafl.deploy.protocol.wire import encode, receive_reply
+from stratafl.deploy.sites.assemble import Assembled, study_of
+from stratafl.deploy.sites.fingerprint import differences
+from stratafl.deploy.sites.provision import Topology, flower_key, provision
 
 CONFIG = """
 [tree]
@@ -64,15 +65,20 @@ class Grid:
         self._replies[name] = self._handlers[message.metadata.dst_node_id](request)
         return [name]
 
-    def pull_messages(self, names: Sequence[str]) -> list[SimpleNamespace]:
+    def look(self, names: Sequence[str]) -> list[tuple[str, SimpleNamespace]]:
         return [
-            SimpleNamespace(
-                metadata=SimpleNamespace(reply_to_message_id=name),
-                has_error=lambda: False,
-                content={inbox.RECORD: {"refused": False, "data": self._replies[name]}},
+            (
+                name,
+                SimpleNamespace(
+                    has_error=lambda: False, content={inbox.RECORD: {"refused": False, "data": self._replies[name]}}
+                ),
             )
             for name in names
         ]
+
+    def withdraw(self, names: Sequence[str]) -> None: ...
+
+    def hurry(self, until: float) -> None: ...
 
 
 class Tree:
@@ -106,7 +112,7 @@ class Tree:
 
     def run(self, **changed: dict[str, Any]) -> None:
         here = self.open("root")
-        flower._lead(here, self.link(here, changed))
+        process._lead(here, self.link(here, changed))
         self.close()
 
     def close(self) -> None:
@@ -131,7 +137,7 @@ class Tree:
 @pytest.fixture(autouse=True)
 def in_a_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As Flower lets an app run, with no pause between two looks for nodes."""
-    monkeypatch.setattr(flower, "LOOK_AROUND", 0.0)
+    monkeypatch.setattr(process, "LOOK_AROUND", 0.0)
     before = inbox._identity()
     inbox._become((1, 1, 1))
     yield

@@ -1,4 +1,5 @@
-"""A child, or a parent, with all its keys and no good will: what it sends is refused, it is named, the others go on."""
+"""A child, or a parent, with all its keys and no good will: what it sends is refused, it is named,
+the others go on."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from stratafl.deploy.bounds import OFFENCES
-from stratafl.deploy.durable import STATE, STATUS, Durable
-from stratafl.deploy.job import Patience
-from stratafl.deploy.messages import Bundle, Reply
-from stratafl.deploy.processes import Forked
+from stratafl.deploy.host.processes import Forked
+from stratafl.deploy.protocol.bounds import OFFENCES
+from stratafl.deploy.protocol.job import Patience
+from stratafl.deploy.protocol.messages import Bundle, Reply
+from stratafl.deploy.sites.state_file import STATE, STATUS, Durable
 from tests.deploy.trees import Deployed, simulation
 
 Lie = Callable[[Reply, Bundle], Any]
@@ -42,12 +43,14 @@ def with_a_liar(liar: str, lie: Lie, method: Any = "mtgc", depth: int = 2, **set
 
 
 def silent(reply: Reply, bundle: Bundle) -> Reply:
-    """As if it had nothing: what a parent makes of the others then is what it must make of them beside a liar."""
+    """As if it had nothing: what a parent makes of the others then is what it must make of them
+    beside a liar."""
     return dataclasses.replace(reply, report=None) if bundle.begin is not None else reply
 
 
 def reported(**changes: Any) -> Lie:
-    """Of every report, what is given here instead of what is true; a function gets the truth and the bundle."""
+    """Of every report, what is given here instead of what is true; a function gets the truth and
+    the bundle."""
 
     def lie(reply: Reply, bundle: Bundle) -> Reply:
         if reply.report is None:
@@ -196,17 +199,22 @@ def test_who_offends_too_often_is_out(lie: Lie) -> None:
 def test_what_a_rule_cannot_merge_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
     from stratafl import rules
 
-    def fails(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no")
+    fails = False
 
-    deployed = Deployed(simulation([rules.average()._replace(reduce=fails)], 1))
+    def reduce(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if fails:
+            raise RuntimeError("no")
+        return weights @ rows
+
+    deployed = Deployed(simulation([rules.average()._replace(reduce=reduce)], 1))
+    fails = True  # not when the rule is tried
     before = deployed.model()
     deployed.root.greet()
     assert deployed.root.one_round() == (("root",), ())
-    assert torch.equal(deployed.model(), before) and "cannot be merged: RuntimeError: no" in caplog.text
+    assert torch.equal(deployed.model(), before) and "reduce raised RuntimeError: no" in caplog.text
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def mode(path: Path) -> int:

@@ -14,14 +14,14 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from stratafl.deploy import garbage, supervise
-from stratafl.deploy.inbox import RECORD, Inbox
-from stratafl.deploy.processes import Forked
-from stratafl.deploy.provision import Topology, provision
-from stratafl.deploy.site import Site
-from stratafl.deploy.supervise import Supervisor
-from stratafl.deploy.tasks import SERVER_APP, Tasks
-from stratafl.store import files
+from stratafl.base import files
+from stratafl.deploy.flower.inbox import RECORD, Inbox
+from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
+from stratafl.deploy.host import garbage, supervise
+from stratafl.deploy.host.processes import Forked
+from stratafl.deploy.host.supervise import Supervisor
+from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.site import Site
 
 CONFIG = """
 [tree]
@@ -36,8 +36,9 @@ rounds = 1
 """
 MODEL = 6 << 20
 """Bytes of a message."""
-MOST = 3
-"""Messages that a process may hold more of after 25 than after 5."""
+MOST = 6
+"""Messages that a process may hold more of after 25 than after 5: it swings by a few from look to
+look, and one that kept them would hold 20 more."""
 
 
 def resident(process: Forked) -> int:
@@ -94,10 +95,10 @@ def test_no_process_keeps_the_models_that_went_through_it(folders: dict[str, Pat
                 if number in (4, 24):
                     time.sleep(2 * garbage.EVERY)
                     held.append({name: resident(process) / MODEL for name, process in watched.items()})
-        for name in watched:
-            assert held[1][name] - held[0][name] < MOST, held
         for client in (tasks._signed, tasks._own):
             client.close()
+        for name in watched:
+            assert held[1][name] - held[0][name] < MOST, held
     finally:
         for each in (top, below):
             each.stop()

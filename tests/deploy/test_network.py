@@ -1,4 +1,5 @@
-"""A tree on three hosts with a bad link between them: 50 ms each way, and one packet of a hundred lost."""
+"""A tree on three hosts with a bad link between them: 50 ms each way, and one packet of a hundred
+lost."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 from benchmarks.small_tree import small_tree
-from stratafl.cli import app
-from stratafl.config import Config
-from stratafl.deploy import whole
-from stratafl.deploy.assemble import study_of
-from stratafl.store import files
+from stratafl.base import files
+from stratafl.cli.main import app
+from stratafl.config.schema import Config
+from stratafl.deploy.host import this_machine
+from stratafl.deploy.sites.assemble import study_of
 from tests.deploy.link import Hosts, Refused
 
 pytestmark = pytest.mark.deploy
@@ -54,7 +55,7 @@ def provisioned(folder: Path, hosts: Hosts) -> Path:
 @contextlib.contextmanager
 def running(out: Path, hosts: Hosts) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Every host's sites, started there, and stopped at the end of the block if they still run."""
-    folders, started = whole.sites(out), []
+    folders, started = this_machine.sites(out), []
     try:
         for host, names in ON.items():
             command = [sys.executable, "-m", "stratafl", "deploy", "site", *(str(folders[name]) for name in names)]
@@ -65,7 +66,7 @@ def running(out: Path, hosts: Hosts) -> Iterator[list[subprocess.Popen[bytes]]]:
                 )
         yield started
     finally:
-        whole.stop(out)
+        this_machine.stop(out)
         for process in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +78,7 @@ def test_a_run_over_a_slow_link_that_loses_packets_ends_where_the_simulation_end
     began = time.monotonic()
     with running(out, hosts) as started:
         while any(process.poll() is None for process in started):
-            assert time.monotonic() - began < LIMIT, [(seen.site.name, seen.status) for seen in whole.look(out)]
+            assert time.monotonic() - began < LIMIT, [(seen.site.name, seen.status) for seen in this_machine.look(out)]
             time.sleep(0.2)
     sent_again = sum(hosts.retransmitted(name) for name in ON)
     counts = hosts.cut()
@@ -92,5 +93,5 @@ def test_a_run_over_a_slow_link_that_loses_packets_ends_where_the_simulation_end
     assert 0.2 * LOSS < counts["dropped"] / (counts["passed"] + counts["dropped"]) < 3 * LOSS
     # whatever TCP had to repeat, the messages themselves went over the link once
     between = run.communication.level(1)
-    assert sum(seen.status["arrays_out"] for seen in whole.look(out) if seen.site.level == 1) == between.bytes_up
+    assert sum(seen.status["arrays_out"] for seen in this_machine.look(out) if seen.site.level == 1) == between.bytes_up
     assert counts["bytes"] > between.bytes

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stratafl import InvalidInput
-from stratafl.registry import entries
+from stratafl.rules.registry import entries
 from tests.deploy.trees import Deployed, simulation
 
 every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -66,7 +66,7 @@ def test_corrections_are_those_of_the_simulation() -> None:
 
 
 def test_buffers_dropout_momentum_and_clipping() -> None:
-    from stratafl.local import leaf
+    from stratafl.core.leaf import leaf
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
@@ -77,7 +77,7 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     deployed = Deployed(sim).run()
     sim.run()
     assert_agrees(deployed, sim)
-    torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.held_buffers[0][0], **TOLERANCE)
+    torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.levels[0].buffers[0], **TOLERANCE)
 
 
 class Masked(nn.Module):
@@ -101,7 +101,7 @@ def test_a_mask_with_infinities_among_the_buffers(method: str, depth: int) -> No
     sim.run()
     assert sim.result().refused == {}
     assert_agrees(deployed, sim)
-    ours, theirs = deployed.root.down.now.buffers[0], sim.federation.held_buffers[0][0]
+    ours, theirs = deployed.root.down.now.buffers[0], sim.federation.levels[0].buffers[0]
     torch.testing.assert_close(ours, theirs, equal_nan=True, **TOLERANCE)
     assert ours[1] == -torch.inf and ours[4] != 0
 

@@ -1,4 +1,5 @@
-"""A leaf that trains on data of its own: what is at its host, and not a part of the config's data set."""
+"""A leaf that trains on data of its own: what is at its host, and not a part of the config's data
+set."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import torch
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.config import Config
-from stratafl.deploy.assemble import Assembled, study_of, training_of
-from stratafl.deploy.messages import Begin, Bundle, Parcel
-from stratafl.deploy.provision import Topology, provision
-from stratafl.deploy.site import Site
+from stratafl.config.schema import Config
+from stratafl.config.setup import part_of
+from stratafl.deploy.protocol.messages import Begin, Bundle, Parcel
+from stratafl.deploy.sites.assemble import Assembled
+from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.site import Site
 
 CONFIG = """
 [tree]
@@ -40,9 +42,8 @@ def sites(folder: Path, data: str) -> dict[str, Path]:
 
 def part(config: Config, leaf: int) -> tuple[np.ndarray, np.ndarray]:
     """What the simulation gives to a leaf."""
-    training = training_of(study_of(config))
-    mine = training.partition[leaf]
-    return training.inputs[mine].numpy(), training.targets[mine].numpy()
+    (x, y), _ = part_of(config, leaf)
+    return x.numpy(), y.numpy()
 
 
 def trained(folder: Path) -> tuple[int, torch.Tensor]:
@@ -136,7 +137,8 @@ def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_samples_are_those_that_were_declared(tmp_path: Path) -> None:
-    """By the config's data set, or by the topology; a leaf that has others does not start, or is refused."""
+    """By the config's data set, or by the topology; a leaf that has others does not start, or is
+    refused."""
     (tmp_path / "run.toml").write_text(CONFIG)
     x, y = part(Config.load(tmp_path / "run.toml"), 0)
     data = write_npz(tmp_path, x, y)

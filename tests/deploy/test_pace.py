@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl.deploy.durable import Durable
-from stratafl.deploy.messages import Parcel
-from stratafl.deploy.node import Kept
-from stratafl.deploy.pace import LONGEST, SHARE, SHORTEST, Pace, look_sooner_for_parts
-from stratafl.deploy.upward import Above, Sent
-from stratafl.deploy.wire import encode
+from stratafl.deploy.flower.pace import LONGEST, SHARE, SHORTEST, Pace, look_sooner_for_parts
+from stratafl.deploy.protocol.messages import Parcel
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.upward import Above, Sent
+from stratafl.deploy.protocol.wire import encode
+from stratafl.deploy.sites.state_file import Durable
 
 
 def test_a_look_comes_the_later_the_longer_nothing_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_flower_takes_the_shorter_wait_for_a_missing_part() -> None:
 def test_a_state_holds_the_same_rows_once(tmp_path: Path) -> None:
     x_1P = torch.randn(1, 1000)
     start = Parcel(x_1P, torch.zeros(1, 0), {"control": x_1P.clone()})
-    kept = Kept(above=Above(0, {"z": x_1P}, start, None, x_1P, Sent(1, {"z": x_1P}, x_1P)))
+    kept = NodeState(above=Above(0, {"z": x_1P}, start, None, x_1P, Sent(1, {"z": x_1P}, x_1P)))
     assert len(encode(kept, once=True)) < 0.4 * len(encode(kept))
     durable = Durable(tmp_path, "run")
     durable.write(kept)

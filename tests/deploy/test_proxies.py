@@ -1,4 +1,5 @@
-"""A proxy in the environment is for the way out: a site's own processes reach each other without it."""
+"""A proxy in the environment is for the way out: a site's own processes reach each other without
+it."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
-from stratafl.deploy import provision, proxies, supernode
-from stratafl.deploy.processes import Forked
-from stratafl.deploy.site import Site
-from stratafl.deploy.tasks import CLIENT_APP, Tasks
+from stratafl.deploy.flower import supernode
+from stratafl.deploy.flower.tasks import CLIENT_APP, Tasks
+from stratafl.deploy.host.processes import Forked
+from stratafl.deploy.sites import provision, proxies
+from stratafl.deploy.sites.site import Site
 
 NAMES = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"]
 NOBODY = ["http://127.0.0.1:9", "socks5://127.0.0.1:9"]

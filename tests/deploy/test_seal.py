@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.deploy import seal
-from stratafl.deploy.assemble import Assembled
-from stratafl.deploy.messages import Bundle
-from stratafl.deploy.wire import encode
+from stratafl.deploy.protocol import seal
+from stratafl.deploy.protocol.messages import Bundle
+from stratafl.deploy.protocol.wire import encode
+from stratafl.deploy.sites.assemble import Assembled
 from tests.deploy.trees import Deployed, simulation
 
 KEY, OTHER = seal.new_key(), seal.new_key()

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from stratafl import InvalidInput
-from stratafl.deploy.durable import Durable
-from stratafl.deploy.job import Patience
-from stratafl.deploy.messages import Bundle, Reply
-from stratafl.deploy.node import Kept
+from stratafl.deploy.protocol.job import Patience
+from stratafl.deploy.protocol.messages import Bundle, Reply
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.sites.state_file import Durable
 from tests.deploy.test_faults import Died, Tree, undisturbed
 from tests.deploy.trees import simulation
 
@@ -44,7 +44,7 @@ class OnDisk(Tree):
         node = self.nodes[self.name]
         getattr(node, "node", node)._save = self.save
 
-    def save(self, kept: Kept) -> None:
+    def save(self, kept: NodeState) -> None:
         self.saves += 1
         if self.saves not in self.full:
             self.durable.write(kept)
@@ -160,7 +160,7 @@ def lose_state_after(tree: Tree, name: str, saves: int) -> None:
     node, left = tree.nodes[name].node, [saves]
     save = node._save
 
-    def dying(kept: Kept) -> None:
+    def dying(kept: NodeState) -> None:
         save(kept)
         left[0] -= 1
         if left[0] < 0:

@@ -18,15 +18,16 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.cli import app
-from stratafl.deploy import processes, supervise, whole
-from stratafl.deploy.durable import DAMAGED, STATE, Durable, status
-from stratafl.deploy.node import Kept
-from stratafl.deploy.processes import MOST, Forked, Restarts
-from stratafl.deploy.provision import Topology, provision
-from stratafl.deploy.supervise import Supervisor, Together
-from stratafl.store import files
-from stratafl.store.lock import Lock, is_held
+from stratafl.base import files
+from stratafl.cli.main import app
+from stratafl.deploy.host import processes, supervise, this_machine
+from stratafl.deploy.host.attendance import INCOMPLETE
+from stratafl.deploy.host.processes import MOST, Forked, Restarts
+from stratafl.deploy.host.supervise import Supervisor, Together
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.state_file import DAMAGED, STATE, Durable, status
+from stratafl.runs.lock import Lock, is_held
 
 CONFIG = """
 [tree]
@@ -78,13 +79,25 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def damage(site: Path) -> Path:
     """A state with one bit turned."""
     durable = Durable(site / "state", files.read_json(site / "site.json")["job"])
-    durable.write(Kept(line="x" * 100))
+    durable.write(NodeState(line="x" * 100))
     durable.close()
     path = site / "state" / STATE
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_reaches_a_process_however_young_it_is(number: int, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a supervisor has a handler of its own
+    try:
+        for _ in range(10):
+            process = Forked(lambda: time.sleep(60), tmp_path / "log", tmp_path)
+            process.signal(number)
+            assert process.wait(20) == -number
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_pauses_grow_and_too_many_ends_in_a_short_while_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +181,37 @@ def test_a_supervisor_that_cannot_go_on_ends_all_at_once(sites: Path, monkeypatc
     assert code == 2 and len(said) == 1 and "1 could not go on" in said[0]
 
 
+def test_a_root_whose_run_ended_without_a_site_ends_nobody_else_and_its_code_is_that_of_all(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(folder: Path) -> None:
+        if folder.name == "root":
+            sys.exit(INCOMPLETE)
+        time.sleep(0.5)
+        (folder / "said_goodbye").touch()
+        if folder.name == "1":  # nobody told it that the run is over
+            time.sleep(LONGEST)
+
+    monkeypatch.setattr(supervise, "ENDING", 0.0)
+    code, said = together(sites, work, monkeypatch)
+    assert code == INCOMPLETE and said == [] and (sites / "0" / "said_goodbye").exists()
+
+
 def test_up_starts_the_sites_again_when_all_were_killed_at_once(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = iter(["kill -9 $$", "kill -11 $$", f'echo \'{{"doing": "done"}}\' > {sites}/root/state/status.json'])
     (sites / "root" / "state").mkdir()
-    monkeypatch.setattr(whole, "start", lambda *folders: subprocess.Popen(["sh", "-c", next(ends)]))
+    monkeypatch.setattr(this_machine, "start", lambda *folders: subprocess.Popen(["sh", "-c", next(ends)]))
     said: list[str] = []
-    whole.run(sites, said.append, said.append)
+    this_machine.run(sites, said.append, said.append)
     assert [line.split(",")[0] for line in said] == [f"the sites were ended by signal {number}" for number in (9, 11)]
 
 
 def test_up_ends_with_an_error_where_they_are_killed_again_and_again(
     sites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole, "start", lambda *folders: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+    monkeypatch.setattr(this_machine, "start", lambda *folders: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
     with pytest.raises(InvalidInput, match="signal 9"):
-        whole.run(sites, print, print)
+        this_machine.run(sites, print, print)
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, -signal.SIGKILL])
@@ -215,8 +244,8 @@ def test_a_damaged_state_is_said_once_and_waited_for(sites: Path) -> None:
     assert not any(supervisor._ended("node") for _ in range(5))
     assert len(said) == 1 and f"stratafl deploy reset {site}" in said[0], said
     assert "Traceback" not in (site / "logs" / "node.log").read_text()
-    assert whole._damaged({"0": site}) == {said[0]}
-    whole.reset([str(site)], sites)
+    assert this_machine._damaged({"0": site}) == {said[0]}
+    this_machine.reset([str(site)], sites)
     assert supervisor._ended("node")
 
 
@@ -224,9 +253,9 @@ def test_up_names_the_way_back_from_a_damaged_state_before_anything_is_started(
     sites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = damage(sites / "1")
-    monkeypatch.setattr(whole, "start", lambda *folders: pytest.fail("started"))
+    monkeypatch.setattr(this_machine, "start", lambda *folders: pytest.fail("started"))
     with pytest.raises(InvalidInput, match="stratafl deploy reset") as problem:
-        whole.run(sites, print, print)
+        this_machine.run(sites, print, print)
     assert "\n" not in str(problem.value)
     data = path.read_bytes()
     ran = CliRunner().invoke(app, ["deploy", "reset", "1", "--out", str(sites)])
@@ -240,20 +269,20 @@ def test_with_the_root_all_sites_beside_it_begin_anew(sites: Path) -> None:
     for name in ("root", "0"):
         damage(sites / name)
     (sites / "root" / "rounds.jsonl").write_text("{}\n")
-    assert set(whole.reset(["root"], sites)) == {"root", "0", "1"}
+    assert set(this_machine.reset(["root"], sites)) == {"root", "0", "1"}
     assert not (sites / "0" / "state" / STATE).exists() and not (sites / "root" / "rounds.jsonl").exists()
 
 
 def test_a_site_that_runs_is_not_reset(sites: Path) -> None:
     site = sites / "0"
     durable = Durable(site / "state", "run")
-    durable.write(Kept())
+    durable.write(NodeState())
     durable.show(doing="round")
     with pytest.raises(InvalidInput, match="runs"):
-        whole.reset(["0"], sites)
+        this_machine.reset(["0"], sites)
     assert (site / "state" / STATE).exists() and status(site / "state")["doing"] == "round"
     durable.close()
     with pytest.raises(InvalidInput, match="did you mean"):
-        whole.reset(["rot"], sites)
-    whole.reset(["0"], sites)
+        this_machine.reset(["rot"], sites)
+    this_machine.reset(["0"], sites)
     assert not (site / "state" / STATE).exists()

@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.deploy import provision as provision_module
-from stratafl.deploy.address import bound
-from stratafl.deploy.provision import Topology, check_made_from, provision
-from stratafl.deploy.site import Site, slug
-from stratafl.store import files
+from stratafl.base import files
+from stratafl.deploy.sites import provision as provision_module
+from stratafl.deploy.sites.address import bound
+from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+from stratafl.deploy.sites.site import Site, slug
 
 SMALL = "[model]\nname = 'mlp'\nhidden = [4]\n"
 
@@ -35,7 +35,7 @@ def load(folder: Path, text: str = "", **settings: Any) -> Topology:
     return Topology.load(written(folder, text, **settings))
 
 
-# -- deadlines -----------------------------------------------------------------------------------------------------
+# -- deadlines -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_example_s_root_waits_for_its_cities_longer_than_these_for_their_hos
     assert made.deadline == (93, 30) and made.config.schedule.periods == [3, 10]
 
 
-# -- what of a config a deployed tree does ---------------------------------------------------------------------------
+# -- what of a config a deployed tree does ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_it_does_anyway_is_taken(tmp_path: Path) -> None:
     assert load(tmp_path, run=run).config.run.stop_at == 0.9
 
 
-# -- names, hosts and paths ------------------------------------------------------------------------------------------
+# -- names, hosts and paths ------------------------------------------------------------------------
 
 NAMES = ["a b", "a-b", "a_b", "a__b", "北京", "東京", "é", "è", "...", "-", "x" * 150, "x" * 151, "a_/b", "a/_b", "a/b"]
 
@@ -197,7 +197,7 @@ def test_ports_that_do_not_exist_are_not_given_out(tmp_path: Path) -> None:
         load(tmp_path, "base_port = 60000", shape="2000", periods=[2])
 
 
-# -- folders ---------------------------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
 def test_an_attempt_that_fails_or_is_killed_does_not_stand_in_the_way(

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
-from stratafl.config import Config
-from stratafl.deploy import whole
-from stratafl.deploy.assemble import study_of
-from stratafl.store.lock import is_held
+from stratafl.config.schema import Config
+from stratafl.deploy.host import this_machine
+from stratafl.deploy.sites.assemble import study_of
+from stratafl.runs import read_run
+from stratafl.runs.lock import is_held
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
@@ -50,7 +51,10 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=LIMIT)
     assert first.returncode == 128 + signal.SIGINT and "go on with: stratafl deploy up" in said, said
-    assert [seen.running for seen in whole.look(tmp_path / "sites")] == [False] * 3
+    assert [seen.running for seen in this_machine.look(tmp_path / "sites")] == [False] * 3
+
+    stopped = read_run(tmp_path / "sites" / "root")
+    assert stopped.status == "interrupted" and stopped.round >= 1
 
     again = stratafl(tmp_path, *up)
     shown, said = again.communicate(timeout=LIMIT)
@@ -58,12 +62,15 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     assert "round 12 of 12" in shown and "the model:" in shown and "round 1 of 12" not in shown
     rounds = [json.loads(line)["round"] for line in (tmp_path / "sites/root/rounds.jsonl").read_text().splitlines()]
     assert rounds == list(range(1, 13))
+    run = read_run(tmp_path / "sites" / "root")
+    assert (run.status, run.round, run.total) == ("done", 12, 12) and run.summary is not None
+    assert [each["after"] for each in run.continued] == [stopped.round]
     wanted = study_of(Config.load(tmp_path / "run.toml")).simulation.run().module.state_dict()
     found = load_file(tmp_path / "sites" / "root" / "model.safetensors")
     assert max(float((found[name] - value).abs().max()) for name, value in wanted.items()) < 1e-6
 
     over: list[str] = []
-    whole.run(tmp_path / "sites", over.append)
+    this_machine.run(tmp_path / "sites", over.append)
     assert over == [] and (tmp_path / "sites/root/rounds.jsonl").read_text().count("\n") == 12
 
 

@@ -1,4 +1,5 @@
-"""A user's own plugins and models: copied by `init`, found by nodes wherever they run, and noticed when they change."""
+"""A user's own plugins and models: copied by `init`, found by nodes wherever they run, and noticed
+when they change."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ import pytest
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.deploy.assemble import Assembled
-from stratafl.deploy.provision import Topology, check_made_from, provision
-from stratafl.deploy.site import Site
-from stratafl.deploy.supervise import run_sites
-from stratafl.deploy.user_files import import_from
+from stratafl.deploy.host.supervise import run_sites
+from stratafl.deploy.sites.assemble import Assembled
+from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+from stratafl.deploy.sites.site import Site
+from stratafl.deploy.sites.user_files import import_from
 
 RULE = """
 from stratafl import Rule, register
-from stratafl.rule import average
+from stratafl.core.rule import average
 
 @register("{name}")
 def rule() -> Rule:
@@ -109,7 +110,7 @@ def test_another_run_of_this_process_has_its_own(tmp_path: Path) -> None:
         assert here.leaf().engine.training.flat.parameters == here.job.parameters == (64 + 1 + 10) * width + 10
 
 
-def test_a_file_is_found_from_the_working_directory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_found_beside_the_config_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "rule.py").write_text(RULE.format(name="elsewhere"))
     (tmp_path / "study").mkdir()
@@ -117,6 +118,9 @@ def test_a_file_is_found_from_the_working_directory_too(tmp_path: Path, monkeypa
     (tmp_path / "study" / "run.toml").write_text(config + '[run]\nplugins = ["own/rule.py"]\n')
     (tmp_path / "study" / "topology.toml").write_text('config = "run.toml"\n')
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"study/own/rule\.py': cannot be imported: no such Python file"):
+        provision(Topology.load(Path("study/topology.toml")), Path("sites"))
+    (tmp_path / "own").rename(tmp_path / "study" / "own")
     site = Site.load(provision(Topology.load(Path("study/topology.toml")), Path("sites"))["0"])
     assert site.names == {"own/rule.py": "rule.py"} and set(site.files) == {"rule.py"}
 
@@ -124,7 +128,7 @@ def test_a_file_is_found_from_the_working_directory_too(tmp_path: Path, monkeypa
 def test_a_file_that_is_not_there_is_said_before_anything_is_written(tmp_path: Path) -> None:
     made = study(tmp_path)
     (tmp_path / "my.py").unlink()
-    with pytest.raises(InvalidInput, match=r"run\.plugins = 'my\.py': cannot be imported: no such Python file"):
+    with pytest.raises(InvalidInput, match=r"run\.plugins = '.*/my\.py': cannot be imported: no such Python file"):
         provision(made, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()
 

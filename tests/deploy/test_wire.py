@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save
 
 from stratafl import InvalidInput
-from stratafl.deploy.messages import Answer, Begin, Bundle, Parcel, Reply, Report
-from stratafl.deploy.node import Kept
-from stratafl.deploy.wire import decode, encode, receive_bundle, receive_reply
+from stratafl.deploy.protocol.messages import Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.wire import decode, encode, receive_bundle, receive_reply
 from tests.deploy.trees import Deployed, simulation
 
 NAMES = frozenset({"model"})
@@ -47,7 +47,7 @@ def test_a_round_trip_loses_nothing(deployed: Deployed) -> None:
     assert same(receive_bundle(encode(bundle()), deployed.job), bundle())
     assert same(receive_reply(encode(reply()), deployed.job, NAMES), reply())
     for kept in deployed.kept.values():
-        assert same(decode(encode(kept), Kept), kept)
+        assert same(decode(encode(kept), NodeState), kept)
 
 
 def test_a_tree_that_speaks_in_bytes_ends_where_one_in_memory_does() -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from stratafl import Simulation, simulate
-from stratafl.deploy.job import Job, Patience
-from stratafl.deploy.memory import Handler, MemoryLink
-from stratafl.deploy.node import Aggregator, Kept, Leaf, Root
+from stratafl.core.channel import Channels
+from stratafl.deploy.protocol.in_memory import Handler, MemoryLink
+from stratafl.deploy.protocol.job import Job, Patience
+from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -28,11 +29,9 @@ def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **s
     parts = [np.arange(leaf * 7, leaf * 7 + 4 + leaf % 3) for leaf in range(leaves)]
     for leaf, size in (huge or {}).items():
         inputs[parts[leaf]] = size
-    settings = {"weights": "samples", "seed": 4, "batch": 3, "model": lambda: nn.Linear(4, 3), **settings}
-    model = settings.pop("model")
-    return simulate(
-        model, (inputs, targets), parts, SHAPES[depth], rules, periods=PERIODS[depth], rounds=ROUNDS, **settings
-    )
+    given = {"weights": "samples", "seed": 4, "batch": 3, "periods": PERIODS[depth], "rounds": ROUNDS, **settings}
+    model = given.pop("model", lambda: nn.Linear(4, 3))
+    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
 
 
 class Deployed:
@@ -46,6 +45,7 @@ class Deployed:
         update_limit: float | None = None,
         update_factor: Any = None,
         wrap: Callable[[Handler], Handler] = lambda node: node,
+        channels: tuple[Channels, ...] = (),
     ):
         federation = sim.federation
         assert isinstance(sim.engine, LoopEngine)
@@ -68,24 +68,25 @@ class Deployed:
             update_factor=update_factor,
             leaf=sim.engine.leaf,
             samples=tuple(map(len, self.parts)),
+            channels=channels,
         )
         self.engine, self.wrap = sim.engine, wrap
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, NodeState] = {}
         self.links: dict[str, MemoryLink] = {}
         self.nodes: dict[str, Any] = {}
-        self.start = federation.held[0][0], federation.held_buffers[0][0]
+        self.start = federation.levels[0].model[0], federation.buffers(0)[0]
         for level in range(tree.depth, -1, -1):
             for number in range(tree.sizes[level]):
                 self.make(level, number)
 
-    def make(self, level: int, number: int, kept: Kept | None = None) -> None:
+    def make(self, level: int, number: int, kept: NodeState | None = None) -> None:
         tree, name = self.job.tree, self.job.tree.names[level][number]
 
-        def save(state: Kept) -> None:
+        def save(state: NodeState) -> None:
             self.kept[name] = state
 
         if level == tree.depth:
-            self.nodes[name] = self.wrap(Leaf(self.job, number, self.engine, len(self.parts[number]), save, kept))
+            self.nodes[name] = self.wrap(LeafNode(self.job, number, self.engine, len(self.parts[number]), save, kept))
             return
         below = [tree.names[level + 1][child] for child in self.job.children(level, number)]
         self.links[name] = MemoryLink({child: self.nodes[child] for child in below})

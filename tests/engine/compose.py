@@ -1,4 +1,5 @@
-"""Modules put together at random. A plan is plain data, so that a failing one can be read and built again."""
+"""Modules put together at random. A plan is plain data, so that a failing one can be read and built
+again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A training loop as one writes it in plain PyTorch, and an engine's training of the same clients beside it.
+"""A training loop as one writes it in plain PyTorch, and an engine's training of the same clients
+beside it.
 
-The loop knows nothing of the package but which samples a client uses in a step and the seed that a module's own
-random numbers start from.
+The loop knows nothing of the package but which samples a client uses in a step and the seed that a
+module's own random numbers start from.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import leaf
-from stratafl.data.batches import batches
+from stratafl.base.streams import Purpose, seed_of
+from stratafl.core.flat import Flat
+from stratafl.core.shared_rows import Spread
+from stratafl.core.work import Training, Work
+from stratafl.data.sampling import batches
+from stratafl.data.supply import Held
 from stratafl.engine.choose import Name, make_engine
-from stratafl.engine.spread import Spread
-from stratafl.engine.work import Training, Work
-from stratafl.flat import Flat
-from stratafl.streams import Purpose, integer
 from tests.engine.zoo.entry import Entry
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3
@@ -44,9 +46,11 @@ class Trained(NamedTuple):
 
 
 def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = False) -> Problem:
-    """The clients' modules differ in every trained value and in every buffer that is not zero or infinite.
+    """The clients' modules differ in every trained value and in every buffer that is not zero or
+    infinite.
 
-    zeros: the module that is given has zeros for parameters, at which nearly every way to compute gradients agrees.
+    zeros: the module that is given has zeros for parameters, at which nearly every way to compute
+        gradients agrees.
     """
     random = torch.Generator().manual_seed(1)
     sizes = PAIRED_SIZES if entry.pairs else SIZES
@@ -95,7 +99,7 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
             module.train()
         with torch.random.fork_rng():
             for step, chosen in enumerate(batches(SEED, number, len(mine), 0, steps, BATCH)):
-                torch.manual_seed(integer(SEED, Purpose.MODULE, number, step))
+                torch.manual_seed(seed_of(SEED, Purpose.MODULE, number, step))
                 batch = mine[chosen]
                 given.entry.loss(module(given.inputs[batch]), given.targets[batch]).backward()
                 gradients = {
@@ -118,7 +122,8 @@ class Ran(NamedTuple):
 
 
 def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ran:
-    """The same by an engine, which must leave everything that is the user's as it was, to the byte."""
+    """The same by an engine, which must leave everything that is the user's as it was, to the
+    byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
     inputs = given.inputs.to(dtype) if given.inputs.is_floating_point() else given.inputs.clone()
     targets = given.targets.to(dtype) if given.targets.is_floating_point() else given.targets.clone()
@@ -129,10 +134,10 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ra
     theirs = [inputs, targets, x.rows_MP, b.rows_MP, *given.partition]
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
-    training = Training(flat, given.entry.loss, inputs, targets, given.partition, leaf(LR), BATCH, "epochs", SEED)
+    training = Training(flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED)
     trainer = make_engine(name, training, chunk=2)
     g_NP = trainer.gradients(work)
-    x_NP, b_NB = trainer.train(work)
+    x_NP, b_NB, *_ = trainer.train(work)
     assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"
     found = []
     for g_P, x_P, b_B in zip(g_NP, x_NP, b_NB, strict=True):
@@ -146,7 +151,8 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def difference(expected: list[Trained], got: list[Trained]) -> dict[str, float]:
-    """How far apart values are at most, as a share of those above one: first gradients, then what was trained."""
+    """How far apart values are at most, as a share of those above one: first gradients, then what
+    was trained."""
     assert len(expected) == len(got)
     found: dict[str, float] = {}
     for one, other in zip(expected, got, strict=True):

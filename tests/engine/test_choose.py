@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stratafl.base.errors import InvalidInput
+from stratafl.core.flat import Flat
+from stratafl.core.leaf import leaf
+from stratafl.core.work import Training
+from stratafl.data.supply import Held
 from stratafl.engine import choose
 from stratafl.engine.choose import make_engine
-from stratafl.engine.work import Training
-from stratafl.errors import InvalidInput
-from stratafl.flat import Flat
-from stratafl.local import leaf
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def made(name: str, module: nn.Module | None = None, **more):
     flat = Flat(module or nn.Linear(3, 2))
     parts = list(torch.arange(12).split(4))
     data = torch.randn(12, 3), torch.randint(2, (12,))
-    return make_engine(name, Training(flat, F.cross_entropy, *data, parts, leaf(), 2, "epochs", 0), **more)
+    return make_engine(name, Training(flat, F.cross_entropy, Held(*data), parts, leaf(), 2, "epochs", 0), **more)
 
 
 WAYS = ["loop", "stacked", "vmap"]

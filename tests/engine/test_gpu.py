@@ -1,4 +1,5 @@
-"""The stacked engine on a GPU: it agrees with the loop, and gives the same bits whenever and however it is run."""
+"""The stacked engine on a GPU: it agrees with the loop, and gives the same bits whenever and
+however it is run."""
 
 from __future__ import annotations
 
@@ -9,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import feddyn, models, simulate
-from stratafl.data.transforms import flip_and_crop
+from stratafl import feddyn, simulate
+from stratafl.core.leaf import Correct, Leaf, constant, leaf
+from stratafl.core.measure.result import Result
+from stratafl.core.optimise.optimiser import SGD
+from stratafl.data.augment import flip_and_crop
 from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
-from stratafl.local import Correct, Leaf, constant, leaf
-from stratafl.registry import entries
-from stratafl.simulate import Result, Simulation
+from stratafl.models.lstm import lstm
+from stratafl.models.mlp import mlp
+from stratafl.rules.registry import entries
+from stratafl.simulation.run import Simulation
 from tests.engine.plain import difference, engine, plain, problem
 from tests.engine.zoo import ZOO
 
@@ -31,9 +36,9 @@ def convolutional() -> nn.Module:
 
 
 MODELS = {
-    "perceptron": (lambda: models.mlp((3, 10, 10), 3, (30, 20)), (3, 10, 10)),
+    "perceptron": (lambda: mlp((3, 10, 10), 3, (30, 20)), (3, 10, 10)),
     "convolutional": (convolutional, (3, 10, 10)),
-    "lstm": (lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4), (6,)),
+    "lstm": (lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4), (6,)),
 }
 
 
@@ -52,7 +57,8 @@ def federation(model: str = "perceptron", rules="mtgc", depth: int = 2, **more) 
 
 
 def apart(expected: Result, got: Result) -> float:
-    """The largest distance of two runs' rows, as a share of how far the models are from the first."""
+    """The largest distance of two runs' rows, as a share of how far the models are from the
+    first."""
     rows = [*zip(expected.models, got.models, strict=True)]
     rows += [(a, b) for a, b in zip(expected.corrections, got.corrections, strict=True) if a is not None]
     return max(float((a - b).norm() / a.norm().clamp(min=1e-3)) for a, b in rows)
@@ -64,7 +70,8 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
     settings = {"rules": [rule] * depth, "depth": depth}
     stacked = federation(**settings, engine="stacked")
     assert stacked.engine.how == "stacked"
-    # server optimisers divide by a square root of what is nearly zero at first, which makes rounding large
+    # server optimisers divide by a square root of what is nearly zero at first, which makes
+    # rounding large
     limit = 1e-2 if rule in ("adam", "yogi") else 1e-4
     assert apart(federation(**settings, engine="loop").run(), stacked.run()) < limit
 
@@ -87,8 +94,25 @@ def test_a_stage_that_treats_one_parameter_unlike_another() -> None:
     def slowed(direction: torch.Tensor, x: torch.Tensor, correct: Correct) -> torch.Tensor:
         return correct(x, direction) * torch.linspace(0, 1, x.shape[-1], device=x.device)
 
-    settings = {"model": "convolutional", "leaf": Leaf(constant(0.1), (slowed,), 0.5)}
+    settings = {"model": "convolutional", "leaf": Leaf(constant(0.1), (slowed,), SGD(0.5))}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
+
+
+@pytest.mark.parametrize("state", ["restart", "keep"])
+@pytest.mark.parametrize(
+    "optimiser",
+    [{"name": "sgd", "momentum": 0.9, "nesterov": True}, {"name": "adam", "eps": 1e-2}, {"name": "adamw", "eps": 1e-2}],
+    ids=str,
+)
+def test_every_optimiser(optimiser: dict, state: str) -> None:
+    chain = leaf(0.01, clip_norm=2.0, optimiser=optimiser, optimiser_state=state)
+    settings = {"model": "convolutional", "leaf": chain, "participation": [1.0, 0.7]}
+    assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
+
+
+def test_passes_over_one_s_own_data() -> None:
+    settings = {"leaf": leaf(0.05, epochs=2), "periods": [2]}
+    assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 
 
 def test_flips_and_crops() -> None:

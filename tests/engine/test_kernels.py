@@ -1,4 +1,5 @@
-"""Every client-batched kernel against float64, in Triton's interpreter on a CPU, or on the GPU if there is one."""
+"""Every client-batched kernel against float64, in Triton's interpreter on a CPU, or on the GPU if
+there is one."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import sys
 import pytest
 import torch
 
+from stratafl.bench.kernels.race_check import overtaken
 from stratafl.engine import kernels
-from stratafl.engine.kernels.pipelines import overtaken
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
@@ -20,6 +21,7 @@ if importlib.util.find_spec("triton") is None:
 ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "families",
     [
@@ -41,9 +43,10 @@ ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
     ids=lambda families: families[0],
 )
 def test_kernels_agree_with_float64(families: list[str]) -> None:
-    """In a process of its own: whether kernels are interpreted is decided when Triton is first imported."""
+    """In a process of its own: whether kernels are interpreted is decided when Triton is first
+    imported."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "stratafl.engine.kernels.check", *families]
+    command = [sys.executable, "-m", "stratafl.bench.kernels.check", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all within their limits" in done.stdout
@@ -88,9 +91,10 @@ def test_a_buffer_the_next_copy_overtakes_is_found(places: int, running: int, fo
 @pytest.mark.slow
 @pytest.mark.parametrize("families", [["conv2d"], ["conv2d_relu_pool", "linear", "recurrent"]], ids=lambda f: f[0])
 def test_no_product_is_overtaken(families: list[str]) -> None:
-    """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from then on."""
+    """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from
+    then on."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "stratafl.engine.kernels.pipelines", "bf16", *families]
+    command = [sys.executable, "-m", "stratafl.bench.kernels.race_check", "bf16", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no buffer is overtaken" in done.stdout
@@ -100,7 +104,7 @@ def test_no_product_is_overtaken(families: list[str]) -> None:
 
 FETCH = """
 import torch
-from stratafl.data.transforms import flip_and_crop
+from stratafl.data.augment import flip_and_crop
 from stratafl.engine import kernels
 
 device = "cpu" if kernels.interpreted() else "cuda"
@@ -131,7 +135,7 @@ ours = ops._with_kernels()
 ops.table = lambda device, dtype: ours if dtype == torch.float32 else ops.PLAIN
 
 from stratafl.engine import stacked
-from stratafl.local import leaf
+from stratafl.core.leaf import leaf
 from tests.engine import pairs
 
 stacked.table = ops.table
@@ -143,9 +147,12 @@ def model():
 
 
 inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(2))
-chain = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
-for rules in ("mtgc", ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "after_clip"}]):
-    given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict()}
+usual = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
+adam = leaf(0.01, clip_norm=0.5, optimiser={"name": "adamw", "eps": 1e-3}, optimiser_state="keep", epochs=2)
+pulls = ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "after_clip"}]
+for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
+    more = {} if chain.epochs is None else {"periods": [1]}
+    given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict(), **more}
     expected = pairs.federation(**given).run()
     sim = pairs.stacked(pairs.federation(**given), chunk=2)
     assert sim.engine.how == "stacked", sim.engine.how
@@ -156,6 +163,7 @@ for rules in ("mtgc", ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "afte
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="a GPU has tests of its own")
 def test_the_engine_with_kernels_gives_the_loop_s_result() -> None:
     """The whole of it in the interpreter: filters channels-last, sinks, corrections, clip."""

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stratafl.core.flat import Flat
+from stratafl.core.leaf import Leaf, constant, leaf
+from stratafl.core.optimise.optimiser import SGD
+from stratafl.core.rule import average
+from stratafl.core.shared_rows import Spread
 from stratafl.engine import ops
-from stratafl.engine.layout import Layout
-from stratafl.engine.spread import Spread
-from stratafl.flat import Flat
-from stratafl.local import Leaf, constant, leaf
-from stratafl.rule import average
+from stratafl.engine.trace.layout import Layout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
 
@@ -49,7 +50,7 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
         {"rules": {"name": "mtgc", "restart": "gradient"}, "rounds": 3},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))]},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: g + ramp(x) * (x - edge.model))], "chunk": 2},
-        {"leaf": Leaf(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), 0.5)},
+        {"leaf": Leaf(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), SGD(0.5))},
         {"leaf": leaf(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
     ],
     ids=[

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import models
-from stratafl.engine.differentiate import Batch, Stacked, choose
-from stratafl.engine.lowering import Unsupported
-from stratafl.engine.program import Program
-from stratafl.flat import Flat
+from stratafl.core.flat import Flat
+from stratafl.engine.gradients import Batch, Stacked, choose
+from stratafl.engine.trace.lowering import Unsupported
+from stratafl.engine.trace.program import Program
+from stratafl.models.lstm import lstm
+from stratafl.models.resnet18_gn import resnet18_gn
 
 
 class Of(nn.Module):
@@ -38,7 +39,8 @@ def rows_of(flat: Flat, clients: int) -> tuple[Tensor, Tensor]:
 
 
 def difference(module: nn.Module, inputs_CB: Tensor) -> float:
-    """The largest difference of outputs or gradients between the program and each client's own module."""
+    """The largest difference of outputs or gradients between the program and each client's own
+    module."""
     torch.manual_seed(0)
     flat = Flat(module.double().train())
     program = Program(flat, inputs_CB[0])
@@ -117,14 +119,14 @@ def test_vectors(name: str) -> None:
 
 def test_sequences() -> None:
     codes = torch.randint(9, (3, 4, 5), generator=torch.Generator().manual_seed(0))
-    assert difference(models.lstm((5,), 9, embedding=3, hidden=4), codes) < 1e-12
+    assert difference(lstm((5,), 9, embedding=3, hidden=4), codes) < 1e-12
     assert difference(nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(15, 2)), codes) < 1e-12
 
 
 def test_resnet() -> None:
     """One client, one step; a float32 model keeps it quick."""
     torch.manual_seed(0)
-    flat = Flat(models.resnet18_gn((3, 8, 8), 5))
+    flat = Flat(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
     x_P, b_Z = flat.row(flat.module)

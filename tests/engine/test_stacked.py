@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
-from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import models
-from stratafl.data.transforms import flip_and_crop
-from stratafl.engine import graph, ops
-from stratafl.local import Leaf, clip, corrections, decay, leaf
-from stratafl.registry import entries
-from stratafl.rule import average
+from stratafl.core.leaf import Leaf, clip, corrections, decay, leaf
+from stratafl.core.rule import average
+from stratafl.data.augment import flip_and_crop
+from stratafl.engine import cuda_graph, ops
+from stratafl.models.cnn import cnn
+from stratafl.models.logistic import logistic
+from stratafl.models.lstm import lstm
+from stratafl.models.mlp import mlp
+from stratafl.models.registry import build
+from stratafl.rules.registry import entries
 from tests.engine.pairs import CLOSE, compare, federation, perceptron, stacked
 
 
@@ -96,7 +99,7 @@ def test_a_client_that_breaks_breaks_alone() -> None:
     assert federation(inputs=inputs).run().refused == stacked(federation(inputs=inputs)).run().refused != {}
 
 
-# -- models ----------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):
@@ -150,9 +153,9 @@ def seeded(make):
 
 
 MODELS = {
-    "logistic": ("stacked", lambda: models.logistic((2, 4, 4), 3), (2, 4, 4)),
-    "mlp": ("stacked", lambda: models.mlp((2, 4, 4), 3, (7, 5)), (2, 4, 4)),
-    "cnn": ("stacked", lambda: models.cnn((1, 16, 16), 3), (1, 16, 16)),
+    "logistic": ("stacked", lambda: logistic((2, 4, 4), 3), (2, 4, 4)),
+    "mlp": ("stacked", lambda: mlp((2, 4, 4), 3, (7, 5)), (2, 4, 4)),
+    "cnn": ("stacked", lambda: cnn((1, 16, 16), 3), (1, 16, 16)),
     "residual": ("stacked", Residual, (2, 6, 6)),
     "no bias": ("stacked", lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,)),
     "layer norm": ("stacked", lambda: nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 3)), (4,)),
@@ -179,7 +182,7 @@ def test_models(name: str) -> None:
 
 def test_lstm() -> None:
     codes = torch.randint(9, (60, 6))
-    model = seeded(lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
+    model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
     assert compare(model=model, inputs=codes, rounds=1) < CLOSE
 
 
@@ -195,7 +198,7 @@ def test_frozen_and_tied_parameters() -> None:
     assert compare(model=seeded(tied)) < CLOSE
 
 
-# -- losses and transforms -------------------------------------------------------------------------------------------
+# -- losses and transforms -------------------------------------------------------------------------
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -233,18 +236,18 @@ def noisy(inputs: Tensor, seed: int, client, step) -> Tensor:
 
 @pytest.mark.parametrize("augment", [flip_and_crop, noisy])
 def test_transforms(augment) -> None:
-    model = seeded(lambda: models.mlp((1, 6, 6), 3, (5,)))
+    model = seeded(lambda: mlp((1, 6, 6), 3, (5,)))
     assert compare(model=model, shape=(1, 6, 6), augment=augment) < CLOSE
 
 
-# -- bits ------------------------------------------------------------------------------------------------------------
+# -- bits ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 4, 4)), ("cnn", (1, 16, 16))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     def run(chunk: int | None) -> bytes:
-        model = seeded(lambda: models.MODELS[name](shape, 3))
+        model = seeded(lambda: build(name, shape, 3))
         chain = leaf(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01)
         settings = {"model": lambda: model().to(dtype), "shape": shape, "rounds": 1, "leaf": chain}
         result = stacked(federation(**settings), chunk=chunk).run()
@@ -255,7 +258,7 @@ def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dt
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_is_near(precision: str) -> None:
-    model = seeded(lambda: models.mlp((4,), 3, (8,)))
+    model = seeded(lambda: mlp((4,), 3, (8,)))
     settings = {"model": lambda: model().float(), "rounds": 1}
     exact = federation(**settings).run().models[0]
     near = stacked(federation(**settings), precision=precision).run().models[0]
@@ -263,11 +266,12 @@ def test_half_precision_is_near(precision: str) -> None:
     assert 0 < float((near - exact).norm() / exact.norm()) < 0.02
 
 
-# -- what a GPU does, on a CPU ---------------------------------------------------------------------------------------
+# -- what a GPU does, on a CPU ---------------------------------------------------------------------
 
 
 class _Caught(torch.autograd.Function):
-    """Passes a parameter on and leaves its gradient, correction and squares where they are wanted, as a kernel does."""
+    """Passes a parameter on and leaves its gradient, correction and squares where they are wanted,
+    as a kernel does."""
 
     @staticmethod
     def forward(ctx, value: Tensor, *plan) -> Tensor:
@@ -281,14 +285,6 @@ class _Caught(torch.autograd.Function):
         if squares is not None:
             squares.append(place.flatten(1).square().sum(dim=1, keepdim=True))
         return None, None, None, None, None
-
-
-class _Sink(NamedTuple):
-    w: Tensor
-    b: Tensor | None = None
-    correction_w: Tensor | None = None
-    correction_b: Tensor | None = None
-    squares: list[Tensor] | None = None
 
 
 def sinking(function):
@@ -313,11 +309,11 @@ def sinking(function):
 def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
     functions = {**ops.TORCH, **{each: sinking(ops.TORCH[each]) for each in names}}
-    ours = ops.PLAIN._replace(functions=functions, sinking=frozenset(names), sink=_Sink, squares=True)
+    ours = ops.PLAIN._replace(functions=functions, sinking=frozenset(names), squares=True)
     monkeypatch.setattr(ops, "PLAIN", ours)
     settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":
-        model = seeded(lambda: models.lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
+        model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
         assert compare(model=model, inputs=torch.randint(9, (60, 6)), **settings) < CLOSE
     elif name == "tied":
         assert compare(model=seeded(tied), **settings) < CLOSE
@@ -331,7 +327,8 @@ def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.
 def test_a_captured_step_reads_only_what_is_filled_in(
     rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the function itself instead of a graph of it: memory, steps and learning rates are the graph's."""
+    """With the function itself instead of a graph of it: memory, steps and learning rates are the
+    graph's."""
     captured = []
 
     def capture(once, device):
@@ -340,8 +337,8 @@ def test_a_captured_step_reads_only_what_is_filled_in(
         captured.append(once)
         return once
 
-    monkeypatch.setattr(graph, "_captured", capture)
-    model = seeded(lambda: models.mlp((1, 6, 6), 3, (5,)))
+    monkeypatch.setattr(cuda_graph, "_captured", capture)
+    model = seeded(lambda: mlp((1, 6, 6), 3, (5,)))
     chain = leaf(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5)
     settings = {
         "rules": rules,
@@ -360,7 +357,8 @@ def test_a_captured_step_reads_only_what_is_filled_in(
 
 
 def test_a_step_leaves_nothing_behind() -> None:
-    """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on a GPU."""
+    """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on
+    a GPU."""
     sim = stacked(federation(model=seeded(Residual), shape=(2, 6, 6)))
     sim.federation.begin()
     work = sim.federation.work(0, 3, 0)

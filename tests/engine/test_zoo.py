@@ -1,4 +1,5 @@
-"""Every engine trains what plain PyTorch trains: on a zoo of modules, and on modules put together at random."""
+"""Every engine trains what plain PyTorch trains: on a zoo of modules, and on modules put together
+at random."""
 
 from __future__ import annotations
 
@@ -69,6 +70,7 @@ def test_every_engine_trains_what_plain_pytorch_trains(engine_name: Name, name: 
         assert ran.how == "stacked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_whatever_values_the_module_itself_has(name: str) -> None:
     """Zeros hide nearly every mistake from a look at the module's own gradients."""

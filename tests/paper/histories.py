@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config
-from stratafl.recipes import Case, Options, recipe
-from stratafl.reproduce.measure import Results, measure
-from stratafl.reproduce.stock import Stock
-from stratafl.store.read import StoredRun
+from stratafl.config.schema import Config
+from stratafl.paper.recipes import Case, Options, recipe
+from stratafl.paper.reproduce.measure import Results, measure
+from stratafl.paper.reproduce.stored_runs import StoredRuns
+from stratafl.runs.read import StoredRun
 
 BEGUN = "2026-01-01T00:00:00+00:00"
 ENVIRONMENT = {"commit": "abc", "gpu": "none", "processor": "some", "torch": "2.0", "changed_since_commit": False}
@@ -50,4 +50,4 @@ def results(
         accuracy = histories(case)
         if accuracy is not None:
             runs += [stored(case.seeded(number), accuracy) for number in range(seeds)]
-    return measure(recipe(name), cases, options, seeds, Stock(runs))
+    return measure(recipe(name), cases, options, seeds, StoredRuns(runs))

@@ -10,15 +10,15 @@ import pytest
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from stratafl.recipes import RECIPES, Case
-from stratafl.recipes.paper import table1
-from stratafl.reproduce import draw as drawing
-from stratafl.reproduce.claims import CLAIMS
-from stratafl.reproduce.draw import draw
-from stratafl.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
-from stratafl.reproduce.measure import Results, Value, less, times
-from stratafl.reproduce.report import covered, describe, made_with, markdown, time_taken
-from tests.reproduce.histories import reaching, results
+from stratafl.paper.recipes import RECIPES, Case
+from stratafl.paper.recipes.published import table1
+from stratafl.paper.reproduce import draw as drawing
+from stratafl.paper.reproduce.claims import CLAIMS
+from stratafl.paper.reproduce.draw import draw
+from stratafl.paper.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
+from stratafl.paper.reproduce.measure import Results, Value, less, times
+from stratafl.paper.reproduce.report import covered, describe, made_with, markdown, time_taken
+from tests.paper.histories import reaching, results
 
 
 def judge(claim: str, found: Results) -> Verdict:
@@ -337,3 +337,13 @@ def test_the_best_round_so_far() -> None:
     assert line.best(3) == Value(0.8)
     assert line.best(1) == Value(0.5)
     assert line.best(0) is None
+
+
+def test_a_claim_names_the_target_of_its_scale() -> None:
+    claims = {claim.id: claim for claim in CLAIMS}
+    said = {scale: claims["table1_fewest"].stated(scale) for scale in ("paper", "quick")}
+    assert "rounds to 80 % in" in said["paper"] and "rounds to 95 % in" in said["quick"]
+    assert "75 %" in claims["fig7b_first"].stated("paper") and "95 %" in claims["fig7b_first"].stated("quick")
+    small = [claim.stated("quick") for claim in CLAIMS if claim.id != "fig3_cifar100"]
+    elsewhere = ("TARGET", "CIFAR", "CINIC", "Shakespeare", "four", "80 %")
+    assert not any(word in text for text in small for word in elsewhere)

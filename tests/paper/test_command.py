@@ -12,19 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from stratafl.cli import main
-from stratafl.recipes import Case, Options, recipe, run_name, settings
-from stratafl.recipes.cost import Rate, Rates
-from stratafl.recipes.figures import TABLE1
-from stratafl.reproduce import train as training
-from stratafl.reproduce.judge import OPEN
-from stratafl.reproduce.overview import overview
-from stratafl.reproduce.stock import Stock
-from stratafl.reproduce_cli import UNFINISHED
-from stratafl.store import layout, list_runs
-from stratafl.sweep import pool
+from stratafl.cli.main import main
+from stratafl.cli.reproduce.command import UNFINISHED
+from stratafl.paper.recipes import Case, Options, recipe, run_name, settings
+from stratafl.paper.recipes.cost import Rate, Rates
+from stratafl.paper.recipes.figures import TABLE1
+from stratafl.paper.reproduce import train as training
+from stratafl.paper.reproduce.judge import OPEN
+from stratafl.paper.reproduce.overview import overview
+from stratafl.paper.reproduce.stored_runs import StoredRuns
+from stratafl.runs import layout, list_runs
+from stratafl.runs.sweep import pool
 from tests.data.test_formats import _cinic
-from tests.reproduce.histories import reaching, stored
+from tests.paper.histories import reaching, stored
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,59 +40,59 @@ def quick(name: str, *only: str, **options: object) -> list[Case]:
     return recipe(name).cases(Options(scale="quick", **options), only)  # type: ignore[arg-type]
 
 
-# -- what is there already --------------------------------------------------------------------------------------------
+# -- what is there already -------------------------------------------------------------------------
 
 
 def test_a_run_that_went_further_serves_one_that_stops() -> None:
-    (case,) = quick("table1", "both/E4H5/mtgc")
+    (case,) = quick("table1", "both/E2H20/mtgc")
     whole = replace(case.config, run=replace(case.config.run, stop_at=None))
-    stock = Stock([stored(whole, reaching(5, 12, 0.95))])
-    assert stock.has(whole) and stock.has(case.config)
-    curve = stock.curve(case.config)
+    offered = StoredRuns([stored(whole, reaching(5, 30, 0.95))])
+    assert offered.has(whole) and offered.has(case.config)
+    curve = offered.curve(case.config)
     assert curve is not None and curve.rounds == (1, 2, 3, 4, 5) and curve.complete
     assert curve.seconds == (2, 4, 6, 8, 10)
 
 
 def test_a_run_that_stopped_does_not_serve_one_that_goes_on() -> None:
-    (case,) = quick("table1", "both/E4H5/mtgc")
+    (case,) = quick("table1", "both/E2H20/mtgc")
     whole = replace(case.config, run=replace(case.config.run, stop_at=None))
-    stock = Stock([stored(case.config, reaching(5, 12, 0.95))])
-    assert stock.has(case.config) and not stock.has(whole)
+    offered = StoredRuns([stored(case.config, reaching(5, 30, 0.95))])
+    assert offered.has(case.config) and not offered.has(whole)
     further = replace(case.config, run=replace(case.config.run, rounds=500))
-    assert stock.has(further), "it reached the target, so more rounds would change nothing"
-    curve = stock.curve(whole)
-    assert curve is not None and not curve.complete and curve.limit == 12
+    assert offered.has(further), "it reached the target, so more rounds would change nothing"
+    curve = offered.curve(whole)
+    assert curve is not None and not curve.complete and curve.limit == 30
 
 
 def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own_precision() -> None:
     (case,) = quick("fig7a", "mtgc")
     elsewhere = replace(case.config, run=replace(case.config.run, device="cuda", precision="bf16"))
-    stock = Stock([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
-    curve = stock.curve(case.config)
+    offered = StoredRuns([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
+    curve = offered.curve(case.config)
     assert curve is not None and curve.complete and curve.made_with[0]["precision"] == "bf16"
-    assert stock.has(elsewhere) and not stock.has(case.config)
+    assert offered.has(elsewhere) and not offered.has(case.config)
 
 
 def test_of_two_that_reached_the_target_the_newer_is_reported_not_the_slower() -> None:
-    (case,) = quick("table1", "both/E4H5/mtgc")
-    older, newer = (stored(case.config, reaching(round, 12, 0.95)) for round in (7, 5))
-    curve = Stock([older, newer]).curve(case.config)
+    (case,) = quick("table1", "both/E2H20/mtgc")
+    older, newer = (stored(case.config, reaching(round, 30, 0.95)) for round in (7, 5))
+    curve = StoredRuns([older, newer]).curve(case.config)
     assert curve is not None and curve.rounds[-1] == 5
 
 
 def test_runs_that_differ_in_length_only_are_merged() -> None:
-    (case,) = quick("table1", "both/E4H5/mtgc")
+    (case,) = quick("table1", "both/E2H20/mtgc")
     short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
     assert [config.run.rounds for config in training.merged([short, long, short]).values()] == [9]
     whole = replace(short, run=replace(short.run, stop_at=None))
     assert training.merged([whole, long])[run_name(whole)].run.stop_at is None
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
-    curve = Stock.of(folder).curve(case.config)
+    curve = StoredRuns.of(folder).curve(case.config)
     assert curve is not None and curve.complete
     return curve.accuracy
 
@@ -183,7 +183,7 @@ def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> Non
     assert "not measured yet: MTGC needs the fewest global rounds" in " ".join(shown.split())
 
 
-# -- what it says before ----------------------------------------------------------------------------------------------
+# -- what it says before ---------------------------------------------------------------------------
 
 
 def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -191,7 +191,7 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
     assert command(monkeypatch, "reproduce", "table1", "search", "--list", "--scale", "quick", "--json") == 0
     table, search = json.loads(capsys.readouterr().out)["recipes"]
     assert (table["name"], table["runs"], table["data"]) == ("table1", 60, {"digits": "embedded"})
-    assert table["client_steps_at_most"] == 12 * 20 * (20 + 32 + 40 + 40 + 60) * 12
+    assert table["client_steps_at_most"] == 12 * 24 * (40 + 60 + 80 + 80 + 120) * 30
     assert table["seconds"] > search["seconds"] >= 0
     assert table["rates"]["mlp"]["source"].startswith("measured here")
     monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
@@ -244,7 +244,7 @@ def test_targets_are_the_paper_s() -> None:
     assert TABLE1.goal("paper") == 0.8 and recipe("fig7b").goal("paper") == 0.75
 
 
-# -- from start to end ------------------------------------------------------------------------------------------------
+# -- from start to end -----------------------------------------------------------------------------
 
 
 def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, capsys) -> None:

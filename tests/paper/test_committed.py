@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.recipes import RECIPES, Options, recipe
-from stratafl.reproduce.measure import measure
-from stratafl.reproduce.overview import overview, results_in
-from stratafl.reproduce.report import describe, stem
-from stratafl.reproduce.stock import Stock
+from stratafl.paper.recipes import RECIPES, Options, recipe
+from stratafl.paper.reproduce.measure import measure
+from stratafl.paper.reproduce.overview import overview, results_in
+from stratafl.paper.reproduce.report import describe, stem
+from stratafl.paper.reproduce.stored_runs import StoredRuns
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 COMMITTED = results_in(RESULTS, "paper")
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRuns:
     folder = tmp_path_factory.mktemp("records")
     with tarfile.open(RESULTS / "runs.tar.gz") as archive:
         archive.extractall(folder, filter="data")
-    return Stock.of(folder)
+    return StoredRuns.of(folder)
 
 
 @pytest.mark.parametrize("name", [each["stem"] for each in COMMITTED])
-def test_results_follow_from_the_records(name: str, stock: Stock) -> None:
+def test_results_follow_from_the_records(name: str, stored: StoredRuns) -> None:
     committed = json.loads((RESULTS / f"{name}.json").read_text())
     what, options = recipe(committed["what"]), Options(partition=committed["partition"])
-    results = measure(what, what.cases(options), options, committed["seeds"], stock)
+    results = measure(what, what.cases(options), options, committed["seeds"], stored)
     assert json.loads(json.dumps(describe(results, committed["seeds"]))) == committed
 
 
@@ -40,12 +40,12 @@ def test_runs_with_the_best_of_the_search_are_known_as_such(line: str) -> None:
     assert all(row["seeds"] for row in rows if row["line"] == line)
 
 
-def test_nothing_that_was_measured_is_left_out(stock: Stock) -> None:
+def test_nothing_that_was_measured_is_left_out(stored: StoredRuns) -> None:
     options = Options()
     measured = {
         stem(each, options)
         for each in RECIPES.values()
-        if measure(each, each.cases(options), options, 3, stock).comparable
+        if measure(each, each.cases(options), options, 3, stored).comparable
     }
     assert measured == {each["stem"] for each in COMMITTED if each["partition"] == "release_dirichlet"}
 

@@ -1,4 +1,5 @@
-"""Small runs that must end alike on any number of ranks; the same in this process and in ranks of it."""
+"""Small runs that must end alike on any number of ranks; the same in this process and in ranks of
+it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
-from stratafl.ranks.group import Ranks
-from stratafl.registry import entries
-from stratafl.tree import Shape, Tree
+from stratafl.base.tree import Shape, Tree
+from stratafl.ranks.collectives import Ranks
+from stratafl.rules.registry import entries
 
 SHAPES: dict[str, Shape] = {
     "depth 1": 5,
@@ -53,6 +55,31 @@ class Masked(nn.Module):
         return self.out(x)
 
 
+class Telling(nn.Linear):
+    """Returns its scores in a table."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x), "inputs": x}
+
+
+def furthest(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A metric whose parts do not add up."""
+    return (outputs.argmax(dim=1) - targets).double().std(correction=0) + outputs.double().max()
+
+
+class Noisy(Dataset):
+    """Its items are drawn anew whenever they are read."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, number: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"input": self.inputs[number] + 0.1 * torch.randn(FEATURES)}, self.targets[number]
+
+
 def every_second(draw: Draw) -> np.ndarray:
     return (np.arange(draw.tree.sizes[draw.level]) + draw.round) % 2 == 0
 
@@ -65,6 +92,8 @@ def make(
     ragged: bool = False,
     broken: int | None = None,
     huge: dict[int, float] | None = None,
+    own_test: bool = False,
+    lazy: bool = False,
     **settings: Any,
 ) -> Simulation:
     tree = Tree.of(SHAPES[shape])
@@ -79,12 +108,19 @@ def make(
         inputs[parts[broken]] = float("nan")
     for client, size in (huge or {}).items():
         inputs[parts[client]] = size
+    if own_test:
+        settings["test_partition"] = [[client % 7, (3 * client + 1) % 7][: client % 3] for client in range(tree.leaves)]
+    data: Any = inputs, targets
+    tests: Any = test
+    if lazy:
+        data, tests = Noisy(inputs, targets), ({"input": test[0]}, test[1])
     given = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
-    model = given.pop("model")
+    model, chain = given.pop("model"), given.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5))
+    periods = PERIODS[tree.depth] if chain.epochs is None else PERIODS[tree.depth][:-1]
     return simulate(
-        lambda: model().double(), (inputs, targets), parts, tree, rules,
-        periods=PERIODS[tree.depth], leaf=given.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5)), batch=4, seed=5,
-        test=test, evaluate_levels=range(tree.depth + 1), ranks=ranks, **given,
+        lambda: model().double(), data, parts, tree, rules,
+        periods=periods, leaf=chain, batch=4, seed=5,
+        test=tests, evaluate_levels=range(tree.depth + 1), ranks=ranks, lazy=lazy, **given,
     )  # fmt: skip
 
 
@@ -119,10 +155,19 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
     add(f"a pull behind the clip, {shape}", shape, [feddyn(0.5, pull="after_clip")] * depth, ragged=True)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
+    adam = leaf(0.05, optimiser="adam", optimiser_state="keep", clip_norm=1.0)
+    add(f"kept Adam, {shape}", shape, "mtgc", leaf=adam, participation=[0.7] * depth, ragged=True)
+    add(f"passes, {shape}", shape, "mtgc", leaf=leaf(0.1, epochs=2), ragged=True, participation=[0.7] * depth)
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
     add(f"a mask among the buffers, {shape}", shape, "mtgc", model=Masked, participation=[0.7] * depth)
+    add(f"lazy, with names, {shape}", shape, "mtgc", lazy=True, ragged=True, engine="stacked")
     add(f"NaN beside a mask, {shape}", shape, "hfedavg", model=Masked, broken=3)
+for shape in ("one large group", "uneven, depth 3"):
+    add(f"metrics that add up, {shape}", shape, "mtgc", metrics=["f1", "top2", "perplexity"])
+    add(f"a metric of everything, {shape}", shape, "mtgc", metrics={"furthest": furthest, "f1": "f1"}, own_test=True)
+    add(f"a table of outputs, {shape}", shape, "mtgc", model=lambda: Telling(FEATURES, CLASSES), own_test=True)
+    add(f"a loss by name, {shape}", shape, "mtgc", loss={"name": "cross_entropy", "label_smoothing": 0.1})
 for shape in SHAPES:
     depth = Tree.of(SHAPES[shape]).depth
     free = {"leaf": leaf(0.1), "broken": 4}
@@ -130,5 +175,15 @@ for shape in SHAPES:
     add(f"huge clients, {shape}", shape, ["mtgc"] * depth, huge={0: 1e30, 3: 1e60}, participation=[0.8] * depth, **free)
     add(f"a huge gradient, {shape}", shape, [mtgc(restart="gradient")] * depth, huge={2: 1e100}, **free)
 
-IN_TWO_GOES = ["scaffold, one large group", "gradient restart, uneven, depth 3", "stacked, uneven, depth 3"]
-"""Cases that are also stopped after their first round, to go on on another number of ranks."""
+IN_TWO_GOES = [
+    "scaffold, one large group",
+    "gradient restart, uneven, depth 3",
+    "stacked, uneven, depth 3",
+    "kept Adam, uneven, depth 3",
+    "lazy, with names, one large group",
+    "ideal corrections, uneven, depth 3",
+    "NaN and a median, one large group",
+]
+"""Cases that are also stopped after their first round, and within the second, to go on on another
+number of ranks."""
+WITHIN = ", within a round"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -13,8 +14,9 @@ ROOT = Path(__file__).parent.parent.parent
 SECONDS = 300
 
 
-def on_ranks(count: int, *arguments: object) -> None:
-    """Run a Python program on so many ranks, to its end."""
+def on_ranks(count: int, *arguments: object, codes: Sequence[int] | None = None) -> None:
+    """Run a Python program on so many ranks, to its end; it succeeds, unless others are its exit
+    codes."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found = {
         **os.environ,
@@ -35,4 +37,4 @@ def on_ranks(count: int, *arguments: object) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * count, "\n".join(said)
+    assert [rank.returncode for rank in ranks] == list(codes or [0] * count), "\n".join(said)

@@ -1,4 +1,5 @@
-"""Commands on several ranks, as real processes: exit codes and words, a killed rank, going on on another number."""
+"""Commands on several ranks, as real processes: exit codes and words, a killed rank, going on on
+another number."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl.config import Config
-from stratafl.launch import Launch
-from stratafl.store.checkpoint import Checkpoints
+from stratafl.config.schema import Config
+from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.launch import Launch
 from tests.ranks.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 ROUNDS = 30
-# a linear model: where a unit switches, float32's last digits decide, and no two orders of a sum end alike
+# a linear model: where a unit switches, float32's last digits decide, and no two orders of a sum
+# end alike
 CONFIG = f"""
 [tree]
 shape = [5, 2, 1]
@@ -47,13 +49,13 @@ SLOW = """
 import time
 from stratafl import Simulation
 
-quick = Simulation.__next__
+quick = Simulation.advance
 
 def slow(self):
-    time.sleep(0.2)
+    time.sleep(0.1)
     return quick(self)
 
-Simulation.__next__ = slow
+Simulation.advance = slow
 """
 """A plugin that leaves time to kill something before the run is over."""
 SECONDS = 120
@@ -108,14 +110,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(run: Path) -> dict:
-    return Checkpoints(run, json.loads((run / "run.json").read_text())["id"]).read(ROUNDS)
+    return Checkpoints(run, json.loads((run / "run.json").read_text())["id"]).read(Place(ROUNDS))
 
 
 def assert_alike(run: Path, other: Path, close: float) -> None:
     one, two = state(run), state(other)
-    for name in ("own", "held"):
-        for mine, theirs in zip(one["federation"][name], two["federation"][name], strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+    for mine, theirs in zip(one["federation"]["levels"], two["federation"]["levels"], strict=True):
+        for name in ("model", "given"):
+            torch.testing.assert_close(mine[name], theirs[name], rtol=close, atol=close)
     for mine, theirs in zip(one["history"], two["history"], strict=True):
         for name in ("round", "steps", "refused", "bytes_per_client"):
             assert mine[name] == theirs[name]
@@ -225,6 +227,39 @@ def test_a_rank_killed_under_torchrun(commands: Commands, undisturbed: Path) -> 
     code, _, complained = commands.run("stratafl", "run", "--resume", run, "--nproc", 2, "--quiet")
     assert code == 0, complained
     assert_alike(run, undisturbed, 1e-5)
+
+
+BROKEN = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+
+    def forward(self, x):
+        if {when}:
+            raise ValueError("no more")
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("when", ["count() > 60", "count() > 60 and RANK == '1'"])
+def test_a_mistake_of_the_users_is_told_with_their_lines(commands: Commands, when: str) -> None:
+    start = "import itertools, os\nRANK = os.environ['RANK']\nsteps = itertools.count()\ncount = lambda: next(steps)\n"
+    (commands.folder / "net.py").write_text(start + BROKEN.format(when=when))
+    text = CONFIG.replace('name = "mlp"\nhidden = []', 'name = "net.py:Net"').replace('plugins = ["slow.py"]', "")
+    (commands.folder / "study.toml").write_text(text)
+    code, _, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
+    assert code == 4, complained
+    line = "model 'Net': Net.forward raised ValueError: no more, in round"
+    lines = complained.splitlines()
+    (first,) = [number for number, each in enumerate(lines) if each.startswith(f"error: {line}")]
+    assert lines[first + 1].endswith("net.py, line 15, in forward")
+    assert lines[first + 2] == '    raise ValueError("no more")'
+    run = only_run(commands.folder)
+    assert run is not None
+    assert status(run)["status"] == "failed" and status(run)["reason"].startswith(line)
 
 
 def test_what_is_wrong_is_said_once(commands: Commands) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Tree
-from stratafl.ranks.branch import Branch, answered, held
-from stratafl.ranks.deal import SLACK, deal, leaf_work
-from stratafl.ranks.group import Ranks
-from stratafl.schedule import Schedule, expected
+from stratafl.core.schedule import Schedule, expected
+from stratafl.ranks.assignment import SLACK, deal, leaf_work
+from stratafl.ranks.collectives import Ranks
+from stratafl.ranks.subtree import Branch, answered, held
 from tests.ranks.cases import SHAPES
 
 MEETINGS = np.array([0, 1, 10, 100])

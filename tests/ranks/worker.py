@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 
 from stratafl import Simulation
-from stratafl.ranks.group import Ranks
-from tests.ranks.cases import CASES, IN_TWO_GOES
+from stratafl.ranks.collectives import Ranks
+from tests.ranks.cases import CASES, IN_TWO_GOES, WITHIN
 
 
 def main(folder: Path) -> None:
@@ -21,11 +22,16 @@ def main(folder: Path) -> None:
     for name in IN_TWO_GOES:
         simulation = CASES[name](ranks)
         next(simulation)
-        halves[name] = simulation.state()
-    # what fewer ranks left after their first round, and this many go on with
+        halves[name] = copy.deepcopy(simulation.state())
+        simulation.advance()
+        halves[name + WITHIN] = simulation.state()
+        again = CASES[name](ranks)
+        again.restore(halves[name + WITHIN])
+        found[f"{name}, in two goes"] = finished(again)
+    # what fewer ranks left after their first round, or within the second, and this many go on with
     for path in sorted(folder.glob("halves*.pt")):
         for name, state in torch.load(path, weights_only=False).items():
-            simulation = CASES[name](ranks)
+            simulation = CASES[name.removesuffix(WITHIN)](ranks)
             simulation.restore(state if ranks.is_first else {})
             found[f"{name}, after {path.stem}"] = finished(simulation)
     ranks.all("nobody writes what another still reads")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import warnings
@@ -13,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from stratafl.config import Config
-from stratafl.launch import Launch
+from stratafl.config.schema import Config
+from stratafl.runs.launch import Launch
 
-needs_plotly = pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="plotly is not installed")
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}
 SEEDS = (0, 1)
 ROUNDS = 4
@@ -113,14 +111,23 @@ class Page:
     def click(self, selector: str) -> None:
         self.browser.find_element("css selector", selector).click()
 
+    def press(self, selector: str, *keys: str) -> None:
+        self.browser.find_element("css selector", selector).send_keys(*keys)
+
+    def text(self, id: str) -> str:
+        return self.js(f"document.getElementById('{id}').textContent")
+
+    def drawn(self, figure: str) -> list[dict[str, Any]]:
+        """The lines of a chart as they were given to it."""
+        return self.js(f"document.querySelector('#{figure} .plot').chart.lines")
+
     def lines(self, figure: str, expected: int) -> int:
-        """Curves drawn in a chart, paths that have more than one point, when they are as many as expected or have had
-        time enough."""
+        """Curves drawn in a chart, paths that have more than one point, when they are as many as
+        expected or have had time enough."""
         from selenium.common.exceptions import TimeoutException
 
-        drawn = "/[LHVCSQ]/.test(path.getAttribute('d')) && path.style.strokeWidth !== '0px'"
-        paths = f"[...document.querySelectorAll('#{figure} .scatterlayer .trace path.js-line')]"
-        count = f"{paths}.filter((path) => {drawn}).length"
+        paths = f"[...document.querySelectorAll('#{figure} .lines path.line')]"
+        count = f"{paths}.filter((path) => path.getAttribute('d').includes('L')).length"
         with suppress(TimeoutException):
             self.until(f"{count} === {expected}")
         return self.js(count)

@@ -1,4 +1,4 @@
-"""Curves, settings and the summary's numbers, worked out by hand."""
+"""Curves, settings and their names, and what is read of stored runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from stratafl.report import compare
-from stratafl.report.compare import Number, differences, settings, shared, summary, usual_targets
+from stratafl.report.compare import differences, settings, shared
 from stratafl.report.curves import AXES, curve_of, mean_curve
 from stratafl.report.gather import gather
-from stratafl.report.payload import WIDEST, payload
-from stratafl.store import StoredRun
-from tests.report.conftest import METHODS, ROUNDS, SEEDS
+from stratafl.report.naming import names
+from stratafl.report.payload import payload
+from stratafl.report.trees import STOPS, WIDEST
+from stratafl.runs import StoredRun, read_run
+from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
 
 
 def stored(
@@ -74,7 +75,7 @@ def test_the_mean_goes_as_far_as_every_run() -> None:
     mean = mean_curve([curve_of(stored([0.2, 0.4, 0.9])), curve_of(stored([0.4, 0.8]))])
     assert mean.x["rounds"] == [1, 2]
     assert mean.y["accuracy"] == pytest.approx([0.3, 0.6])
-    assert mean.spread["accuracy"] == pytest.approx([0.1, 0.2])
+    assert mean.spread["accuracy"] == pytest.approx([0.1 * 2**0.5, 0.2 * 2**0.5])
     assert mean.spread["drift.1.drift"] == [0, 0]
 
 
@@ -103,32 +104,67 @@ def test_records_of_another_kind_do_no_harm(field: str, value: object) -> None:
     assert curve_of(run).y["accuracy"][-1] == 0.4
 
 
-def test_runs_that_differ_in_their_seed_are_one_setting() -> None:
+def test_runs_that_differ_in_their_seed_are_one_setting_named_by_its_method() -> None:
     runs = [stored([0.1], seed, name) for name in ("a", "b") for seed in (0, 1, 2)]
     for run in runs[3:]:
         run.config["method"] = {"name": "hfedavg"}
     found = settings(runs)
-    assert [(each.label, each.seeds) for each in found] == [("a", [0, 1, 2]), ("b", [0, 1, 2])]
+    assert [(each.label, each.seeds) for each in found] == [("MTGC", [0, 1, 2]), ("HFedAvg", [0, 1, 2])]
+
+
+def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
+    return {"method.name": method, **{key.replace("__", "."): value for key, value in more.items()}}
 
 
 @pytest.mark.parametrize(
-    ("names", "label"),
+    ("configs", "expected"),
     [
-        (("mtgc-s0", "mtgc-s1"), "mtgc-s"),
-        (("mtgc_seed=0", "mtgc_seed=1"), "mtgc"),
-        (("a1", "b1"), "run"),
-        (("x", "x"), "x"),
+        ([flat()], ["MTGC"]),
+        ([flat(leaf__lr=0.1), flat(leaf__lr=0.05)], ["MTGC, lr 0.1", "MTGC, lr 0.05"]),
+        (
+            [flat(leaf__lr=lr, schedule__periods=[e, 5]) for lr, e in ((0.05, 10), (0.1, 30))],
+            ["MTGC, lr 0.05, E = 10", "MTGC, lr 0.1, E = 30"],
+        ),
+        ([flat(schedule__periods=[4, h]) for h in (5, 20)], ["MTGC, H = 5", "MTGC, H = 20"]),
+        ([flat(schedule__periods=each) for each in ([3, 4, 5], [3, 4, 6])],
+         ["MTGC, periods 3 / 4 / 5", "MTGC, periods 3 / 4 / 6"]),
+        # a parameter that only one method has is its own affair
+        ([flat("fedprox", method__mu=0.1), flat("mtgc")], ["FedProx", "MTGC"]),
+        ([flat("fedprox", method__mu=mu) for mu in (0.1, 1.0)], ["FedProx, mu 0.1", "FedProx, mu 1"]),
+        ([flat(leaf__clip=None), flat(leaf__clip=10.0)], ["MTGC, no clip", "MTGC, clip 10"]),
+        ([{"method.rules": ["correct", {"name": "fedprox", "mu": 0.1}]}, {"method.rules": ["average", "correct"]}],
+         ["correct / fedprox 0.1", "average / correct"]),
+        # how long it ran is named where nothing else differs
+        ([flat(run__rounds=5, leaf__lr=0.1), flat(run__rounds=9, leaf__lr=0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
+        ([flat(run__rounds=5), flat(run__rounds=9)], ["MTGC, rounds 5", "MTGC, rounds 9"]),
+        ([flat("my_rule.py:mine"), flat()], ["my_rule.py:mine", "MTGC"]),
+        ([flat(data__name="digits", model__name="mlp"), flat(data__name="mnist", model__name="cnn")],
+         ["MTGC, digits, mlp", "MTGC, mnist, cnn"]),
+        ([{}, {"run.rounds": 3}], ["run", "rounds 3"]),
     ],
-)
-def test_names_of_one_setting(names: tuple[str, str], label: str) -> None:
-    assert [each.label for each in settings([stored([0.1], seed, name) for seed, name in enumerate(names)])] == [label]
+)  # fmt: skip
+def test_settings_are_named_by_what_differs(configs: list[dict[str, object]], expected: list[str]) -> None:
+    assert names(configs) == expected
 
 
-def test_settings_of_one_name_are_named_by_what_differs() -> None:
-    runs = [stored([0.1], method={"name": name}, leaf={"lr": lr}) for name in ("mtgc", "hfedavg") for lr in (0.1, 0.2)]
-    assert [each.label for each in settings(runs)] == [
-        "mtgc, lr 0.1", "mtgc, lr 0.2", "hfedavg, lr 0.1", "hfedavg, lr 0.2",
-    ]  # fmt: skip
+def test_a_file_is_named_without_its_folder_where_that_tells_settings_apart() -> None:
+    named = [{"method.name": "mtgc", "data.name": f"/home/me/{file}"} for file in ("a/one.csv", "b/two.csv")]
+    assert names(named) == ["MTGC, one.csv", "MTGC, two.csv"]
+    alike = [{"method.name": "mtgc", "data.name": f"/home/me/{folder}/one.csv"} for folder in "ab"]
+    assert names(alike) == ["MTGC, /home/me/a/one.csv", "MTGC, /home/me/b/one.csv"]
+
+
+def test_of_many_keys_that_differ_a_name_has_those_that_tell_settings_apart() -> None:
+    changing = {f"leaf.key{n}": [0, 1] for n in range(6)}
+    configs = [flat(method) | {key: values[n] for key, values in changing.items()}
+               for n, method in ((0, "mtgc"), (1, "mtgc"), (1, "hfedavg"))]  # fmt: skip
+    assert names(configs) == ["MTGC, key0 0", "MTGC, key0 1", "HFedAvg, key0 1"]
+
+
+def test_names_that_are_alike_have_the_time_they_were_made() -> None:
+    long = "x" * 60
+    labels = [each.label for each in settings([stored([0.1], leaf={"note": long + end}, name=end) for end in "ab"])]
+    assert len(set(labels)) == 2 and all("id-" in label for label in labels)
 
 
 def test_differences_and_what_is_shared() -> None:
@@ -142,57 +178,7 @@ def test_differences_and_what_is_shared() -> None:
     assert shared(found) == {"leaf.clip": "—", "method.name": "mtgc"}
 
 
-def test_the_summary_by_hand() -> None:
-    runs = [
-        stored([0.5, 0.8, 0.7], 0),
-        stored([0.6, 0.7, 0.9], 1, seconds=1.5),
-        stored([0.7, 0.8, 0.8], 2, seconds=1.0),
-    ]
-    (row,) = summary(settings(runs), [0.7, 0.8, 0.85])
-    assert row.runs == 3 and row.rounds == 3 and row.refused == 3
-    assert row.final["accuracy"].mean == pytest.approx(0.8)
-    assert row.final["accuracy"].std == pytest.approx((0.02 / 3) ** 0.5)
-    assert row.best is not None and row.best.mean == pytest.approx((0.8 + 0.9 + 0.8) / 3)
-    assert [compare.reached_text(each) for each in row.targets] == ["1.7 ± 0.5", "2.3 ± 0.5", ">3"]
-    assert row.bytes_per_client == Number(3000.0, 0.0)
-    assert row.seconds_per_round is not None and row.seconds_per_round.mean == pytest.approx(1.0)
-
-
-def test_one_run_has_no_deviation() -> None:
-    (row,) = summary(settings([stored([0.5, 0.9])]), [0.9, 0.95])
-    assert [compare.reached_text(each) for each in row.targets] == ["2", ">2"]
-    assert compare.number_text(row.final["accuracy"], 2) == "0.90"
-
-
-def test_a_setting_with_an_unfinished_run_reached_no_target() -> None:
-    (row,) = summary(settings([stored([0.5, 0.9], 0), stored([0.5], 1)]), [0.9])
-    assert compare.reached_text(row.targets[0]) == ">1"
-
-
-def test_a_run_without_rounds() -> None:
-    (row,) = summary(settings([stored([])]), [0.9])
-    assert (row.rounds, row.final, row.best, row.bytes_per_client, row.seconds_per_round) == (0, {}, None, None, None)
-    assert compare.reached_text(row.targets[0]) == ">0"
-
-
-@pytest.mark.parametrize(
-    ("best", "targets"), [([0.9], [0.9]), ([0.93, 0.86], [0.9]), ([0.93, 0.86, 0.4], [0.85]), ([0.01], []), ([], [])]
-)
-def test_the_usual_target_is_one_that_half_of_them_reach(best: list[float], targets: list[float]) -> None:
-    assert (
-        usual_targets(settings([stored([value], name=str(n), n={"n": n}) for n, value in enumerate(best)])) == targets
-    )
-
-
-def test_a_run_without_accuracy_is_told_by_its_loss() -> None:
-    run = stored([0.5])
-    run.rounds[0]["metrics"] = {"loss": 0.25}
-    table = payload([run])["summary"]
-    assert table["head"] == ["setting", "runs", "rounds", "loss", "MB per client", "s per round", "refused"]
-    assert table["rows"] == [["run", "1", "1", "0.250", "0.00", "0.5", "1"]]
-
-
-# -- stored runs -----------------------------------------------------------------------------------------------------
+# -- stored runs -----------------------------------------------------------------------------------
 
 
 def test_payload_of_real_runs(runs: Path) -> None:
@@ -204,8 +190,10 @@ def test_payload_of_real_runs(runs: Path) -> None:
     assert data["differences"] == {"method.name": list(METHODS.values())}
     # two seeds are two splits, each shared by both methods
     assert [tree["runs"] for tree in data["trees"]] == [[f"{name}, seed {seed}" for name in METHODS] for seed in SEEDS]
-    assert data["summary"]["head"][5] == "rounds to 50 %"
-    assert all(row[1:3] == ["2", str(ROUNDS)] for row in data["summary"]["rows"])
+    assert (data["metric"], data["targets"]["accuracy"]) == ("accuracy", [0.5])
+    assert [run["tree"] for each in data["settings"] for run in each["runs"]] == [0, 1, 0, 1]
+    table = {column["title"]: [cell["text"] for cell in column["cells"]] for column in data["summary"]["before"]}
+    assert (table["setting"], table["runs"], table["rounds"]) == (list(METHODS), ["2"] * 2, [str(ROUNDS)] * 2)
     assert [each["title"] for each in data["levels"]] == ["Root", "Groups", "Clients"]
 
 
@@ -260,3 +248,70 @@ def test_a_level_too_wide_to_draw_is_left_out(runs: Path) -> None:
     many = {key: (values * WIDEST)[: WIDEST + 1] for key, values in level.items()}
     (tree,) = payload([dataclasses.replace(run, tree={**run.tree, "levels": [run.tree["levels"][0], many]})])["trees"]
     assert len(tree["levels"]) == 1 and tree["left_out"] == [WIDEST + 1]
+
+
+# -- what is known of single nodes -----------------------------------------------------------------
+
+
+def with_nodes(run: StoredRun, rounds: int) -> StoredRun:
+    """The same run, with an accuracy for each client that rises from round to round."""
+    clients = run.tree["levels"][-1]["names"]
+    records = [
+        {**run.rounds[0], "round": r, "nodes": {name: {"accuracy": (n + r) / 1000} for n, name in enumerate(clients)}}
+        for r in range(1, rounds + 1)
+    ]
+    return dataclasses.replace(run, rounds=records, round=rounds)
+
+
+def test_the_mean_the_worst_and_the_spread_over_nodes(runs: Path) -> None:
+    curve = curve_of(with_nodes(gather([runs])[0][0], 2))
+    assert curve.y["nodes.2.mean.accuracy"] == [0.0025, 0.0035]
+    assert curve.y["nodes.2.lowest.accuracy"] == [0.001, 0.002]
+    assert curve.y["nodes.2.highest.accuracy"] == [0.004, 0.005]
+    assert curve.y["nodes.2.spread.accuracy"] == pytest.approx([0.00125**0.5 / 1000**0.5] * 2)
+
+
+def test_nodes_are_known_in_the_rounds_the_slider_stops_at(runs: Path) -> None:
+    run = with_nodes(gather([runs])[0][0], 3 * STOPS)
+    shown = payload([run])["settings"][0]["runs"][0]["nodes"]
+    assert len(shown["rounds"]) == STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (1, 3 * STOPS)
+    assert list(shown["values"]) == ["accuracy"] and list(shown["values"]["accuracy"]) == ["2"]
+    assert shown["values"]["accuracy"]["2"][0] == [0.001, 0.002, 0.003, 0.004]
+    assert payload([gather([runs])[0][0]])["settings"][0]["runs"][0]["nodes"] is None
+
+
+# -- notes -----------------------------------------------------------------------------------------
+
+
+def noted(run: StoredRun) -> tuple[bool, list[str]]:
+    shown = payload([run])["settings"][0]["runs"][0]
+    return shown["bad"], shown["notes"]
+
+
+def test_a_run_has_a_line_for_whatever_a_reader_should_know() -> None:
+    quiet = dataclasses.replace(stored([0.5]), engine="loop", how="loop", precision="fp32")
+    for record in quiet.rounds:
+        record["refused"] = []
+    assert noted(quiet) == (False, [])
+    asked = {**quiet.config, "run": {"seed": 0, "engine": "stacked", "precision": "bf16"}}
+    fell = dataclasses.replace(quiet, config=asked, how="loop: it draws random numbers", notes=("frozen transforms",))
+    assert noted(fell) == (False, [
+        "trained by the loop engine: it draws random numbers",
+        "precision bf16 was asked for, and it was computed in fp32",
+        "frozen transforms",
+    ])  # fmt: skip
+    own = ("engine 'stacked' was asked for, and loop trains the clients", "precision 'bf16' is not honoured")
+    assert noted(dataclasses.replace(fell, notes=own)) == (False, list(own)), "said once"
+    failed = dataclasses.replace(quiet, status="failed", reason="out of memory", total=9)
+    assert noted(failed) == (True, ["failed after 1 of 9 rounds: out of memory"])
+    changed = [{"after": 3, "time": "", "environment": {}, "changed": ["another model"]}]
+    assert noted(dataclasses.replace(quiet, continued=changed))[1] == ["went on after round 3 with another model"]
+
+
+def test_notes_and_directions_are_read_from_the_run(copied: Path) -> None:
+    path = sorted(copied.iterdir())[0]
+    edit(path / "run.json", lambda values: values.update(notes=["read once", 3], better={"f1": "higher", "x": "up"}))
+    run = read_run(path)
+    assert (run.notes, run.better) == (("read once",), {"f1": "higher"})
+    edit(path / "run.json", lambda values: values.update(better=[1]))
+    assert read_run(path).better == {}

@@ -1,4 +1,5 @@
-"""The page in a real browser, opened from a file: it draws, reacts, asks nobody, and runs nothing a user wrote."""
+"""The page in a real browser, opened from a file: it draws, reacts, asks nobody, and runs nothing a
+user wrote."""
 
 from __future__ import annotations
 
@@ -15,9 +16,7 @@ from stratafl.report.gather import gather
 from stratafl.report.page import embedded
 from stratafl.report.page import page as page_of
 from stratafl.report.payload import payload
-from tests.report.conftest import ROUNDS, Page, edit, needs_plotly
-
-pytestmark = needs_plotly
+from tests.report.conftest import METHODS, ROUNDS, Page, edit
 
 SETTINGS = 2
 
@@ -37,12 +36,19 @@ def test_curves_are_drawn(page: Page, report: Path) -> None:
     page.open(report)
     assert page.lines("curve-accuracy", SETTINGS) == page.lines("curve-loss", SETTINGS) == SETTINGS
     assert page.lines("drift-1", SETTINGS) == page.lines("drift-2", SETTINGS) == SETTINGS
-    points = page.js("document.querySelector('#curve-accuracy .plot').data.map((trace) => trace.y.length)")
-    assert points == [ROUNDS] * len(points)
+    lines = page.drawn("curve-accuracy")
+    assert [line["label"] for line in lines] == list(METHODS)
     # a mean has a band of two edges
-    assert len(points) == 3 * SETTINGS
-    assert page.js("document.querySelectorAll('#tree .barlayer .point').length") == 1 + 2 + 4 + 4
-    assert page.js("document.querySelectorAll('#tree .heatmaplayer image').length") == 1
+    assert all(len(line[part]) == ROUNDS for line in lines for part in ("x", "y", "low", "high"))
+    assert page.js("document.querySelectorAll('#curve-accuracy .band').length") == SETTINGS
+    # each in a style of its own, and not only in a colour
+    dashes = page.js(
+        "[...document.querySelectorAll('#curve-loss path.line')].map((p) => p.getAttribute('stroke-dasharray'))"
+    )
+    assert len(set(dashes)) == SETTINGS
+    assert page.js("document.querySelectorAll('#tree .cell').length") == 1 + 2 + 4
+    assert page.js("document.querySelectorAll('#tree .sample').length") == 4
+    assert page.js("document.querySelectorAll('#tree .share').length") > 4
     assert page.errors() == []
 
 
@@ -55,16 +61,14 @@ def test_a_setting_can_be_hidden_and_seen_alone(page: Page, report: Path) -> Non
     for figure in ("curve-accuracy", "curve-loss", "drift-1", "drift-2"):
         assert page.lines(figure, SETTINGS - 1) == SETTINGS - 1
     assert page.js(f"document.querySelector('{chip}').getAttribute('aria-pressed')") == "false"
-    time.sleep(0.5)  # sooner it would be a double click
+    time.sleep(1)  # sooner it would be a double click
     page.click(chip)
     assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
     ActionChains(page.browser).double_click(
         page.browser.find_element("css selector", "#drift-title ~ .chips button:nth-child(2)")
     ).perform()
+    page.until("document.querySelector('#curve-accuracy .plot').chart.lines.map(({label}) => label).join() === 'MTGC'")
     assert page.lines("curve-accuracy", 1) == 1
-    assert (
-        page.js("document.querySelector('#curve-accuracy .plot').data.filter((t) => t.visible).at(-1).name") == "MTGC"
-    )
     assert page.errors() == []
 
 
@@ -77,7 +81,7 @@ def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: s
     page.open(report)
     page.click(f'#axis [data-value="{axis}"]')
     assert page.js("document.querySelector('#curve-accuracy .xtitle').textContent") == title
-    values = page.js("document.querySelector('#curve-accuracy .plot').data[0].x")
+    values = page.drawn("curve-accuracy")[0]["x"]
     assert sorted(values) == values and len(set(values)) == ROUNDS
     assert last is None or values[-1] == last
     assert page.lines("drift-2", SETTINGS) == SETTINGS
@@ -88,8 +92,9 @@ def test_every_run_every_quantity_and_both_scales(page: Page, report: Path) -> N
     page.open(report)
     page.click('#view [data-value="runs"]')
     assert page.lines("curve-accuracy", 2 * SETTINGS) == 2 * SETTINGS
-    page.click('#scale [data-value="log"]')
-    assert page.js("document.querySelector('#drift-1 .plot').layout.yaxis.type") == "log"
+    page.click("#drift-log")
+    assert page.js("document.querySelector('#drift-1 .plot').chart.y.log") is True
+    assert page.js("document.querySelector('#curve-loss .plot').chart.y.log") is False
     quantities = page.js("[...document.querySelectorAll('#quantity button')].map((button) => button.dataset.value)")
     assert quantities == ["drift", "correction", "progress", "clipped"]
     for quantity in quantities:
@@ -102,20 +107,42 @@ def test_every_run_every_quantity_and_both_scales(page: Page, report: Path) -> N
 
 
 def test_zoom_stays_while_settings_are_hidden(page: Page, report: Path) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
     page.open(report)
     plot = "document.querySelector('#curve-accuracy .plot')"
-    page.browser.execute_async_script(f"Plotly.relayout({plot}, {{'xaxis.range': [1, 2]}}).then(arguments[0])")
+    box = page.js(f"{plot}.chart.box")
+    page.js(f"{plot}.scrollIntoView({{block: 'center'}})")
+    frame = page.js(f"{plot}.getBoundingClientRect().toJSON()")
+    left, right = (int(frame["left"] + box["left"] + part * (box["right"] - box["left"])) for part in (0.05, 0.6))
+    drag = ActionBuilder(page.browser)
+    drag.pointer_action.move_to_location(left, int(frame["top"]) + 150).pointer_down()
+    drag.pointer_action.move_to_location(right, int(frame["top"]) + 150).pointer_up()
+    drag.perform()
+    low, high = page.js(f"{plot}.chart.x.domain")
+    assert 1 < low < 1.5 < 2.5 < high < 3.5
     page.click("#curves-title ~ .chips button:nth-child(1)")
-    assert page.js(f"{plot}.layout.xaxis.range") == [1, 2]
+    assert page.js(f"{plot}.chart.x.domain") == [low, high]
     page.click('#axis [data-value="steps"]')
-    assert page.js(f"{plot}.layout.xaxis.range") != [1, 2]
+    assert page.js(f"{plot}.chart.x.domain") == [0, 24]
+    ActionChains(page.browser).double_click(page.browser.find_element("css selector", "#curve-accuracy svg")).perform()
+    page.click('#axis [data-value="rounds"]')
+    assert page.js(f"{plot}.chart.x.domain") == [1, ROUNDS]
 
 
 def test_hovering_tells_the_values(page: Page, report: Path) -> None:
+    from selenium.webdriver import ActionChains
+
     page.open(report)
-    page.js("Plotly.Fx.hover(document.querySelector('#curve-accuracy .plot'), {xval: 2}), 0")
-    page.until("document.querySelector('#curve-accuracy .hoverlayer').textContent.includes('MTGC')")
-    assert "%" in page.js("document.querySelector('#curve-accuracy .hoverlayer').textContent")
+    ActionChains(page.browser).move_to_element(
+        page.browser.find_element("css selector", "#curve-accuracy svg")
+    ).perform()
+    page.until("!document.getElementById('tip').hidden")
+    told = page.text("tip")
+    assert told.startswith("round ") and "MTGC" in told and " % ± " in told
+    ActionChains(page.browser).move_to_element(page.browser.find_element("css selector", "h1")).perform()
+    page.until("document.getElementById('tip').hidden")
 
 
 def test_nothing_leaves_the_machine(page: Page, report: Path) -> None:
@@ -125,9 +152,6 @@ def test_nothing_leaves_the_machine(page: Page, report: Path) -> None:
     asked = page.requests()
     assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
     assert page.js("performance.getEntriesByType('resource').filter((e) => /^https?:/.test(e.name)).length") == 0
-    # the plotting library's own buttons include one that uploads the chart to its maker
-    titles = page.js("[...document.querySelectorAll('.modebar-btn')].map((b) => b.dataset.title).join()")
-    assert titles and "loud" not in titles
     policy = page.js("document.querySelector('meta[http-equiv]').content")
     assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe-eval" not in policy
     assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
@@ -150,7 +174,12 @@ def test_light_and_dark(page: Page, report: Path) -> None:
     assert page.js(background) == light
     page.open(report)
     assert page.js(background) == dark
-    assert page.js("document.querySelector('#curve-accuracy .plot').layout.font.color") == page.js("style('--quiet')")
+    line = "getComputedStyle(document.querySelector('#curve-accuracy path.line')).stroke"
+    assert page.js(line) == "rgb(108, 180, 238)"
+    # on paper everything is light
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert page.js(line) == "rgb(0, 114, 178)" and page.js(background) == "rgb(255, 255, 255)"
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert page.errors() == []
 
 
@@ -186,7 +215,9 @@ def poison(folder: Path, text: str) -> None:
 
     for run in sorted(folder.iterdir()):
         edit(run / "run.json", lambda values: values.update(name=text + values["name"]))
+        edit(run / "run.json", lambda values: values["config"]["method"].update(name=text + values["name"]))
         edit(run / "run.json", lambda values: values["config"]["method"].update({text: text}))
+        edit(run / "run.json", lambda values: values.update(notes=[text]))
         edit(run / "run.json", lambda values: values["environment"].update({text: text}))
         edit(run / "status.json", lambda values: values.update(status="failed", reason=text))
         edit(run / "tree.json", tree)
@@ -203,11 +234,17 @@ def test_hostile_texts_are_shown_and_not_run(page: Page, copied: Path, tmp_path:
     page.open(write(copied, tmp_path / "report.html"))
     assert page.lines("curve-accuracy", SETTINGS) == SETTINGS
     # hover builds its labels from names as well
-    page.js("Plotly.Fx.hover(document.querySelector('#curve-accuracy .plot'), {xval: 2}), 0")
-    page.js("Plotly.Fx.hover(document.querySelector('#tree'), {xval: 0.5}), 0")
+    page.js("hover(document.querySelector('#curve-accuracy .plot'), 2)")
+    assert text in page.text("tip")
+    box = "document.getElementById('tree').getBoundingClientRect()"
+    place = f"{{clientX: {box}.left + document.getElementById('tree').box.left + 5, clientY: {box}.top + 100}}"
+    page.js(f"nodeHover(document.getElementById('tree'), {place})")
+    assert text in page.text("tip")
+    page.click("#nodes summary")
     assert page.js("window.hacked") is None
-    assert page.js("document.querySelector('.chips button span:nth-child(2)').textContent") == f"{text}HFedAvg"
-    assert page.js("document.querySelectorAll('script').length") == 3
+    assert text in page.js("document.querySelector('.chips button span').textContent")
+    assert text in page.text("curves") and text in page.text("summary") and text in page.text("notes")
+    assert page.js("document.querySelectorAll('script').length") == 2
     assert page.js("document.querySelectorAll('main img, main a[href], main script, [onerror], [onload]').length") == 0
     assert all(url.startswith(("file:", "data:", "blob:")) for url in page.requests())
     assert page.errors() == []
@@ -229,6 +266,23 @@ def test_a_run_that_has_just_begun(page: Page, copied: Path, tmp_path: Path) -> 
     assert page.errors() == []
 
 
+def test_runs_of_an_early_version_are_shown_as_ever(page: Page, copied: Path, tmp_path: Path) -> None:
+    early = {"round", "steps", "metrics", "refused", "bytes_per_client", "seconds"}
+    for run in copied.iterdir():
+        for key in ("how", "precision", "notes", "better"):
+            edit(run / "run.json", lambda values, key=key: values.pop(key, None))
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        kept = [{key: record[key] for key in early} for record in lines]
+        (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    page.open(write(copied, tmp_path / "report.html"))
+    assert page.lines("curve-accuracy", SETTINGS) == page.lines("curve-loss", SETTINGS) == SETTINGS
+    assert page.js("document.getElementById('drift-title').offsetParent") is None, "nothing is known of it"
+    assert page.js("[...document.querySelectorAll('#colour button')].length") == 0
+    assert page.js("document.querySelectorAll('#tree .cell').length") == 1 + 2 + 4
+    assert page.js("document.querySelectorAll('#notes li').length") == 0
+    assert page.errors() == []
+
+
 def test_one_run_alone(page: Page, runs: Path, tmp_path: Path) -> None:
     page.open(write(sorted(runs.iterdir())[0], tmp_path / "report.html"))
     assert page.lines("curve-accuracy", 1) == 1
@@ -245,7 +299,7 @@ def test_numbers_that_are_not_finite_are_gaps(page: Page, copied: Path, tmp_path
         lines[1] = json.dumps(record)
         (run / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     page.open(write(copied, tmp_path / "report.html"))
-    assert page.js("document.querySelector('#curve-loss .plot').data.at(-1).y[1]") is None
+    assert page.drawn("curve-loss")[-1]["y"][1] is None
     assert page.lines("curve-loss", SETTINGS) == SETTINGS
     assert page.errors() == []
 
@@ -259,14 +313,14 @@ window.faults = () => {
   const within = (inner, outer) => inner.left >= outer.left - 1 && inner.right <= outer.right + 1
     && inner.top >= outer.top - 1 && inner.bottom <= outer.bottom + 1;
   const cards = [...document.querySelectorAll('.card')].filter((card) => box(card).width);
-  const charts = [...document.querySelectorAll('svg.main-svg')].filter((svg) => box(svg).width);
+  const charts = [...document.querySelectorAll('svg.chart')].filter((svg) => box(svg).width);
   for (const svg of charts) {
     const card = svg.closest('.card');
     if (!within(box(svg), box(card))) {
       found.push(`${name(svg)}: svg ${box(svg).width}x${box(svg).height}, card ${box(card).width}x${box(card).height}`);
     }
     for (const text of svg.querySelectorAll('text')) {
-      if (text.textContent.trim() && !text.closest('.hoverlayer') && !within(box(text), box(svg))) {
+      if (text.textContent.trim() && !text.closest('.rule') && !within(box(text), box(svg))) {
         found.push(`${name(svg)}: "${text.textContent}" is cut off`);
       }
     }
@@ -302,7 +356,8 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
     copied = Path(shutil.copytree(runs, folder / "runs"))
     for run in copied.iterdir():
-        edit(run / "run.json", lambda values: values.update(name=values["name"] + " with a name " + "as-long" * 20))
+        name = " with a name " + "as-long" * 20
+        edit(run / "run.json", lambda values: values["config"]["method"].update(name=values["name"] + name))
         edit(run / "tree.json", lambda tree: tree.update(classes=[f"{n}: {'WIDE ' * 5 * n}" for n in range(10)]))
         lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
         for number, record in enumerate(lines):
@@ -312,13 +367,12 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(copied, folder / "report.html")
 
 
-def controls(page: Page) -> list[str]:
-    """Every button, option and fold of the page but the theme's, as selectors."""
-    of_section = "section:nth-of-type({}) .chips button"
-    groups = ("#axis button", "#view button", of_section.format(2), "#quantity button", "#scale button",
-              of_section.format(3), "#split option", "details")  # fmt: skip
-    counts = [page.js(f"document.querySelectorAll('{group}').length") for group in groups]
-    return [f"{group}:nth-of-type({n + 1})" for group, count in zip(groups, counts, strict=True) for n in range(count)]
+CONTROLS = (
+    "#metric option", "#summary th button", "#axis button", "#view button", "#log-x", "#log-y",
+    "section:nth-of-type(2) .chips button", "#cost button", "#split option", "#colour button", "#play",
+    "#over button", "#quantity button", "#drift-log", "section:nth-of-type(4) .chips button", "details summary",
+)  # fmt: skip
+"""Every button, option and fold of the page but the theme's and those that save a file."""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -329,9 +383,13 @@ def test_every_chart_stays_in_its_card(measured: Page, odd_report: Path, width: 
     page.size(width)
     page.open(odd_report)
     assert page.js("window.atFirst") == []
-    for selector in controls(page):
-        page.click(selector + (" summary" if selector.startswith("details") else ""))
-        assert page.js("faults()") == [], selector
+    for selector in CONTROLS:
+        shown = [
+            n for n, each in enumerate(page.browser.find_elements("css selector", selector)) if each.is_displayed()
+        ]
+        for number in shown:
+            page.browser.find_elements("css selector", selector)[number].click()
+            assert page.js("faults()") == [], (selector, number)
     page.click("#theme")
     assert page.js("document.documentElement.dataset.theme") != theme
     assert page.js("faults()") == []
@@ -339,22 +397,24 @@ def test_every_chart_stays_in_its_card(measured: Page, odd_report: Path, width: 
 
 
 def test_charts_that_come_and_go_share_the_row(measured: Page, report: Path) -> None:
-    """One chart has the row to itself; when a second comes, both are drawn at half the width at once."""
+    """One chart has the row to itself; when a second comes, both are drawn at half the width at
+    once."""
     page = measured
     page.open(report)
-    page.js("state.data.settings.forEach(({mean, runs}) => [mean, ...runs.map((run) => run.curve)]"
-            ".forEach(({y}) => { y.kept = y.loss; delete y.loss; delete y.accuracy; })), drawAll()")  # fmt: skip
-    alone = page.js("document.querySelector('#curves svg.main-svg').clientWidth")
+    page.js("(window.every = state.data.metrics, state.data.metrics = every.slice(1), drawAll())")
+    alone = page.js("document.querySelector('#curves svg.chart').clientWidth")
     assert alone > 1000 and page.js("faults()") == []
-    page.js("state.data.settings.forEach(({mean, runs}) => [mean, ...runs.map((run) => run.curve)]"
-            ".forEach(({y}) => { y.loss = y.kept; })), drawAll()")  # fmt: skip
-    assert page.js("[...document.querySelectorAll('#curves figure')].map(({id}) => id)") == ["curve-kept", "curve-loss"]
-    assert page.js("document.querySelector('#curve-kept svg.main-svg').clientWidth") < alone / 2
+    page.js("(state.data.metrics = every, drawAll())")
+    assert page.js("[...document.querySelectorAll('#curves figure')].map(({id}) => id)") == [
+        "curve-accuracy",
+        "curve-loss",
+    ]
+    assert page.js("document.querySelector('#curve-loss svg.chart').clientWidth") < alone / 2
     assert page.js("faults()") == [] and page.errors() == []
 
 
 def test_charts_follow_the_room_they_have(page: Page, report: Path) -> None:
-    svg = "[...document.querySelectorAll('svg.main-svg')]"
+    svg = "[...document.querySelectorAll('svg.chart')]"
     fits = f"{svg}.every((svg) => Math.abs(svg.clientWidth - svg.closest('.plot').clientWidth) <= 1)"
     page.open(report)
     for width in (700, 1500, 400, 1280):
@@ -363,6 +423,18 @@ def test_charts_follow_the_room_they_have(page: Page, report: Path) -> None:
     # without the window's help
     page.js("document.querySelector('main').style.maxWidth = '700px'")
     page.until(f"{fits} && document.querySelector('#tree').clientWidth < 700")
+
+
+def test_charts_on_paper_keep_their_shape(page: Page, report: Path) -> None:
+    shapes = "[...document.querySelectorAll('svg.chart')].map((svg) => svg.clientHeight / svg.clientWidth)"
+    page.open(report)
+    before = page.js(shapes)
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    page.size(700)
+    page.until("document.querySelector('#curve-loss svg').clientWidth < 400")
+    assert page.js(shapes) == pytest.approx(before, rel=0.03)
+    assert page.js("document.querySelector('#axis').offsetParent") is None
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_a_run_that_diverged_is_marked_and_its_curve_ends(page: Page, copied: Path, tmp_path: Path) -> None:
@@ -376,6 +448,7 @@ def test_a_run_that_diverged_is_marked_and_its_curve_ends(page: Page, copied: Pa
     assert "diverged at round 3" in page.js("document.querySelector('.chips button').textContent")
     assert "1 of 2 diverged" in page.js("document.getElementById('summary').textContent")
     for name in ("accuracy", "loss"):
-        drawn = page.js(f"document.querySelector('#curve-{name} .plot').data[2].y")
+        drawn = page.drawn(f"curve-{name}")[0]["y"]
+        assert page.js(f"document.querySelectorAll('#curve-{name} .dead').length") == 1
         assert drawn[1] is not None and drawn[2:] == [None, None]
     assert page.errors() == []

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.errors import MissingExtra
-from stratafl.report import page
+from stratafl.base.errors import MissingExtra
 from stratafl.report.compare import settings
 from stratafl.report.figures import TOLD_APART, figures
 from stratafl.report.gather import gather
-from tests.report.conftest import METHODS, needs_plotly
+from tests.report.conftest import METHODS
 from tests.test_cli import CONFIG, command
-
-pytestmark = needs_plotly
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -31,13 +28,49 @@ def test_a_page_and_figures(runs: Path, tmp_path: Path, monkeypatch, capsys) -> 
     assert all(name in shown.out for name in METHODS)
     assert shown.err == ""
     assert out.read_text().startswith("<!doctype html>")
-    names = {"accuracy", "loss", "drift_drift", "drift_correction", "drift_progress", "drift_clipped"}
-    assert {path.stem for path in drawn.iterdir()} == names
+    names = {"accuracy", "loss", "drift_drift", "drift_correction", "drift_progress", "drift_clipped", "to_target"}
+    assert {path.stem for path in drawn.iterdir()} == names | {"summary"}
     for name in names:
         assert (drawn / f"{name}.png").read_bytes().startswith(PNG)
+        assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
         texts = "".join(ElementTree.parse(drawn / f"{name}.svg").getroot().itertext())
         assert all(method in texts for method in METHODS)
+    assert (drawn / "summary.csv").read_text().startswith('setting,runs,rounds,"accuracy, %"')
+    assert "rounds to 50 \\%" in (drawn / "summary.tex").read_text()
     assert not list(tmp_path.glob(".*")) and not list(drawn.glob(".*"))
+
+
+def test_every_axis_of_a_figure_has_its_unit_and_every_line_a_style(runs: Path, tmp_path: Path) -> None:
+    compared = settings(gather([runs])[0])
+    drawn = {path.name: path for path in figures(tmp_path, compared, [0.5])}
+    units = {
+        "accuracy": "test accuracy (%)",
+        "loss": "test loss",
+        "drift_drift": "drift (norm of parameters)",
+        "drift_clipped": "clipped steps (share)",
+        "to_target": "MB per client",
+    }
+    for name, unit in units.items():
+        svg = drawn[f"{name}.svg"].read_text()
+        assert unit in svg and "global rounds" in svg
+    # the second of two lines is dashed, in the chart and in the legend
+    assert drawn["loss.svg"].read_text().count("stroke-dasharray") >= 2
+
+
+def test_another_metric_is_chosen_by_name(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    page = tmp_path / "r.html"
+    assert (
+        command(monkeypatch, "report", copied, "-o", page, "--metric", "loss", "--target", "2.5", "--title", "<Mine>")
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "rounds to 2.5" in shown and "accuracy" not in shown
+    assert "<h1>&lt;Mine&gt;</h1>" in page.read_text()
+    assert command(monkeypatch, "report", copied, "-o", tmp_path / "other.html", "--target", "90") == 2
+    assert capsys.readouterr().err == "error: --target = 90.0: must be a finite number above 0 and at most 1\n"
+    assert not (tmp_path / "other.html").exists()
+    assert command(monkeypatch, "report", copied, "-o", page, "--metric", "f1") == 2
+    assert capsys.readouterr().err == "error: --metric = 'f1': these runs have accuracy, loss\n"
 
 
 @pytest.mark.parametrize("count", [12, TOLD_APART, TOLD_APART + 1])
@@ -78,7 +111,7 @@ def test_a_narrow_terminal(runs: Path, tmp_path: Path, monkeypatch, capsys, colu
         (["empty", "-o", "page.pdf"], "error: --out = 'page.pdf': must be a file that ends in .html"),
         (["empty", "-o", "empty"], "error: --out = 'empty': must be a file that ends in .html"),
         (["empty", "-o", "none/page.html"], "cannot write in"),
-        (["empty", "--target", "90"], "error: --target = 90.0: must be a finite number above 0 and at most 1"),
+        (["empty", "--target", "nan"], "error: --target = nan: must be a finite number"),
         (["nowhere", "--watch"], "error: folder = 'nowhere': no such folder"),
     ],
 )
@@ -104,12 +137,14 @@ def test_figures_where_a_file_stands(runs: Path, tmp_path: Path, monkeypatch, ca
     assert "--figures" in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_one_line(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    page.plotly_source.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert command(monkeypatch, "report", runs, "-o", tmp_path / "r.html") == 2
-    assert capsys.readouterr().err == "error: a report needs the package plotly: pip install 'stratafl[report]'\n"
-    assert not (tmp_path / "r.html").exists()
+def test_figures_need_matplotlib_and_the_page_does_not(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page, drawn = tmp_path / "r.html", tmp_path / "figures"
+    assert command(monkeypatch, "report", runs, "-o", page) == 0
+    capsys.readouterr()
+    assert command(monkeypatch, "report", runs, "-o", page, "--figures", drawn) == 2
+    assert capsys.readouterr().err == "error: a picture needs the package matplotlib: pip install matplotlib\n"
+    assert not drawn.exists()
 
 
 @pytest.fixture
@@ -137,4 +172,4 @@ def test_tensorboard_is_missed_before_the_work(config: Path, tmp_path: Path, mon
 
 
 def test_the_complaint_names_the_extra() -> None:
-    assert "pip install 'stratafl[report]'" in str(MissingExtra("a report", "plotly", "report"))
+    assert "pip install 'stratafl[tables]'" in str(MissingExtra("a table of rounds", "pandas", "tables"))

@@ -21,9 +21,7 @@ from stratafl.report.gather import gather
 from stratafl.report.page import page as page_of
 from stratafl.report.payload import payload
 from stratafl.report.serve import HOST, Server
-from tests.report.conftest import ROUNDS, Page, needs_plotly
-
-pytestmark = needs_plotly
+from tests.report.conftest import ROUNDS, Page
 
 
 @contextlib.contextmanager
@@ -107,16 +105,21 @@ def test_the_page_follows_a_run(page: Page, copied: Path) -> None:
     for run, records in lines.items():
         (run / "rounds.jsonl").write_text("".join(records[:2]))
     plot = "document.querySelector('#curve-accuracy .plot')"
+    points = f"{plot}.chart.lines[0].x.length"
     with serving(copied) as server:
         page.open(server.address)
-        assert page.js(f"{plot}.data[0].x.length") == 2
+        assert page.js(points) == 2
         page.click("#curves-title ~ .chips button:nth-child(1)")
         page.click('#quantity [data-value="progress"]')
-        page.browser.execute_async_script(f"Plotly.relayout({plot}, {{'xaxis.range': [1, 3]}}).then(arguments[0])")
+        page.js(f"zoomTo({plot}, [1, 3])")
+        page.click("#summary th:nth-child(4) button")
+        page.js("document.getElementById('target').value = '55', chooseTargets('55')")
         for run, records in lines.items():
             (run / "rounds.jsonl").write_text("".join(records))
-        page.until(f"{plot}.data[0].x.length === {ROUNDS}")
-        assert page.js(f"{plot}.layout.xaxis.range") == [1, 3]
+        page.until(f"{points} === {ROUNDS}")
+        assert page.js(f"{plot}.chart.x.domain") == [1, 3]
+        assert page.js("document.querySelector('#summary th:nth-child(4)').ariaSort") == "descending"
+        assert "rounds to 55 %" in page.text("summary")
         assert page.lines("curve-accuracy", 1) == 1
         assert page.js("""document.querySelector('#quantity [aria-pressed="true"]').dataset.value""") == "progress"
         assert all(url.startswith((server.address, "data:")) for url in page.requests())

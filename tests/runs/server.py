@@ -1,20 +1,23 @@
-"""Starts stratafl commands as real processes without the seconds that importing torch takes: it has imported
-everything, forks for each command, and stays single-threaded so that forking is safe.
+"""Starts stratafl commands as real processes without the seconds that importing torch takes: it has
+imported everything, forks for each command, and stays single-threaded so that forking is safe.
 
-It reads one JSON list per line, [output file, folder to be in, arguments...], and answers each with the child's
-number, then with its exit status.
+It reads one JSON list per line, [output file, folder to be in, arguments...], and answers each with
+the child's number, then with its exit status. Arguments that begin with "python" are a program of
+the user's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
+import traceback
 
 import torch
 
-from stratafl.cli import main
-from stratafl.data import sources
+from stratafl.cli.main import main
+from stratafl.data.sets import prepare
 
 
 def child(output: str, folder: str, arguments: list[str]) -> None:
@@ -22,8 +25,12 @@ def child(output: str, folder: str, arguments: list[str]) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.chdir(folder)
-    sys.argv = ["stratafl", *arguments]
     try:
+        if arguments[0] == "python":
+            sys.argv = arguments[1:]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            raise SystemExit
+        sys.argv = ["stratafl", *arguments]
         main()
     except SystemExit as ended:
         sys.stdout.flush()
@@ -32,13 +39,15 @@ def child(output: str, folder: str, arguments: list[str]) -> None:
 
 def serve() -> None:
     torch.set_num_threads(1)
-    sources.load("digits")
+    prepare.load("digits")
     for line in sys.stdin:
         output, folder, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
             try:
                 child(output, folder, arguments)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(99)  # an exception nobody expected; its traceback is in the output
         print(pid, flush=True)

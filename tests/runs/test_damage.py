@@ -1,4 +1,5 @@
-"""Checkpoints whose bytes are not as they were written: noticed and said, and never loaded wrong."""
+"""Checkpoints whose bytes are not as they were written: noticed and said, and never loaded
+wrong."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 
 from stratafl import InvalidInput
-from stratafl.config import Config
-from stratafl.launch import Launch
-from stratafl.store.checkpoint import Checkpoints
-from stratafl.store.pack import pack
-from stratafl.store.signals import Interrupted
-from tests.store.conftest import contents
+from stratafl.base.pack import pack
+from stratafl.base.signals import Interrupted
+from stratafl.config.schema import Config
+from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.launch import Launch
+from tests.runs.conftest import contents
 
 FILES = ("state.json", "tensors.safetensors", "SHA256SUMS")
 CONFIG = {
@@ -72,7 +73,7 @@ def identity(run: Path) -> str:
 
 def as_read(run: Path, round: int) -> str:
     """A checkpoint's state as text."""
-    state = Checkpoints(run, identity(run)).read(round)
+    state = Checkpoints(run, identity(run)).read(Place(round))
     plain, tensors = pack(state)
     return repr((plain, {name: t.numpy().tobytes() for name, t in tensors.items()}))
 
@@ -100,7 +101,7 @@ def replaced(path: Path, data: bytes) -> None:
 
 
 def foreign(path: Path) -> None:
-    save_file({"federation.own.0": torch.ones(1, 3), "weights": torch.zeros(4)}, path)
+    save_file({"federation.levels.0.model": torch.ones(1, 3), "weights": torch.zeros(4)}, path)
 
 
 def another_run(run: Path) -> None:

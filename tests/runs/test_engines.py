@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from stratafl import InvalidInput
-from stratafl.config import Config
-from stratafl.launch import Launch, Launched
-from stratafl.store.signals import Interrupted
+from stratafl.base.signals import Interrupted
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.report.payload import payload
+from stratafl.runs import read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.recorder import Launched
 
 MODEL = """
 from torch import nn
@@ -89,9 +94,44 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     path = interrupted(settings, tmp_path / "runs")
     assert described(path)["engine"] == ran == described(path)["how"].partition(":")[0]
     assert described(path)["precision"] == "fp32"
-    Launch.resume(path).run()
+    shown = payload([read_run(path)])["shared"]
+    assert (shown["run.engine"], shown["run.precision"]) == (ran, "fp32")
+    noted = [note for note in described(path)["notes"] if "was asked for" in note]
+    assert len(noted) == (asked != ran)
+    assert list(read_run(path).notes) == described(path)["notes"]
+    said: list[str] = []
+    Launch.resume(path, said.append).run()
+    assert [each for each in said if "was asked for" in each] == noted, "also where it goes on, once"
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
     assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_runs_are_listed_with_the_engine_that_ran(tmp_path: Path, monkeypatch, capsys) -> None:
+    for model in ("mixing", "dropping"):
+        finished(config(tmp_path, model, "stacked"), tmp_path / "runs")
+    capsys.readouterr()
+    rows = json.loads(listed(tmp_path / "runs", "--json", monkeypatch=monkeypatch, capsys=capsys))["runs"]
+    assert [(row["engine"], row["precision"]) for row in rows] == [("vmap", "fp32"), ("loop", "fp32")]
+    assert rows[1]["how"] == "loop: the module or loss draws random numbers"
+    assert [len(row["notes"]) for row in rows] == [1, 1]
+    shown = listed(tmp_path / "runs", monkeypatch=monkeypatch, capsys=capsys)
+    assert "vmap" in shown and "loop" in shown and "stacked" not in shown
+
+
+def listed(*arguments: object, monkeypatch, capsys) -> str:
+    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", *map(str, arguments)])
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().out
+
+
+def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None:
+    path = finished(config(tmp_path, "mixing", "stacked"), tmp_path / "runs").path
+    early = {key: value for key, value in described(path).items() if key not in ("how", "precision")}
+    (path / "run.json").write_text(json.dumps(early))
+    run = read_run(path)
+    assert (run.engine, run.how, run.precision) == ("vmap", "vmap", "")
+    assert payload([run])["shared"]["run.engine"] == "vmap"
 
 
 def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:

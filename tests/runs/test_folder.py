@@ -17,13 +17,13 @@ import pandas
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.launch import Launch
-from stratafl.store import list_runs, read_run
-from stratafl.store.lock import Lock, is_held
-from tests.store.conftest import ROOT, Server
-from tests.store.test_damage import CONFIG, names, stopped_after
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.runs import list_runs, read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.lock import Lock, is_held
+from tests.runs.conftest import ROOT, Server
+from tests.runs.test_damage import CONFIG, names, stopped_after
 
 
 def launch(folder: Path, name: str = "study", **run: object):
@@ -38,7 +38,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-# -- what is in them --------------------------------------------------------------------------------------------------
+# -- what is in them -------------------------------------------------------------------------------
 
 
 def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
     assert read_run(made.folder.path).status == "failed"
 
 
-# -- who may write them -----------------------------------------------------------------------------------------------
+# -- who may write them ----------------------------------------------------------------------------
 
 
 def test_a_second_process_is_refused_and_told_whose_it_is(server: Server, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_dead_owner_s_lock_is_taken_over(server: Server, tmp_path: Path) -> No
     lock.release()
 
 
-# -- where writing fails ----------------------------------------------------------------------------------------------
+# -- where writing fails ---------------------------------------------------------------------------
 
 
 def mounted(tmp_path: Path, script: str) -> subprocess.CompletedProcess:
@@ -229,7 +229,8 @@ checkpoint_every = 1
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    """191,000 parameters: the checkpoints of two rounds and the parts of a third are more than 8 MB."""
+    """191,000 parameters: the checkpoints of two rounds and the parts of a third are more than 8
+    MB."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "c.toml").write_text(LARGER)
     script = """
@@ -293,7 +294,7 @@ def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: P
 
 def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypatch) -> None:
     def at(commit: str) -> None:
-        monkeypatch.setattr("stratafl.store.folder.environment", lambda: {"commit": commit, "threads": 1})
+        monkeypatch.setattr("stratafl.runs.folder.environment", lambda: {"commit": commit, "threads": 1})
 
     def commits(until: int | None = None) -> list[str]:
         return [each["commit"] for each in read_run(path).environments(until)]
@@ -309,7 +310,8 @@ def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypat
     assert [each["after"] for each in read_run(path).continued] == [2]
     assert commits() == ["first", "third"] and commits(until=2) == ["first"]
 
-    # with no checkpoint left all rounds are made anew, and nothing of the first place is in the records
+    # with no checkpoint left all rounds are made anew, and nothing of the first place is in the
+    # records
     other = stopped_after(2, tmp_path / "other")
     path = other
     shutil.rmtree(other / "checkpoints" / "000002")
@@ -331,7 +333,7 @@ def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -
 def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
     """Whatever fails while a folder is made, nothing of it is left."""
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("stratafl.store.layout.new_id", lambda: "same")
+    monkeypatch.setattr("stratafl.runs.layout.new_id", lambda: "same")
     first = launch(tmp_path / "runs").path
     with pytest.raises(InvalidInput, match="cannot be written"):
         launch(tmp_path / "runs")

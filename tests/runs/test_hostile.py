@@ -1,5 +1,6 @@
-"""Configs, run directories and checkpoints made to do harm, or broken by accident: each gets one clear line, or is
-harmless; nothing is written outside the run's own folder, and nobody sees a traceback."""
+"""Configs, run directories and checkpoints made to do harm, or broken by accident: each gets one
+clear line, or is harmless; nothing is written outside the run's own folder, and nobody sees a
+traceback."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from typing import Any
 import pytest
 
 from stratafl import InvalidInput, Schedule
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.launch import Launch
-from stratafl.store import list_runs, read_run
-from stratafl.store.layout import slug
-from stratafl.sweep import Plan
-from tests.store.test_damage import CONFIG, stopped_after
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.runs import list_runs, read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.layout import slug
+from stratafl.runs.sweep import Plan
+from tests.runs.test_damage import CONFIG, stopped_after
 
 NASTY: list[Any] = [
     None, True, -1, 0, 1e308, float("nan"), float("-inf"), 1 << 70, "", "../../escape", "/etc/passwd", "a\nb", "\x00",
@@ -88,7 +89,7 @@ def some(items: list, count: int, start: int = 0) -> list:
     return [items[(start + i * max(len(items) // count, 1)) % len(items)] for i in range(count)]
 
 
-# -- configs ----------------------------------------------------------------------------------------------------------
+# -- configs ---------------------------------------------------------------------------------------
 
 FIELDS = [where for where in paths(Config.of(CONFIG).as_dict()) if where[0] != "data" or len(where) < 3]
 
@@ -124,7 +125,7 @@ def test_a_name_that_is_no_name(name: str, tmp_path: Path) -> None:
     assert made and "/" not in made and not made.startswith((".", "-"))
 
 
-# -- run directories --------------------------------------------------------------------------------------------------
+# -- run directories -------------------------------------------------------------------------------
 
 
 def json_cases(name: str) -> list[tuple[str, tuple, Any]]:
@@ -185,7 +186,7 @@ def test_a_run_directory_with_a_broken_file(name: str, broken: bytes, place) -> 
 @pytest.mark.parametrize(
     "name",
     ["run.json", "status.json", "tree.json", "summary.json", "model.safetensors", "rounds.jsonl", "lock", "checkpoints",
-     "figures", "checkpoints/000004", "checkpoints/000004/state.json", "checkpoints/000004/SHA256SUMS",
+     "checkpoints/000004", "checkpoints/000004/state.json", "checkpoints/000004/SHA256SUMS",
      "checkpoints/000004/tensors.safetensors", "checkpoints/000005", ".status.json.1.partial"],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "link to nothing", "a pipe", "a folder"])
@@ -213,12 +214,12 @@ def test_something_else_in_the_place_of_a_file(name: str, kind: str, place) -> N
     assert outside(other) == before
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 FORGED = [
-    KeyError, *NASTY, ["tensor", "nobody", 0], ["tensor", "federation.own.0", 1 << 60], ["array", 7], ["list"],
-    ["tensor", "federation.own.2", -3], ["list", ["list", ["array", "federation.rate_N.0"]]],
+    KeyError, *NASTY, ["tensor", "nobody", 0], ["tensor", "federation.levels.0.model", 1 << 60], ["array", 7], ["list"],
+    ["tensor", "federation.levels.2.model", -3], ["list", ["list", ["array", "federation.levels.0.rate_N"]]],
 ]  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def test_a_checkpoint_forged_with_good_checksums(number: int, place) -> None:
     assert outside(other) == before
 
 
-# -- sweep files ------------------------------------------------------------------------------------------------------
+# -- sweep files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["config", "base", "variants", "grid", "target", "other"])

@@ -1,4 +1,5 @@
-"""Runs that are killed at any moment, real processes by real signals, end with the bits of one that was not."""
+"""Runs that are killed at any moment, real processes by real signals, end with the bits of one that
+was not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.conftest import Server, contents
+from tests.runs.conftest import Server, contents
 
 ROUNDS = 60
 CONFIG = f"""
@@ -154,3 +155,41 @@ def test_a_second_signal_stops_at_once(server: Server, config: Path, undisturbed
     code, said = server.run("run", "--resume", run, "--quiet")
     assert code == 0, said
     assert contents(run) == undisturbed
+
+
+STOPPING = """
+import os, pathlib, signal
+from stratafl import Simulation
+
+advance, left = Simulation.advance, [int(pathlib.Path(__file__).with_name("moment").read_text())]
+
+def counted(self):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return advance(self)
+
+Simulation.advance = counted
+"""
+"""A plugin that interrupts the run before a group round: in a file beside it is before which."""
+
+
+def test_a_signal_waits_for_no_more_than_the_group_round(server: Server, tmp_path: Path) -> None:
+    plugin, moment, config = tmp_path / "stopping.py", tmp_path / "moment", tmp_path / "study.toml"
+    plugin.write_text(STOPPING)
+    config.write_text(CONFIG)
+    changes = {"run.plugins": json.dumps([str(plugin)]), "run.rounds": 2, "schedule.periods": "[7, 1]"}
+    given = [text for key, value in changes.items() for text in ("--set", f"{key}={value}")]
+    moment.write_text("0")
+    assert server.run("run", config, "--quiet", "--runs", tmp_path / "whole", *given)[0] == 0
+    moment.write_text("3")
+    assert server.run("run", config, "--quiet", "--runs", tmp_path / "runs", *given)[0] == 130
+    run = only(tmp_path / "runs")
+    for place in ((0, 3), (0, 6), (1, 2), (1, 5)):
+        status = json.loads((run / "status.json").read_text())
+        assert (status["status"], status["round"], status["meetings"]) == ("interrupted", *place)
+        assert max(path.name for path in (run / "checkpoints").iterdir()) == "{:06d}-{:06d}".format(*place)
+        code, said = server.run("run", "--resume", run, "--quiet")
+        assert f"goes on after round {place[0]} and {place[1]} meetings of the next" in said
+    assert code == 0, said
+    assert contents(run) == contents(only(tmp_path / "whole"))

@@ -1,5 +1,5 @@
-"""A damaged run beside a healthy one: the healthy one is listed and reported as ever, and nothing that a file holds
-steers the terminal it is shown on."""
+"""A damaged run beside a healthy one: the healthy one is listed and reported as ever, and nothing
+that a file holds steers the terminal it is shown on."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.errors import printable
-from stratafl.launch import Launch
+from stratafl.base.errors import printable
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
 from stratafl.report.gather import gather
 from stratafl.report.payload import payload
-from stratafl.store.lock import is_held
-from tests.store.test_damage import CONFIG
-from tests.store.test_hostile import changed, paths
+from stratafl.runs.launch import Launch
+from stratafl.runs.lock import is_held
+from tests.runs.test_damage import CONFIG
+from tests.runs.test_hostile import changed, paths
 
 ODD: list[Any] = [
     KeyError, None, True, -1, 0, 7.5, 10**30, 10**400, float("nan"), float("inf"), float("-inf"), "", "text", "\ud800",
@@ -61,7 +60,8 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figures: bool = False) -> None:
-    """Every way to look at the folder shows the healthy run, and prints nothing but what can be seen."""
+    """Every way to look at the folder shows the healthy run, and prints nothing but what can be
+    seen."""
     monkeypatch.setenv("COLUMNS", "300")
     assert command(monkeypatch, "runs", runs) == 0
     check_text(capsys, "healthy-")
@@ -72,7 +72,7 @@ def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figur
     readable, unreadable = gather([runs])
     assert len(readable) == len(found["runs"])
     json.dumps(payload(readable, None, unreadable), allow_nan=False)
-    if report and find_spec("plotly") is not None:
+    if report:
         out = runs.parent / "report.html"
         more = ["--figures", runs.parent / "figures"] if figures else []
         assert command(monkeypatch, "report", runs, "-o", out, *more) == 0

@@ -1,4 +1,5 @@
-"""What a run began with: a config or a file that was changed since is named and refused, or noted with --force."""
+"""What a run began with: a config or a file that was changed since is named and refused, or noted
+with --force."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.cli import main
-from stratafl.config import Config
-from stratafl.launch import Launch
-from stratafl.store import list_runs, read_run
-from stratafl.store.inputs import Inputs
-from stratafl.store.signals import Interrupted
-from tests.store.test_damage import CONFIG, stopped_after
+from stratafl.base.signals import Interrupted
+from stratafl.cli.main import main
+from stratafl.config.schema import Config
+from stratafl.runs import list_runs, read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.origins import Origins
+from tests.runs.test_damage import CONFIG, stopped_after
 
 NET = """
 from torch import nn
@@ -148,7 +149,7 @@ def test_changed_data_can_be_forced_and_the_tree_says_what_is_held(run: Path) ->
     assert sum(found.tree["levels"][0]["samples"]) > 4 * 20
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -243,9 +244,9 @@ def test_a_file_that_changes_while_a_run_goes_on_is_noticed_afterwards(project: 
 
 
 def test_installed_modules_are_known_by_their_own_file_only() -> None:
-    files = Inputs.of({"model": {"name": "torch.nn:Linear"}}).files
+    files = Origins.of({"model": {"name": "torch.nn:Linear"}}).files
     assert list(files) == ["torch.nn"] and len(files["torch.nn"]) == 64
-    assert Inputs.of({"model": {"name": "builtins:exit"}, "tree": {"shape": "4x5"}}).files == {}
+    assert Origins.of({"model": {"name": "builtins:exit"}, "tree": {"shape": "4x5"}}).files == {}
 
 
 def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monkeypatch, capsys) -> None:
@@ -279,5 +280,5 @@ def test_checkpoints_of_the_first_format_are_not_used_and_their_runs_are_still_r
     assert read_run(run).round == 5
     said: list[str] = []
     Launch.resume(run, said.append).run()
-    assert "cannot be told" in said[0] and "format 1; this version reads 2" in said[1]
+    assert "cannot be told" in said[0] and "format 1; this version reads 3" in said[1]
     assert said[-1].startswith("begins again")

@@ -1,4 +1,5 @@
-"""A state taken from a run and put into another one that was set up alike: it goes on to the same bits."""
+"""A state taken from a run and put into another one that was set up alike: it goes on to the same
+bits."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Rule, average, leaf, mtgc, simulate
-from stratafl.registry import entries
-from stratafl.state import fitted
-from stratafl.store.checkpoint import Checkpoints
-from stratafl.store.inputs import Inputs
-from stratafl.store.pack import pack, unpack
-from stratafl.store.records import Mark, Records
+from stratafl.base.pack import pack, unpack
+from stratafl.base.state import fitted
+from stratafl.rules.registry import entries
+from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.origins import Origins
+from stratafl.runs.records import Mark, Records
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
@@ -33,7 +34,8 @@ def federation(rules: object, depth: int, **more):
     parts = [np.arange(leaf * 7, leaf * 7 + 4 + leaf % 3) for leaf in range(LEAVES[depth])]
     module = more.pop("module", lambda: nn.Linear(4, 3))
     settings = {"rounds": 4, "batch": 3, "seed": 4, "weights": "samples", "test": (inputs, targets), **more}
-    return simulate(module, (inputs, targets), parts, SHAPES[depth], rules, periods=PERIODS[depth], **settings)
+    settings = {"periods": PERIODS[depth], **settings}
+    return simulate(module, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
 def everything(simulation) -> list:
@@ -48,9 +50,10 @@ def through_a_file(simulation, folder: Path):
     checkpoints = Checkpoints(folder, "run")
     checkpoints.folder.mkdir()
     records = Records(folder, simulation.history)
-    checkpoints.write(len(simulation.history), simulation.state(), records.mark(), Inputs({}, {}))
+    place = Place(len(simulation.history), simulation.meetings)
+    checkpoints.write(place, simulation.state(), records.mark(), Origins({}, {}))
     records.close()
-    return checkpoints.read(len(simulation.history))
+    return checkpoints.read(place)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
@@ -112,7 +115,7 @@ def test_buffers_and_random_modules(tmp_path: Path) -> None:
 def test_a_client_that_is_refused(tmp_path: Path) -> None:
     def broken():
         made = federation(["scaffold"] * 2, 2)
-        made.engine.training.inputs[:4] = float("nan")
+        made.engine.training.supply.inputs_N[:4] = float("nan")
         return made
 
     check_resume(broken, tmp_path)
@@ -135,11 +138,11 @@ def test_a_deep_copy_of_a_state_stays_valid() -> None:
 def test_what_shared_memory_shares_it_again(tmp_path: Path) -> None:
     first = federation("mtgc", 2)
     next(first)
-    assert first.federation.correction[1] is first.federation.state[1]["z"]
+    assert first.federation.levels[1].correction is first.federation.levels[1].state["z"]
     second = federation("mtgc", 2)
     second.restore(through_a_file(first, tmp_path))
-    assert second.federation.correction[1] is second.federation.state[1]["z"]
-    assert second.federation.own[0] is second.federation.held[0]
+    assert second.federation.levels[1].correction is second.federation.levels[1].state["z"]
+    assert second.federation.levels[0].model is second.federation.levels[0].given["model"]
 
 
 def test_equal_rows_are_stored_once_bit_by_bit() -> None:
@@ -160,8 +163,8 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     state |= {"empty": torch.zeros(3, 0), "cut": torch.arange(12.0).reshape(3, 4).t(), "history": []}
     checkpoints = Checkpoints(tmp_path, "run")
     checkpoints.folder.mkdir()
-    checkpoints.write(0, state, Mark(0, hashlib.sha256().hexdigest()), Inputs({}, {}))
-    found = load_file(checkpoints.path(0) / "tensors.safetensors")
+    checkpoints.write(Place(0), state, Mark(0, hashlib.sha256().hexdigest()), Origins({}, {}))
+    found = load_file(checkpoints.path(Place(0)) / "tensors.safetensors")
     for name in map(str, kinds):
         assert torch.equal(found[name], state[name])
     assert torch.equal(found["cut"], state["cut"])
@@ -175,11 +178,11 @@ def unusual_rule() -> Rule:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda: federation("mtgc", 3), "state.federation.own = 4: does not fit this run, which has 3"),
+        (lambda: federation("mtgc", 3), "state.federation.levels = 4: does not fit this run, which has 3"),
         (lambda: federation("mtgc", 2, module=lambda: nn.Linear(4, 3, bias=False)), "Tensor (1, 12)"),
         (lambda: federation("mtgc", 2, module=lambda: nn.Linear(4, 3).double()), "float64"),
-        (lambda: federation("hfedavg", 2), "state.federation.state.1 = []"),
-        (lambda: federation([unusual_rule()] * 2, 2), "state.federation.state.1 = ['twice']"),
+        (lambda: federation("hfedavg", 2), "state.federation.levels.1.state = []"),
+        (lambda: federation([unusual_rule()] * 2, 2), "state.federation.levels.1.state = ['twice']"),
         (lambda: federation("mtgc", 2, engine="stacked"), "state.engine"),
     ],
 )

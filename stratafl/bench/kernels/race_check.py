@@ -1,11 +1,13 @@
-"""Whether products read what they should: buffers that the next copy overwrites while products may still read them.
+"""Whether products read what they should: buffers that the next copy overwrites while products may
+still read them.
 
-From Hopper on, tensor cores read shared memory while the kernel goes on, and the compiler decides how many blocks of an
-operand lie there. Where a product and something else read the same block, Triton 3.6 counts one too few: results are
-then wrong now and then, by a little, and a comparison with float64 on an idle GPU may pass.
+From Hopper on, tensor cores read shared memory while the kernel goes on, and the compiler decides
+how many blocks of an operand lie there. Where a product and something else read the same block,
+Triton 3.6 counts one too few: results are then wrong now and then, by a little, and a comparison
+with float64 on an idle GPU may pass.
 
-`python -m stratafl.engine.kernels.pipelines [bf16 ...] [conv2d ...]` compiles the kernels for an H100 or H200 with the
-shapes of `check`, which needs no GPU, and names such buffers.
+`python -m stratafl.bench.kernels.race_check [bf16 ...] [conv2d ...]` compiles the kernels for an
+H100 or H200 with the shapes of `check`, which needs no GPU, and names such buffers.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -21,7 +23,7 @@ from typing import Any
 
 import torch
 
-from stratafl.engine.kernels import check
+from stratafl.bench.kernels import check
 
 _RING = re.compile(r"(%\S+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
 _PART = re.compile(r"(%\S+) = ttg\.memdesc_\w+ (%[\w.]+)")
@@ -31,10 +33,12 @@ _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
 
 
 def overtaken(ttgir: str) -> list[str]:
-    """Buffers, in a compiled kernel of one loop, with too few places for products that run on into the next copy.
+    """Buffers, in a compiled kernel of one loop, with too few places for products that run on into
+    the next copy.
 
-    The loop copies a block as many steps ahead as there are copies before it: with the loop's own, as many places as
-    copies are needed if the products of a step are still running when its copy begins.
+    The loop copies a block as many steps ahead as there are copies before it: with the loop's own,
+    as many places as copies are needed if the products of a step are still running when its copy
+    begins.
     """
     places = {name: int(count) for name, count in _RING.findall(ttgir)}
     part_of = dict(_PART.findall(ttgir))
@@ -70,8 +74,8 @@ class _Hopper:
 
 
 def run(only: Sequence[str] = ()) -> list[str]:
-    """Compile for these modes and families only; say how many kernels wait for products late, and return what is
-    overtaken. Kernels are compiled, not launched, from here on in this process."""
+    """Compile for these modes and families only; say how many kernels wait for products late, and
+    return what is overtaken. Kernels are compiled, not launched, from here on in this process."""
     from triton.runtime import driver, jit
 
     driver.set_active(_Hopper())

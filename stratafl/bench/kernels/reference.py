@@ -1,4 +1,5 @@
-"""One kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they are written.
+"""One kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they
+are written.
 
 Each function here returns how far its parts are off; `check` has the shapes.
 """
@@ -13,10 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stratafl.core.optimise.optimiser import COUNT, SGD, Adam, AdamW, Optimiser
 from stratafl.engine import kernels
+from stratafl.engine.ops import Sink
 
 ROUND = {"fp32": torch.float32, "tf32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
 """To what inputs are rounded; fp16's mantissa is tf32's."""
+OPTIMISERS: dict[str, Optimiser] = {
+    "sgd": SGD(),
+    "momentum": SGD(0.9),
+    "nesterov": SGD(0.9, nesterov=True),
+    "adam": Adam(),
+    "adamw": AdamW(betas=(0.8, 0.99), weight_decay=0.1),
+}
 
 
 @contextmanager
@@ -41,7 +51,8 @@ def _compare(
     op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], compute: str,
     first_grad: bool = True, offset: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """Output and gradients of `op` over all clients against `plain` on each; inputs after the first are parameters.
+    """Output and gradients of `op` over all clients against `plain` on each; inputs after the first
+    are parameters.
 
     Parameters are views of one matrix of rows, and their gradients go to views of another.
     """
@@ -69,8 +80,10 @@ def _compare(
     gradients = torch.full_like(matrix, float("nan")).detach()
     correction = torch.randn_like(gradients)
     squares: list[Tensor] = []
-    pairs = [*views(gradients), None][:2], [*views(correction), None][:2]
-    sink = kernels.Sink(*pairs[0], *pairs[1], squares)
+    w, b = [*views(gradients), None][:2]
+    correction_w, correction_b = [*views(correction), None][:2]
+    assert w is not None
+    sink = Sink(w, b, correction_w, correction_b, squares)
     x = rounded[0].clone()
     if first_grad:
         x.requires_grad_()
@@ -231,28 +244,38 @@ def cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: 
 
 
 def update(
-    clients: int, parameters: int, clip: float | None, momentum: float, gap: int, known: bool, device: str
+    clients: int, parameters: int, clip: float | None, name: str, gap: int, known: bool, device: str
 ) -> dict[str, float]:
+    """One step of an optimiser whose state is not its first, as its own function takes it in
+    float64; with a path where it is not SGD."""
+
     def r() -> Tensor:
         apart = torch.zeros(clients, parameters + gap, device=device)
         apart[:, :parameters] = torch.randn(clients, parameters, device=device)
         return apart[:, :parameters]
 
-    x, g, velocity = r(), r(), r()
+    optimiser = OPTIMISERS[name]
+    x, g, path = r(), r(), None if isinstance(optimiser, SGD) else r()
+    state = {key: r().abs_() for key in optimiser.init(x)}
+    if COUNT in state:
+        state[COUNT] = torch.arange(3, 3 + clients, device=device)[:, None]
     g *= torch.arange(clients, device=device)[:, None] * 0.1
     lr = torch.rand(clients, device=device)
     d = g.double()
     if clip is not None:
         d = d * (clip / d.norm(dim=1, keepdim=True).clamp(min=clip))
     d = d + 0.01 * x.double()
-    d = d + momentum * velocity.double() if momentum else d
-    wanted = x.double() - lr.double()[:, None] * d
+    exact = {key: rows.double() if rows.is_floating_point() else rows.clone() for key, rows in state.items()}
+    exact, change = optimiser.step(exact, d, x.double(), lr.double()[:, None])
+    wanted = x.double() - change
+    moved = None if path is None else path.double() - lr.double()[:, None] * d
     shortened = 0 if clip is None else int((g.double().norm(dim=1) > clip).sum())
     counted = torch.full((), 7, dtype=torch.int64, device=device)
     squares = [g.square()] if known else []
-    kernels.update(x, g, lr, clip, 0.01, momentum, velocity if momentum else None, squares, clipped=counted)
+    kernels.update(x, g, lr, clip, 0.01, optimiser, state, path, squares, clipped=counted)
     errors = {"rows": distance(x, wanted), "clipped": float(abs(int(counted) - 7 - shortened))}
-    return errors | ({"velocity": distance(velocity, d)} if momentum else {})
+    errors |= {key: distance(state[key].double(), rows.double()) for key, rows in exact.items()}
+    return errors if path is None or moved is None else errors | {"path": distance(path, moved)}
 
 
 def drift(children: int, parents: int, parameters: int, device: str) -> dict[str, float]:

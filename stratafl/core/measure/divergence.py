@@ -1,7 +1,8 @@
 """From which round on a run is dead: its test loss is no number any more, and stays so.
 
-Rounds that were not evaluated say nothing, and a run that is finite again in its last evaluated round lives. (Weights
-can be finite whose scores are not, and updates that are not finite are refused: the loss shows it first.)
+Rounds that were not evaluated say nothing, and a run that is finite again in its last evaluated
+round lives. (Weights can be finite whose scores are not, and updates that are not finite are
+refused: the loss shows it first.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Record = Mapping[str, Any]
 def measured(record: Record) -> dict[str, float]:
     """A round's test metrics, each finite or NaN; empty where it was not evaluated.
 
-    Where the loss is not finite nothing else was measured, either: also in records of versions that took the first
-    class for the best of scores that were NaN.
+    Where the loss is not finite nothing else was measured, either: also in records of versions that
+    took the first class for the best of scores that were NaN.
     """
     found = dict(_numbers(record.get("metrics")))
     return dict.fromkeys(found, math.nan) if math.isnan(found.get("loss", 0.0)) else found

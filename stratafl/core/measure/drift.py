@@ -1,18 +1,24 @@
-"""What pulls a tree apart: the quantities of the paper's convergence analysis, measured at every meeting.
+"""What pulls a tree apart: the quantities of the paper's convergence analysis, measured at every
+meeting.
 
 Per edge level m and global round (docs/diagnostics.md has the formulas):
 
-    drift        how far the children are from their mean just before their parent replaces their models
+    drift        how far the children are from their mean, just before their parent replaces their
+                 models
                  (the leaves': client model drift, Q_t; the groups': group model drift, D_t)
     correction   how long the corrections are that they used until then (z, y)
-    progress     how far a model moved (Theta): a leaf's by training, an aggregator's by a meeting of its children
-    bias, cosine how far, and in what angle, a correction is from the ideal one (Z, Y); only where asked for
+    progress     how far a model moved (Theta): a leaf's by training, an aggregator's by a meeting
+                 of its children
+    bias, cosine how far, and in what angle, a correction is from the ideal one (Z, Y); where
+                 asked for only
 
-All are root mean squares: over the nodes of the level that took part, each with its weight in the tree, and over the
-meetings of the round. Looking changes nothing, and numbers stay on the device until the round ends.
+All are root mean squares: over the nodes of the level that took part, each with its weight in the
+tree, and over the meetings of the round. Looking changes nothing, and numbers stay on the device
+until the round ends.
 
-Where the tree lies in several parts, each part has one `Drift`, whose means are of the nodes it answers for. What each
-`take`s at the end of a round is put together by `levels`.
+Where the tree lies in several parts, each part has one `Drift`, whose means are of the nodes it
+answers for. What each `take`s, at the end of a round or where it is interrupted, is put together by
+`joined`, and made a record of by `levels`.
 
 Shape suffixes: N nodes of a level, M nodes of the level above, P parameters.
 """
@@ -28,25 +34,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.placing import placed
-from stratafl.tree import Tree
+from stratafl.base.transfer import placed
+from stratafl.base.tree import ALL, Tree
+from stratafl.core.watch import Meeting, Watcher
 
 Diagnose = Literal["none", "drift", "ideal"]
 Levels = dict[str, dict[str, float]]
 """A level's number, as a text since JSON knows no other keys, to its quantities by name."""
 Gradients = Callable[[int, Tensor], Tensor]
-"""A level and a model for each of its nodes to each leaf's gradient, over its own data, at its ancestor's model."""
+"""A level and a model for each of its nodes to each leaf's gradient, over its own data, at its
+ancestor's model."""
 
-Taken = list[tuple[int, str, list[float], list[float]]]
+DriftSamples = list[tuple[int, str, list[float], list[float]]]
 """Level, name, and for each meeting a mean and the weight of the nodes it is of."""
+DriftSums = list[tuple[int, str, list[float], list[float]]]
+"""Level, name, and for each meeting a sum over the whole tree and the weight of the nodes in it."""
 BLOCK = 2**25
 """Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
 
 START_TO_MEAN = "from start to mean"
-"""How far the mean of the children moved: with the drift about it, how far they moved themselves."""
-ALL = 1 - 1e-9
-"""Shares above this are of all children, up to rounding."""
+"""How far the mean of the children moved: with the drift about it, how far they moved
+themselves."""
 
 
 class Weights(NamedTuple):
@@ -63,7 +72,7 @@ class Weights(NamedTuple):
         return Weights(placed(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
-class Drift:
+class Drift(Watcher):
     """Collects what the meetings of one round show."""
 
     def __init__(self, tree: Tree, gradients: Gradients | None = None):
@@ -74,22 +83,12 @@ class Drift:
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
         self._everybody: dict[tuple[int, torch.device], tuple[Weights, Weights]] = {}
 
-    def met(
-        self,
-        level: int,
-        x_NP: Tensor,
-        start_MP: Tensor,
-        mean_MP: Tensor,
-        merged_MP: Tensor,
-        correction_NP: Tensor | None,
-        present_N: np.ndarray,
-        share_M: np.ndarray,
-        is_mean: bool = True,
-    ) -> None:
-        """Look at one meeting: the children's models, what their parents had given them, the mean of those present and
-        what the parents made of it. `share_M` is the weight of each parent's children that were present, and `is_mean`
-        is false where a rule has a reducer of its own."""
-        children, parents = self._meeting_weights(level, present_N, share_M, x_NP)
+    def met(self, meeting: Meeting) -> None:
+        level, x_NP, start_MP, correction_NP = meeting[:4]
+        outcome = meeting.outcome
+        mean_MP, merged_MP = outcome.mean_MP, outcome.merged_MP
+        share_M = outcome.share_M * outcome.sane_M
+        children, parents = self._meeting_weights(level, outcome.present_N, share_M, x_NP)
         self._note(level, "drift", self._apart(level, x_NP, mean_MP), children)
         moved_M = _squares(merged_MP - start_MP)
         self._note(level - 1, "progress", moved_M, parents)
@@ -97,7 +96,7 @@ class Drift:
             self._note(level, "correction", _squares(correction_NP), children)
         if level < self.tree.depth:
             return
-        if is_mean:
+        if meeting.is_mean:
             start_to_mean_M = moved_M if merged_MP is mean_MP else _squares(mean_MP - start_MP)
             self._note(level, START_TO_MEAN, start_to_mean_M, parents)
         else:
@@ -106,8 +105,8 @@ class Drift:
     def compare(self, corrections: Sequence[Tensor | None], held_MP: Tensor) -> None:
         """Hold the corrections in force, indexed by edge level, against the ideal ones.
 
-        held_MP: the models of the leaves' parents. A node's ideal correction is its parent's gradient minus its own,
-        both at the mean of the models below the parent.
+        held_MP: the models of the leaves' parents. A node's ideal correction is its parent's
+        gradient minus its own, both at the mean of the models below the parent.
         """
         tree = self.tree
         if self.gradients is None:
@@ -135,27 +134,28 @@ class Drift:
             self._means[level, "cosine"].append(_mean(cosine_N, share_N) / defined.where(defined > 0, 1.0))
             self._totals[level, "cosine"].append(defined * weights.total)
 
-    def take(self) -> Taken:
+    def take(self) -> DriftSamples:
         """What the meetings of a round showed, in one read from the device; a new round starts."""
         numbers = [each for name in self._means for each in (*self._means[name], *self._totals[name])]
         on_device = [each for each in numbers if isinstance(each, Tensor)]
         read = iter(torch.stack(on_device).tolist() if on_device else ())
         values = iter([next(read) if isinstance(each, Tensor) else each for each in numbers])
-        taken: Taken = []
+        taken: DriftSamples = []
         for (level, name), means in self._means.items():
             taken.append((level, name, [next(values) for _ in means], [next(values) for _ in means]))
         self._means.clear()
         self._totals.clear()
         return taken
 
-    # -- weights and distances ----------------------------------------------------------------------------------------
+    # -- weights and distances ---------------------------------------------------------------------
 
     def _note(self, level: int, name: str, values_N: Tensor, weights: Weights) -> None:
         self._means[level, name].append(_mean(values_N, weights.each_N))
         self._totals[level, name].append(weights.total)
 
     def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> Weights:
-        """Of the nodes present: as their parents weigh them, times the parents' own weight in the tree."""
+        """Of the nodes present: as their parents weigh them, times the parents' own weight in the
+        tree."""
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
         return Weights.of(tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like)
@@ -200,18 +200,36 @@ def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 
-def levels(depth: int, parts: Sequence[Taken]) -> Levels:
-    """What a round showed, from what each part of the tree took.
-
-    What has no finite value is left out, since JSON could not say it.
-    """
-    found: dict[int, dict[str, float]] = {level: {} for level in range(depth + 1)}
+def joined(parts: Sequence[DriftSamples]) -> DriftSums:
+    """What some meetings showed, from what each part of the tree took."""
+    sums: DriftSums = []
     for each in zip(*parts, strict=True):
         level, name = each[0][:2]
         means = np.array([means for _, _, means, _ in each])
         totals = np.array([totals for _, _, _, totals in each])
         # a part without weight may have seen anything, also NaN
-        sums, weights = np.where(totals > 0, means * totals, 0.0).sum(axis=0), totals.sum(axis=0)
+        added = np.where(totals > 0, means * totals, 0.0).sum(axis=0)
+        sums.append((level, name, added.tolist(), totals.sum(axis=0).tolist()))
+    return sums
+
+
+def in_a_row(first: DriftSums, second: DriftSums) -> DriftSums:
+    """What the first meetings and those after them showed."""
+    found = {(level, name): (sums, weights) for level, name, sums, weights in first}
+    for level, name, more, weights in second:
+        before = found.get((level, name), ([], []))
+        found[level, name] = [*before[0], *more], [*before[1], *weights]
+    return [(level, name, *numbers) for (level, name), numbers in found.items()]
+
+
+def levels(depth: int, samples: DriftSums) -> Levels:
+    """What a round showed.
+
+    What has no finite value is left out, since JSON could not say it.
+    """
+    found: dict[int, dict[str, float]] = {level: {} for level in range(depth + 1)}
+    for level, name, *numbers in samples:
+        sums, weights = (np.array(each) for each in numbers)
         if name == "cosine":
             # a meeting counts for as much as there were corrections to speak of
             sums, weights = sums.sum(keepdims=True), weights.sum(keepdims=True)
@@ -224,14 +242,16 @@ def _finished(found: dict[str, float]) -> dict[str, float]:
     """Roots of mean squares; a cosine is what it is."""
     squares = dict(found)
     if START_TO_MEAN in squares:
-        # the mean square about any point is that about the mean plus the mean's own (paper, first lemma of F.1)
+        # the mean square about any point is that about the mean plus the mean's own (paper, first
+        # lemma of F.1)
         squares["progress"] = squares["drift"] + squares.pop(START_TO_MEAN)
     values = {name: value if name == "cosine" else value**0.5 for name, value in sorted(squares.items())}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:
-    """Each node's weight in the whole tree, per level: the product of the sibling weights on its path."""
+    """Each node's weight in the whole tree, per level: the product of the sibling weights on its
+    path."""
     weights = [np.ones(1)]
     for level in range(1, tree.depth + 1):
         weights.append(weights[-1][tree.parents[level]] * tree.weights[level])

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-Predict = Callable[[Tensor], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
+from stratafl.base.errors import guarded
+from stratafl.core.objective.builtin import has_classes
+from stratafl.core.objective.goal import Goal
+from stratafl.core.objective.losses import IGNORED, Loss, adds_up, ignored
+from stratafl.core.objective.metric import ACCURACY, LOSS, Metric, Part
+from stratafl.core.objective.outputs import Apart, joined, scores_of, size
+from stratafl.data.inputs import Inputs
 
-IGNORED = -100
-"""The label that the library's losses pass over, unless they are told of another."""
+Predict = Callable[[Tensor], Any]
+
+CHUNK = 2048
+"""Samples that a model is given at once."""
 WHOLE = 1 << 30
-"""Bytes of outputs kept so that a user's loss sees all samples at once. What it divides by is its own affair (weights
-of classes, labels it ignores), and a mean over parts may be another number; beyond this it is what there is."""
+"""Bytes of outputs kept so that a user's loss sees all samples at once. What it divides by is its
+own affair (weights of classes, labels it ignores), and a mean over parts may be another number;
+beyond this it is what there is."""
 
 
 class Tally(NamedTuple):
@@ -31,47 +37,96 @@ class Tally(NamedTuple):
     """How many classes were right; not a number where scores are not."""
     seen: int
     """Classes that were asked for; 0 where there are none to ask for."""
+    sums: Mapping[str, list[float]] = {}
+    """Of each further metric that adds up."""
+    values: Mapping[str, float] = {}
+    """The other further metrics, where all samples were seen."""
 
 
 @torch.no_grad()
-def tally(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> Tally:
+def tally(
+    predict: Predict,
+    loss: Loss,
+    inputs: Inputs,
+    targets: Tensor,
+    chunk: int = CHUNK,
+    metrics: Sequence[Metric] = (),
+) -> Tally:
     """What a model did on these samples; it is given copies, so that it cannot change them."""
     right, seen = 0.0, 0
     losses: list[tuple[float, float]] = []
-    kept: list[tuple[Tensor, Tensor]] = []
+    kept: list[Part] = []
+    further = _Further(metrics, ignored(loss))
     room = 0 if adds_up(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
             continue
         outputs = predict(x.clone())
-        if is_classification(outputs, y):
+        found = scores_of(outputs)
+        if found is not None and has_classes(found, y):
             counted = (y >= 0) & (y != ignored(loss))
-            right += int(((outputs.argmax(dim=1) == y) & counted).sum()) if _are_scores(outputs) else math.nan
+            right += int(((found.argmax(dim=1) == y) & counted).sum()) if _are_scores(found) else math.nan
             seen += int(counted.sum())
-        # what has no entry for each sample cannot be put together
-        in_rows = isinstance(outputs, Tensor) and outputs.shape[:1] == x.shape[:1]
-        if in_rows and (room := room - outputs.nbytes) >= 0:
+        further.add(outputs if found is None else found, y)
+        if (room := room - size(outputs)) >= 0:
             kept.append((outputs, y))
             continue
         weight = float((y != IGNORED).sum()) if adds_up(loss) else len(x)
         if weight:
             losses.append((float(loss(outputs, y.clone())) * weight, weight))
-    if kept:
-        all_outputs, all_targets = (torch.cat(each) for each in zip(*kept, strict=True))
-        losses.append((float(loss(all_outputs, all_targets)) * len(all_targets), len(all_targets)))
-    return Tally(sum(total for total, _ in losses), sum(weight for _, weight in losses), right, seen)
+    losses += _losses(loss, kept)
+    total, weight = (sum(numbers) for numbers in zip(*losses, strict=True)) if losses else (0, 0)
+    return Tally(total, weight, right, seen, further.sums, further.values())
 
 
-def adds_up(loss: Loss) -> bool:
-    """Whether the losses of parts give that of the whole, each weighted by its labels that are not ignored."""
-    return loss is F.cross_entropy
+def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
+    """A user's loss of all samples at once; where outputs cannot be put together, of each part."""
+    if not kept:
+        return []
+    outputs, targets = zip(*kept, strict=True)
+    lengths = [len(each) for each in targets]
+    try:
+        parts = [(joined(outputs, lengths), torch.cat(targets))]
+    except Apart:
+        parts = [(each, y.clone()) for each, y in kept]
+    return [(float(loss(each, y)) * len(y), len(y)) for each, y in parts]
 
 
-def ignored(loss: Loss) -> int:
-    """The label a loss passes over."""
-    given = loss.keywords if isinstance(loss, functools.partial) else {}
-    label = given.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
-    return label if isinstance(label, int) else IGNORED
+class _Further:
+    """What is measured besides the loss and the accuracy, part after part."""
+
+    def __init__(self, metrics: Sequence[Metric], ignored: int):
+        self._ignored = ignored
+        self._adding = [metric for metric in metrics if metric.adds_up]
+        self._others = [metric for metric in metrics if not metric.adds_up]
+        self._parts: list[Part] = []
+        self._finite = True
+        self.sums: dict[str, list[float]] = {}
+
+    def add(self, outputs: Any, targets: Tensor) -> None:
+        if not (self._adding or self._others):
+            return
+        finite = _are_numbers(outputs, targets)
+        self._finite = self._finite and finite
+        for metric in self._adding:
+            assert metric.sums is not None
+            with guarded(f"metrics.{metric.name}", metric.name):
+                more = metric.sums(outputs, targets, self._ignored) if finite else [math.nan]
+            self.sums[metric.name] = _added(self.sums.get(metric.name), more)
+        if self._others:
+            self._parts.append((outputs, targets))
+
+    def values(self) -> dict[str, float]:
+        if not self._parts:
+            return {}
+        return {each.name: each.of_parts(self._parts) if self._finite else math.nan for each in self._others}
+
+
+def _added(before: list[float] | None, more: list[float]) -> list[float]:
+    """Sums of two parts; of one that is not a number, nothing else is left."""
+    if before is None or math.isnan(more[0]):
+        return more
+    return before if math.isnan(before[0]) else [one + other for one, other in zip(before, more, strict=True)]
 
 
 def _are_scores(outputs: Tensor) -> bool:
@@ -80,29 +135,49 @@ def _are_scores(outputs: Tensor) -> bool:
     return bool(largest.isfinite().all() & ~outputs.isnan().any())
 
 
-def metrics(parts: Sequence[Tally]) -> dict[str, float]:
-    """Mean loss, and the accuracy where the targets are classes and the outputs their scores; with a loss that is not
-    finite there is no accuracy."""
-    losses, weight, right, seen = (sum(numbers) for numbers in zip(*parts, strict=True))
-    result = {"loss": losses / weight if weight else math.nan}
-    if seen:
-        result["accuracy"] = right / seen if math.isfinite(losses) else math.nan
-    return result
-
-
-def evaluate(predict: Predict, loss: Loss, inputs: Tensor, targets: Tensor, chunk: int = 2048) -> dict[str, float]:
-    """The metrics of a model on test data."""
-    return metrics([tally(predict, loss, inputs, targets, chunk)])
-
-
-def is_classification(outputs: object, targets: Tensor) -> bool:
-    """Whether the targets are class numbers and the outputs hold a score per class in dimension 1."""
+def _are_numbers(outputs: object, targets: Tensor) -> bool:
     if not isinstance(outputs, Tensor):
-        return False
-    integers = not (targets.is_floating_point() or targets.is_complex())
-    return integers and outputs.ndim == targets.ndim + 1 and outputs.shape[2:] == targets.shape[1:]
+        return True  # whoever asked for them knows what they are
+    return _are_scores(outputs) if has_classes(outputs, targets) else bool(outputs.isfinite().all())
+
+
+def metrics(parts: Sequence[Tally], further: Sequence[Metric] = ()) -> dict[str, float]:
+    """Mean loss, the accuracy where the targets are classes and the outputs their scores, and the
+    further metrics; with a loss that is not finite there is nothing else."""
+    losses, weight, right, seen = (sum(numbers) for numbers in zip(*(part[:4] for part in parts), strict=True))
+    result = {LOSS: losses / weight if weight else math.nan}
+    if seen:
+        result[ACCURACY] = right / seen
+    for metric in further:
+        result[metric.name] = _value(metric, parts)
+    return result if math.isfinite(losses) else {LOSS: result.pop(LOSS), **dict.fromkeys(result, math.nan)}
+
+
+def _value(metric: Metric, parts: Sequence[Tally]) -> float:
+    if metric.value is None:
+        value = next((part.values[metric.name] for part in parts if metric.name in part.values), math.nan)
+    else:
+        total: list[float] | None = None
+        for part in parts:
+            if metric.name in part.sums:
+                total = _added(total, part.sums[metric.name])
+        value = math.nan if total is None or math.isnan(total[0]) else metric.value(total)
+    return value if math.isfinite(value) else math.nan
+
+
+def evaluate(
+    predict: Predict,
+    loss: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    chunk: int = CHUNK,
+    further: Sequence[Metric] = (),
+) -> dict[str, float]:
+    """The metrics of a model on test data."""
+    return metrics([tally(predict, loss, inputs, targets, chunk, further)], further)
 
 
 def rounds_to(target: float, rounds: Iterable[int], values: Iterable[float]) -> int | None:
-    """The first round whose value is at least the target, None if there is none."""
-    return next((r for r, value in zip(rounds, values, strict=True) if value >= target), None)
+    """The first round whose accuracy, or whatever is better the higher it is, is at least the
+    target; None if there is none."""
+    return Goal(ACCURACY, target, ">=").first(rounds, values)

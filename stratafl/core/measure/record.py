@@ -1,4 +1,5 @@
-"""What one global round did, and how it is put together from what each part of the tree saw of it."""
+"""What one global round did, and how it is put together from what each part of the tree saw of
+it."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.drift import Levels, Taken, levels
-from stratafl.errors import InvalidInput
-from stratafl.metrics import Tally, metrics
-from stratafl.refusal import Refusal
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput, integer, listed
+from stratafl.base.tree import Tree
+from stratafl.core.measure.drift import DriftSamples, DriftSums, Levels, in_a_row, joined, levels
+from stratafl.core.measure.metrics import Tally, metrics
+from stratafl.core.measure.over_nodes import OverNodes, over_nodes
+from stratafl.core.objective.goal import Goal
+from stratafl.core.objective.objective import Objective
+from stratafl.core.refusal import Refusal
 
 LOST_ROUNDS = 3
 """So many rounds in a row in which every update was refused end a run."""
@@ -31,9 +35,11 @@ class RoundResult:
     """Local steps per client since the start of the run."""
     lr: float
     metrics: dict[str, float]
-    """The root's loss and accuracy on the test data; empty where this round was not evaluated."""
+    """The root's loss, accuracy and further metrics on the test data; empty where this round was
+    not evaluated."""
     nodes: dict[str, dict[str, float]]
-    """The same for each node of the levels asked for, by its model just before its parent's replaced it."""
+    """The same for each node of the levels asked for, by its model just before its parent's
+    replaced it; on its own test data, where nodes have that."""
     refused: tuple[str, ...]
     """Nodes whose update was left out, once for each time."""
     bytes_per_client: float
@@ -44,41 +50,66 @@ class RoundResult:
     too_large: tuple[str, ...] = ()
     """Those of them whose update was finite, but far too large: see `refusal`."""
     renewed: bool = True
-    """Whether the root's model is a new one: it is not where everything that came was refused, or nobody came."""
+    """Whether the root's model is a new one: it is not where everything that came was refused, or
+    nobody came."""
+    over_nodes: OverNodes = field(default_factory=dict)
+    """By level and metric: the `mean`, the `worst` and the `deviation` over the nodes of the levels
+    asked for below the root."""
 
     @property
     def lost(self) -> bool:
         """Whether everything that came was refused."""
         return bool(self.refused) and not self.renewed
 
+    def reaches(self, goals: Sequence[Goal]) -> bool:
+        """Whether this round was evaluated and is as good as all of that; not where there is
+        nothing to get to."""
+        return bool(goals) and all(goal.reached(self.metrics.get(goal.metric)) for goal in goals)
+
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
         """From what `dataclasses.asdict` made of one, also by way of JSON."""
         names = {f.name for f in fields(RoundResult)}
-        later = {"too_large": (), "renewed": True}  # what records of earlier versions do not have
+        # what records of earlier versions do not have
+        later = {"too_large": (), "renewed": True, "over_nodes": {}}
         values = {**later, **values} if isinstance(values, Mapping) else values
+        is_deployed = isinstance(values, Mapping) and "absent" in values
+        names |= {"absent"} if is_deployed else set()
         if not isinstance(values, Mapping) or set(values) != names:
             raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
         real = int | float
-        kinds: dict[str, Any] = {"round": int, "steps": int, "metrics": dict, "nodes": dict, "drift": dict}
+        kinds: dict[str, Any] = {"round": int, "steps": int}
+        kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes"), dict)
         for name, kind in {**kinds, "lr": real, "bytes_per_client": real, "seconds": real}.items():
             if not isinstance(values[name], kind) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
-        for each in (values["metrics"], *values["nodes"].values(), *values["drift"].values()):
+        levels = values["over_nodes"].values()
+        over = [each for level in levels for each in (level.values() if isinstance(level, dict) else [level])]
+        for each in (values["metrics"], *values["nodes"].values(), *values["drift"].values(), *over):
             if not isinstance(each, dict) or not all(isinstance(value, real) for value in each.values()):
                 raise InvalidInput("record.metrics", each, "must be numbers by name")
-        named = {name: values[name] for name in ("refused", "too_large")}
-        for name, refused in named.items():
-            if not isinstance(refused, list | tuple) or not all(isinstance(each, str) for each in refused):
-                raise InvalidInput(f"record.{name}", refused, "must be names of nodes")
+        named = {name: values[name] for name in ("refused", "too_large", "absent") if name in values}
+        for name, nodes in named.items():
+            if not isinstance(nodes, list | tuple) or not all(isinstance(each, str) for each in nodes):
+                raise InvalidInput(f"record.{name}", nodes, "must be names of nodes")
         if not isinstance(values["renewed"], bool):
             raise InvalidInput("record.renewed", values["renewed"], "must be true or false")
-        return RoundResult(**{**values, **{name: tuple(refused) for name, refused in named.items()}})
+        kind_of_round = DeployedRound if is_deployed else RoundResult
+        return kind_of_round(**{**values, **{name: tuple(nodes) for name, nodes in named.items()}})
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one part of the tree saw of a round: plain data, so that it can be sent."""
+class DeployedRound(RoundResult):
+    """What one global round of a deployed tree did: there, nodes can also stay away."""
+
+    absent: tuple[str, ...] = ()
+    """Nodes that were asked and did not answer in time, once for each time."""
+
+
+@dataclass(frozen=True)
+class PartialRound:
+    """What one part of the tree saw of a round, or of some meetings in a row of one: plain data, so
+    that it can be sent."""
 
     refused: list[list[Refusal]]
     """At each meeting."""
@@ -90,40 +121,118 @@ class Seen:
     """Per level that was asked for, the metrics of the nodes this part answers for."""
     client_bytes: int
     """Sent and received by its clients since the start of the run."""
-    drift: Taken | None
+    drift: DriftSamples | None
     clipped: int | None
     """Steps that a clip shortened; None where nothing clips."""
     client_steps: int
 
 
-def record(tree: Tree, parts: Sequence[Seen], round: int, steps: int, lr: float, seconds: float) -> RoundResult:
-    """The round as the whole tree saw it."""
+@dataclass(frozen=True)
+class Stretch:
+    """Some meetings in a row of a round, as the whole tree saw them: plain data, so that a round
+    can be left in the middle."""
+
+    refused: Sequence[Refusal] = ()
+    drift: DriftSums | None = field(default_factory=list)
+    """None where nobody measures it."""
+    clipped: int | None = 0
+    client_steps: int = 0
+
+    @staticmethod
+    def of(tree: Tree, parts: Sequence[PartialRound]) -> Stretch:
+        """From what each part of the tree saw of the same meetings."""
+        at_meetings = zip(*(part.refused for part in parts), strict=True)
+        taken = [part.drift for part in parts if part.drift is not None]
+        counts = [part.clipped for part in parts if part.clipped is not None]
+        return Stretch(
+            refused=[refusal for at_once in at_meetings for refusal in _in_order(tree, at_once)],
+            drift=joined(taken) if taken else None,
+            clipped=sum(counts) if len(counts) == len(parts) else None,
+            client_steps=sum(part.client_steps for part in parts),
+        )
+
+    @staticmethod
+    def read(values: Mapping[str, Any], tree: Tree, where: str) -> Stretch:
+        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        refused, drift, clipped, client_steps = (values[each.name] for each in fields(Stretch))
+        for each in refused:
+            if not _is_list(each, str, bool):
+                raise InvalidInput(f"{where}.refused", each, "must be a node's name, and whether it was too large")
+            tree.find(each[0])
+        for each in drift or ():
+            if not (_is_list(each, int, str, list, list) and 0 <= each[0] <= tree.depth and _are_pairs(*each[2:])):
+                raise InvalidInput(f"{where}.drift", each, "must be a level, a name, sums and weights")
+        return Stretch(
+            refused=[Refusal(*each) for each in refused],
+            drift=None if drift is None else [(level, name, sums, weights) for level, name, sums, weights in drift],
+            clipped=None if clipped is None else integer(f"{where}.clipped", clipped, at_least=0),
+            client_steps=integer(f"{where}.client_steps", client_steps, at_least=0),
+        )
+
+    def then(self, more: Stretch) -> Stretch:
+        """With the meetings that came after them."""
+        return Stretch(
+            refused=[*self.refused, *more.refused],
+            drift=None if self.drift is None or more.drift is None else in_a_row(self.drift, more.drift),
+            clipped=None if self.clipped is None or more.clipped is None else self.clipped + more.clipped,
+            client_steps=self.client_steps + more.client_steps,
+        )
+
+
+BEGINNING = Stretch()
+"""Of a round, of which nobody has seen anything yet."""
+
+
+def record(
+    tree: Tree,
+    parts: Sequence[PartialRound],
+    objective: Objective,
+    round: int,
+    steps: int,
+    lr: float,
+    seconds: float,
+    before: Stretch = BEGINNING,
+) -> RoundResult:
+    """The round as the whole tree saw it. before: its first meetings, where the parts saw only
+    those after them."""
     tallies = [Tally(*part.tally) for part in parts if part.tally is not None]
-    at_meetings = zip(*(part.refused for part in parts), strict=True)
-    refusals = [refusal for at_once in at_meetings for refusal in _in_order(tree, at_once)]
-    refused = [name for name, _ in refusals]
+    seen = before.then(Stretch.of(tree, parts))
+    refused = [name for name, _ in seen.refused]
+    nodes = {
+        name: found
+        for level in zip(*(part.nodes for part in parts), strict=True)
+        for part in level
+        for name, found in part.items()
+    }
     return RoundResult(
         round=round,
         steps=steps,
         lr=lr,
-        metrics=metrics(tallies) if tallies else {},
-        nodes={
-            name: found
-            for level in zip(*(part.nodes for part in parts), strict=True)
-            for part in level
-            for name, found in part.items()
-        },
+        metrics=metrics(tallies, objective.metrics) if tallies else {},
+        nodes=nodes,
         refused=tuple(refused),
         bytes_per_client=sum(part.client_bytes for part in parts) / tree.leaves,
         seconds=seconds,
-        drift=_diagnosis(tree, parts, refused),
-        too_large=tuple(name for name, too_large in refusals if too_large),
+        drift=_diagnosis(tree, seen, refused),
+        too_large=tuple(name for name, too_large in seen.refused if too_large),
         renewed=parts[0].renewed,
+        over_nodes=over_nodes(tree, nodes, objective.better),
     )
 
 
+def _is_list(value: object, *kinds: type) -> bool:
+    """Whether a value has an entry of each of these kinds, and no others."""
+    is_list = isinstance(value, list | tuple) and len(value) == len(kinds)
+    return is_list and all(type(each) is kind for each, kind in zip(value, kinds, strict=True))  # type: ignore[call-overload]
+
+
+def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:
+    return len(sums) == len(weights) and all(type(each) is float for each in (*sums, *weights))
+
+
 def _in_order(tree: Tree, parts: Sequence[list[Refusal]]) -> list[Refusal]:
-    """What several parts refused as one process would have it: from the leaves up, each level in its order."""
+    """What several parts refused as one process would have it: from the leaves up, each level in
+    its order."""
     refusals = [refusal for part in parts for refusal in part]
     if sum(map(bool, parts)) < 2:
         return refusals
@@ -135,26 +244,31 @@ def _in_order(tree: Tree, parts: Sequence[list[Refusal]]) -> list[Refusal]:
     return sorted(refusals, key=place)
 
 
-def _diagnosis(tree: Tree, parts: Sequence[Seen], refused: Sequence[str]) -> Levels:
+def _diagnosis(tree: Tree, seen: Stretch, refused: Sequence[str]) -> Levels:
     """What the meetings showed, and who was refused or clipped."""
-    taken = [part.drift for part in parts if part.drift is not None]
-    if not taken:
+    if seen.drift is None:
         return {}
-    found = levels(tree.depth, taken)
-    for level, count in Counter(tree.find(name)[0] for name in refused).items():
-        found[str(level)]["refused"] = count
-    counts = [part.clipped for part in parts if part.clipped is not None]
-    client_steps = sum(part.client_steps for part in parts)
-    if len(counts) == len(parts) and client_steps:
-        found[str(tree.depth)]["clipped"] = sum(counts) / client_steps
+    found = levels(tree.depth, seen.drift)
+    for level, count in by_level(tree, refused).items():
+        found[level]["refused"] = count
+    if seen.clipped is not None and seen.client_steps:
+        found[str(tree.depth)]["clipped"] = seen.clipped / seen.client_steps
     return found
 
 
-def hopeless(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> InvalidInput | None:
-    """What is wrong with a run in which nothing is accepted any more; the first round that was lost is told of at once.
+def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
+    """How many of these nodes are on each level that has any, root first."""
+    counts = Counter(tree.find(name)[0] for name in names)
+    return {str(level): counts[level] for level in sorted(counts)}
 
-    It takes `LOST_ROUNDS` in a row, in which half of the clients or more were refused themselves or above them: where
-    few take part at a time, the wrong ones may be drawn several times in a row.
+
+def hopeless(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> InvalidInput | None:
+    """What is wrong with a run in which nothing is accepted any more; the first round that was lost
+    is told of at once.
+
+    It takes `LOST_ROUNDS` in a row, in which half of the clients or more were refused themselves or
+    above them: where few take part at a time, the wrong ones may be drawn several times in a
+    row.
     """
     last = history[-1]
     if not last.lost:
@@ -179,9 +293,3 @@ def _why(result: RoundResult) -> str:
     not_finite = [name for name in dict.fromkeys(result.refused) if name not in too_large]
     words = {"not finite": not_finite, "far too large": list(too_large)}
     return "; ".join(f"{why}: {listed(names)}" for why, names in words.items() if names)
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """A list of names in a line: the first of them, and how many there are more."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

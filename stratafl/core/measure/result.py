@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
-from stratafl.communication import Communication
-from stratafl.divergence import diverged
-from stratafl.flat import Flat
-from stratafl.record import RoundResult
-from stratafl.tree import Tree
+from stratafl.base.tree import Tree
+from stratafl.core.flat import Flat
+from stratafl.core.measure.divergence import diverged
+from stratafl.core.measure.record import RoundResult
+from stratafl.core.measure.show import card, last_metrics, numbers, plotted, table
+from stratafl.core.measure.traffic import Communication
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run as it stands: rows are nodes in the tree's order, columns parameters in the module's order."""
+    """A run as it stands: rows are nodes in the tree's order, columns parameters in the module's
+    order."""
 
     tree: Tree
     module: nn.Module
@@ -29,6 +32,30 @@ class Result:
     communication: Communication
     flat: Flat = field(repr=False)
     buffers: list[Tensor] = field(repr=False)
+    method: str = ""
+    """The rules in a few words."""
+
+    def __repr__(self) -> str:
+        told = f"<Result of {self.method or 'a run'} on {self.tree.leaves:,} clients after {len(self.history)} rounds"
+        metrics = numbers(last_metrics(self.history))
+        return f"{told}: {metrics}>" if metrics else f"{told}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"method": self.method, "tree": " > ".join(f"{size:,}" for size in self.tree.sizes)}
+        facts |= {"parameters": f"{self.models[0].shape[1]:,}", "rounds": str(len(self.history))}
+        if self.diverged is not None:
+            facts["diverged"] = f"at round {self.diverged}"
+        return card("Result", facts, self.history)
+
+    def frame(self) -> Any:
+        """A pandas table with a row per round and a column per value: "round",
+        "metrics.accuracy", "drift.1.child_drift" and so on, as a stored run's `frame` has them."""
+        return table([asdict(record) for record in self.history])
+
+    def plot(self, metric: str | None = None, ax: Any = None) -> Any:
+        """Draw a metric over the rounds, the accuracy unless one is named, on these axes of
+        matplotlib's or on new ones; they are returned, and nothing is shown."""
+        return plotted(self.history, metric, ax, self.method)
 
     def model_of(self, name: str) -> nn.Module:
         """A named node's model as a module."""

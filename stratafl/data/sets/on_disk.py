@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.errors import InvalidInput
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
 
 FORMAT = 1
 ROOT_VARIABLE = "STRATAFL_DATA"
@@ -152,7 +153,7 @@ def write(dataset: Dataset, where: str, root: Path) -> Path:
 
 @contextlib.contextmanager
 def _partial(root: Path, name: str) -> Iterator[Path]:
-    folder = root / f".{name}.{secrets.token_hex(4)}.partial"
+    folder = root / f".{name}.{secrets.token_hex(4)}{files.PARTIAL}"
     folder.mkdir()
     try:
         yield folder
@@ -162,7 +163,7 @@ def _partial(root: Path, name: str) -> Iterator[Path]:
 
 def _sweep(root: Path, name: str) -> None:
     """Remove what a killed run left; a young one may belong to a run still going."""
-    for folder in root.glob(f".{name}.*.partial"):
+    for folder in root.glob(f".{name}.*{files.PARTIAL}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - folder.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -175,7 +176,7 @@ def _fill(folder: Path, dataset: Dataset, where: str) -> None:
         path = folder / f"{field}.npy"
         with path.open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            _flush(file.fileno(), file)
+            files.sync_file(file)
         arrays[field] = {
             "dtype": array.dtype.str,
             "shape": list(array.shape),
@@ -198,16 +199,11 @@ def _fill(folder: Path, dataset: Dataset, where: str) -> None:
     }
     with (folder / "meta.json").open("w", encoding="utf-8") as file:
         json.dump(meta, file, indent=1, ensure_ascii=False)
-        _flush(file.fileno(), file)
-
-
-def _flush(descriptor: int, file: Any) -> None:
-    file.flush()
-    os.fsync(descriptor)
+        files.sync_file(file)
 
 
 def _publish(folder: Path, final: Path) -> None:
-    _sync_folder(folder)
+    files.sync_folder(folder)
     if final.exists():
         # A folder cannot be renamed onto a full one; the old set steps aside first.
         with _partial(final.parent, final.name) as aside:
@@ -219,15 +215,7 @@ def _publish(folder: Path, final: Path) -> None:
                 raise
     else:
         folder.rename(final)
-    _sync_folder(final.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.sync_folder(final.parent)
 
 
 def _digest(path: Path) -> str:

@@ -9,23 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from stratafl.data.canonical import (
-    Dataset,
-    Kind,
-    Samples,
-    complete,
-    data_root,
-    read,
-    read_meta,
-    write,
-)
-from stratafl.data.digits import FORM as DIGITS_FORM
-from stratafl.data.digits import TITLE as DIGITS_TITLE
-from stratafl.data.digits import digits
-from stratafl.data.formats.files import Files, open_files
-from stratafl.data.known import ORIGINALS_VARIABLE, SOURCES, Form, usual_places
-from stratafl.errors import InvalidInput, MissingExtra, unknown
-from stratafl.streams import Purpose, bits
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.streams import Purpose, bits
+from stratafl.data.sets.catalogue import ORIGINALS_VARIABLE, SOURCES, Form, usual_places
+from stratafl.data.sets.digits import TITLE as DIGITS_TITLE
+from stratafl.data.sets.digits import digits
+from stratafl.data.sets.formats.files import Files, open_files
+from stratafl.data.sets.on_disk import Dataset, Kind, Samples, complete, data_root, read, read_meta, write
 
 NAMES = ("digits", *SOURCES, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
@@ -65,7 +55,7 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     if name == "digits":
         return digits()
     if name == "synthetic":
-        raise InvalidInput("data set", name, "generated for a tree: call stratafl.data.synthetic.synthetic")
+        raise InvalidInput("data set", name, "generated for a tree: call stratafl.data.sets.synthetic.synthetic")
     folder = data_root(root)
     if not (folder / name).exists():
         raise InvalidInput("data set", name, f"not prepared under {folder}; run: stratafl data prepare {name}")
@@ -118,7 +108,7 @@ def _find(name: str, root: Path) -> Files:
         "source",
         None,
         f"no copy of {name} in the usual places; name a path, or set {ORIGINALS_VARIABLE} to a "
-        f"folder of downloads; to get one: {SOURCES[name].obtain}",
+        f"folder of downloads; to get one: {_advice(name)}",
     )
 
 
@@ -167,7 +157,7 @@ def describe(name: str, *, root: str | Path | None = None) -> Description:
     if name == "synthetic":
         return Description(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":
-        return _describe_digits()
+        return Description(name=name, title=DIGITS_TITLE, kind="image", state="embedded", **_measured(digits()))
     source, folder = SOURCES[name], data_root(root)
     about: dict[str, Any] = {
         "name": name,
@@ -177,7 +167,7 @@ def describe(name: str, *, root: str | Path | None = None) -> Description:
         "hub": source.remote.repository,
     }
     if not (folder / name).exists():
-        return Description(**about, state="not prepared", advice=source.obtain)
+        return Description(**about, state="not prepared", advice=_advice(name))
     try:
         dataset, meta = read(name, folder), read_meta(name, folder)
     except InvalidInput as error:
@@ -192,13 +182,9 @@ def describe(name: str, *, root: str | Path | None = None) -> Description:
     )
 
 
-def _describe_digits() -> Description:
-    about: dict[str, Any] = {"name": "digits", "title": DIGITS_TITLE, "kind": "image"}
-    try:
-        measured = _measured(digits())
-    except MissingExtra as error:
-        return Description(**about, state="embedded", form=DIGITS_FORM, advice=str(error))
-    return Description(**about, state="embedded", **measured)
+def _advice(name: str) -> str:
+    """How to come by a set that is not there."""
+    return f"{SOURCES[name].obtain}; or `stratafl data prepare {name} --from hub`"
 
 
 def _measured(dataset: Dataset) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.canonical import Dataset
-from stratafl.errors import InvalidInput, number, whole
-from stratafl.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.base.streams import Purpose, generator
+from stratafl.data.sets.on_disk import Dataset
 
 MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
-"""Numbers in all, features or classes, and how far a level may shift: memory ends, and float32 before it."""
+"""Numbers in all, features or classes, and how far a level may shift: memory ends, and float32
+before it."""
 
 
 def synthetic(
@@ -105,7 +106,7 @@ def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
 
 def _wide(field: str, value: object, least: int) -> int:
     try:
-        return whole(field, value, at_least=least, at_most=MOST_WIDE)
+        return integer(field, value, at_least=least, at_most=MOST_WIDE)
     except InvalidInput:
         raise InvalidInput(field, value, f"at least {least}, and at most {MOST_WIDE:,}") from None
 
@@ -121,7 +122,7 @@ def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[floa
 def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray:
     allowed = f"a whole number >= 1, or {leaves}: one per leaf; at most {MOST:,}"
     try:
-        sizes = [whole("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
+        sizes = [integer("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
     except InvalidInput:
         raise InvalidInput("samples", samples, allowed) from None
     return np.array(sizes, dtype=np.int64)

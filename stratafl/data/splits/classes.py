@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from stratafl.data.sizes import apportion
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.splits.sizes import apportion
 
 ROUNDS = 200
 

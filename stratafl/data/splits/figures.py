@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stratafl.data.report import class_counts
-from stratafl.data.rotation import rotate
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.splits.heterogeneity import class_counts
+from stratafl.data.splits.rotation import rotate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -240,7 +240,7 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtra("a figure", "matplotlib", "plots") from None
+        raise MissingExtra("a figure", "matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 
 @dataclass(frozen=True)

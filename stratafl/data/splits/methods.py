@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.data import sizes as sizing
-from stratafl.data.filling import flattening, keeping
-from stratafl.data.label_shift import choose_classes, share_out
-from stratafl.errors import InvalidInput, choice, unknown, whole
+from stratafl.base.errors import InvalidInput, choice, integer, named, unknown
+from stratafl.data.splits import sizes as sizing
+from stratafl.data.splits.classes import choose_classes, share_out
+from stratafl.data.splits.dirichlet import flattening, keeping
 
 DROPPED = -1
 
@@ -97,7 +97,7 @@ def classes(k: int, sizes: object = None) -> Split:
     classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
     for need it; classes that nobody holds (more classes than k times the children) are dropped.
     """
-    k = whole("k", k, at_least=1, at_most=sizing.MOST)
+    k = integer("k", k, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
@@ -105,7 +105,7 @@ def classes(k: int, sizes: object = None) -> Split:
         pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
         sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
         counts_NK = share_out(pool_K, holds_NK, node.leaves_N, sizes_N)
-        return _deal(class_S, counts_NK, rng)
+        return _handed_out(class_S, counts_NK, rng)
 
     return Split("classes", {"k": k}, sizing.parse(sizes), None, assign)
 
@@ -118,7 +118,7 @@ def natural(samples: int | None = None) -> Split:
     are left out.
     """
     if samples is not None:
-        samples = whole("samples", samples, at_least=1, at_most=sizing.MOST)
+        samples = integer("samples", samples, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         if node.owner_S is None:
@@ -155,12 +155,10 @@ def parse(spec: object, field: str) -> Split:
     """A split from its config form: a name, a table with name and parameters, or a split."""
     if isinstance(spec, Split):
         return spec
-    table = {"name": spec} if isinstance(spec, str) else spec
-    if not isinstance(table, Mapping) or "name" not in table:
-        raise InvalidInput(field, spec, "must be a name, or a table with a name and its parameters")
-    name = choice(f"{field}.name", table["name"], SPLITS)
-    function = SPLITS[name]
-    params = {key: value for key, value in table.items() if key != "name"}
+    if isinstance(spec, Mapping) and "name" in spec:
+        choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
+    name, params = named(field, spec, "a Split")
+    function = SPLITS[choice(f"{field}.name", name, SPLITS)]
     known = inspect.signature(function).parameters
     for key in params:
         if key not in known:
@@ -180,7 +178,7 @@ def _by_class(
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
         sizes_N = _wanted(node, len(class_S), rng)
-        return _deal(class_S, allocate(pool_K, sizes_N, rng), rng)
+        return _handed_out(class_S, allocate(pool_K, sizes_N, rng), rng)
 
     return assign
 
@@ -191,7 +189,7 @@ def _wanted(node: Node, total: int, rng: np.random.Generator) -> np.ndarray:
     return node.sizes(total, rng)
 
 
-def _deal(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _handed_out(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Random samples of each class, as many as the counts say; the others are dropped."""
     n, k = counts_NK.shape
     child_S = np.full(len(class_S), DROPPED)

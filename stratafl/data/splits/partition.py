@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.data import sizes as sizing
-from stratafl.data import splits
-from stratafl.data.rotation import leaf_angles
-from stratafl.data.splits import Node, Split
-from stratafl.errors import InvalidInput, unknown
-from stratafl.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.streams import Purpose, generator
+from stratafl.data.splits import sizes as sizing
+from stratafl.data.splits.methods import Node, Split, parse
+from stratafl.data.splits.rotation import leaf_angles
 
 ROTATION = ("start", "step", "level")
 
@@ -87,26 +86,30 @@ def partition(
                 least[level - 1],
                 _sizes_of(method, below[level][nodes], nodes),
             )
-            where = f"levels[{level - 1}]"
-            try:
-                child_S = method.assign(node, generator(seed, Purpose.PARTITION, level, number))
-            except InvalidInput as error:
-                raise InvalidInput(f"{where}.{error.field}", error.value, error.allowed) from None
-            order = np.argsort(child_S, kind="stable")
-            ends = np.searchsorted(child_S[order], np.arange(nodes.stop - nodes.start + 1))
-            parts = np.split(samples[order], ends)[1:-1]
-            for i, (part, leaves) in enumerate(zip(parts, node.leaves_N, strict=True)):
-                if len(part) < leaves:
-                    raise InvalidInput(
-                        where,
-                        method.text,
-                        f"node {nodes.start + i} gets {len(part)} samples for {leaves} leaves",
-                    )
-            children += parts
+            stream = generator(seed, Purpose.PARTITION, level, number)
+            children += _children(samples, node, method, stream, f"levels[{level - 1}]", nodes.start)
         held = children
     kept = sum(map(len, held))
     texts = tuple(method.text for method in methods)
     return Partition(tuple(held), len(labels) - kept, texts, seed, angles)
+
+
+def _children(
+    samples: np.ndarray, node: Node, method: Split, stream: np.random.Generator, where: str, first: int
+) -> list[np.ndarray]:
+    """A node's samples, divided over its children; `where` is the method's place in the config, and
+    `first` the number of the first child, for complaints."""
+    try:
+        child_S = method.assign(node, stream)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}.{error.field}", error.value, error.allowed) from None
+    order = np.argsort(child_S, kind="stable")
+    ends = np.searchsorted(child_S[order], np.arange(len(node.leaves_N) + 1))
+    parts = np.split(samples[order], ends)[1:-1]
+    for number, (part, leaves) in enumerate(zip(parts, node.leaves_N, strict=True), start=first):
+        if len(part) < leaves:
+            raise InvalidInput(where, method.text, f"node {number} gets {len(part)} samples for {leaves} leaves")
+    return parts
 
 
 def _sizes_of(
@@ -133,7 +136,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
         raise InvalidInput("levels", levels, "must be a list with one split per level")
     if len(levels) != depth:
         raise InvalidInput("levels", list(levels), f"needs one split per level of the tree, {depth} of them")
-    methods = [splits.parse(spec, f"levels[{m}]") for m, spec in enumerate(levels)]
+    methods = [parse(spec, f"levels[{m}]") for m, spec in enumerate(levels)]
     counts: np.ndarray | None = None
     for level in range(depth, 0, -1):
         method = methods[level - 1]

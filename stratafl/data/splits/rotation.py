@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stratafl.errors import InvalidInput, number
+from stratafl.base.errors import InvalidInput, number
 
 CHUNK = 4096
 MOST_DEGREES = 1e6

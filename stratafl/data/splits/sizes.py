@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stratafl.errors import InvalidInput, number, unknown, whole
+from stratafl.base.errors import InvalidInput, integer, number, unknown
 
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
 MOST = 1 << 31
@@ -76,11 +76,12 @@ def parse(value: object) -> Sizes | None:
     counts = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(counts, Sequence) or isinstance(counts, bytes):
         raise InvalidInput("sizes", value, ALLOWED)
-    return Counts(tuple(whole("sizes", count, at_least=1, at_most=MOST) for count in counts))
+    return Counts(tuple(integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
 
 
 def non_negative(field: str, value: object) -> float:
-    """The value as a finite float that is not below zero, nor so large that products of it overflow."""
+    """The value as a finite float that is not below zero, nor so large that products of it
+    overflow."""
     try:
         return number(field, value, at_least=0, at_most=1e100)
     except InvalidInput:

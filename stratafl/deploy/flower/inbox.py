@@ -12,8 +12,11 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from stratafl.deploy.tasks import CLIENT_APP, Say, Tasks
-from stratafl.errors import InvalidInput, told
+from stratafl.base.errors import InvalidInput, UserCodeError, told
+from stratafl.base.frames import shown_frames
+from stratafl.deploy.flower.clock import date_as_its_request
+from stratafl.deploy.flower.tasks import CLIENT_APP, Say, Tasks
+from stratafl.deploy.notes import log
 
 COMPLETED = "completed"
 RECORD = "stratafl"
@@ -34,7 +37,8 @@ def contents(message: Message, fields: Mapping[str, type], largest: int) -> list
 
 
 def client_app(handle: Handle, largest: int, say: Say) -> ClientApp:
-    """Sealed bytes in, sealed bytes out, or the reason for a refusal: nothing that comes in ends this process."""
+    """Sealed bytes in, sealed bytes out, or the reason for a refusal: nothing that comes in ends
+    this process."""
     app = ClientApp()
 
     @app.train()
@@ -42,12 +46,15 @@ def client_app(handle: Handle, largest: int, say: Say) -> ClientApp:
         try:
             (data,) = contents(message, {"data": bytes}, largest)
             answer = ConfigRecord({"refused": False, "data": handle(data)})
+            log.well()
         except Exception as problem:
             say(f"refused: {told(problem)}")
-            if not isinstance(problem, InvalidInput):
+            if isinstance(problem, UserCodeError):
+                say(shown_frames(problem.frames))
+            elif not isinstance(problem, InvalidInput):
                 traceback.print_exception(problem)
             answer = ConfigRecord({"refused": True, "data": told(problem).encode(errors="replace")})
-        return Message(RecordDict({RECORD: answer}), reply_to=message)
+        return date_as_its_request(Message(RecordDict({RECORD: answer}), reply_to=message), message)
 
     return app
 
@@ -63,8 +70,12 @@ class Inbox:
         while (token := self._tasks.next(go_on)) is not None:
             try:
                 self._run(handle, token)
+            except httpx.HTTPStatusError:
+                self._say(
+                    "the SuperNode beside does not know this task any more; what was done is kept, and asked again"
+                )
             except httpx.HTTPError as problem:
-                self._say(f"the SuperNode beside does not answer: {problem}")
+                self._say(f"the SuperNode beside does not answer: {told(problem)}")
             except Exception as problem:
                 self._say(f"what the SuperNode beside has is no message of ours: {told(problem)}")
 
@@ -83,7 +94,7 @@ class Inbox:
         try:
             with self._tasks.client(token) as client:
                 message, context, _, _ = pull_task_input(client)
-                push_message(client, client_app(handled, self._largest, self._say)(message, context), context)
+                push_message(client, client_app(handled, self._largest, log.fail)(message, context), context)
                 push_task_output(client, context, COMPLETED, "")
         finally:
             _become(outer)

@@ -1,7 +1,8 @@
 """How often to look for what may come.
 
-Flower's interfaces are asked, they do not call. A fixed interval is too long where answers come quickly, and costs the
-machine much where a whole tree waits: so the longer nothing has come, the longer the next wait.
+Flower's interfaces are asked, they do not call. A fixed interval is too long where answers come
+quickly, and costs the machine much where a whole tree waits: so the longer nothing has come, the
+longer the next wait.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Pace:
 
 
 def look_sooner_for_parts() -> None:
-    """A message is announced before its parts are there. Who looks often meets many such; Flower waits a second."""
+    """A message is announced before its parts are there. Who looks often meets many such; Flower
+    waits a second."""
     from flwr.supercore.inflatable import inflatable_utils
 
     for each in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         defaults: dict[str, Any] = each.__kwdefaults__
-        defaults.update(initial_backoff=MISSING, backoff_cap=LONGEST)
+        defaults.update(initial_backoff=MISSING, backoff_cap=LONGEST, max_tries_per_object=None)

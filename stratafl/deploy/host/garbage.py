@@ -1,9 +1,10 @@
 """Memory given back soon.
 
-An answer of Flower's HTTP client refers to itself, and to the model that came with it. Python looks for such garbage
-when many objects were made, however large they are, and a process that began as a copy of a large one, later still: one
-model after another would stay. And what is freed, the C library keeps for later, for every thread apart. So every
-process of a site looks for garbage regularly, and large pieces go back to the system at once.
+An answer of Flower's HTTP client refers to itself, and to the model that came with it. Python looks
+for such garbage when many objects were made, however large they are, and a process that began as a
+copy of a large one, later still: one model after another would stay. And what is freed, the C
+library keeps for later, for every thread apart. So every process of a site looks for garbage
+regularly, and large pieces go back to the system at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Processes that begin as a copy of this one: what was imported here, seconds of work, is not imported again there."""
+"""Processes that begin as a copy of this one: what was imported here, seconds of work, is not
+imported again there."""
 
 from __future__ import annotations
 
@@ -10,14 +11,19 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+
+from stratafl.base.errors import reason
+from stratafl.deploy.notes import log
 
 PRCTL = ctypes.CDLL(None).prctl
 END_WITH_PARENT = 1
+ENDING = (signal.SIGTERM, signal.SIGINT)
 PAUSE, LONGEST_PAUSE = 1.0, 15.0
-"""Seconds before a process that ended is started again; twice as long each time, where it does not live long."""
-LONG = 30.0
+"""Seconds before a process that ended is started again; twice as long each time, where it does not
+live long."""
+LONG = 10.0
 """Seconds: a process that lived as long has started well."""
 MOST, WITHIN = 10, 600.0
 """So many times in as many seconds; what ends more often than that will not live."""
@@ -42,19 +48,25 @@ class Restarts:
 
 
 class Forked:
-    """A process in a session of its own, which ends with the one that started it, however that ends."""
+    """A process in a session of its own, which ends with the one that started it, however that
+    ends."""
 
     def __init__(
-        self, work: Callable[[], object], log: Path, folder: Path, environment: Mapping[str, str] | None = None
+        self, work: Callable[[], object], output: Path, folder: Path, environment: Mapping[str, str] | None = None
     ):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         parent = os.getpid()
         self.returncode: int | None = None
         self._began = time.monotonic()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _live(work, parent, log, folder, environment or {})
+        # until it has handlers of its own, a signal for the new process would meet this one's
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _live(work, parent, output, folder, environment or {}, mask)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def age(self) -> float:
@@ -78,11 +90,20 @@ class Forked:
     def signal(self, number: int) -> None:
         """To it and all that it started, which are in its session."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(self.pid, number)
+            except ProcessLookupError:  # it has just been started, and has no session yet
+                os.kill(self.pid, number)
 
 
-def _live(work: Callable[[], object], parent: int, log: Path, folder: Path, environment: Mapping[str, str]) -> None:
+def _live(
+    work: Callable[[], object],
+    parent: int,
+    output: Path,
+    folder: Path,
+    environment: Mapping[str, str],
+    mask: Collection[int],
+) -> None:
     """The new process, from its first moment to its last."""
     code = 1
     try:
@@ -90,12 +111,13 @@ def _live(work: Callable[[], object], parent: int, log: Path, folder: Path, envi
         PRCTL(END_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.fchmod(output, 0o600)
-        for to, source in ((0, nothing), (1, output), (2, output)):
+        written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(written, 0o600)
+        for to, source in ((0, nothing), (1, written), (2, written)):
             os.dup2(source, to)
         os.environ.update(environment)
         os.chdir(folder)
@@ -103,8 +125,9 @@ def _live(work: Callable[[], object], parent: int, log: Path, folder: Path, envi
         code = 0
     except SystemExit as problem:
         code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
-    except BaseException:
+    except BaseException as problem:
         traceback.print_exc()
+        log.fail(reason(problem))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

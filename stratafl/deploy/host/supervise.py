@@ -1,8 +1,10 @@
-"""`deploy site`: a site's processes, started in order, watched, started again when they end, and stopped together.
+"""`deploy site`: a site's processes, started in order, watched, started again when they end, and
+stopped together.
 
 root          SuperLink, and the root's own process: its ServerApp
 aggregator    SuperLink, the aggregator's own process, and a SuperNode towards its parent
 leaf          the leaf's own process, and a SuperNode towards its parent
+all but root  one that tells the site's news to its parent
 """
 
 from __future__ import annotations
@@ -22,21 +24,26 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from stratafl.config import Config
-from stratafl.data import sources
-from stratafl.deploy import user_files
-from stratafl.deploy.durable import DAMAGED, status
-from stratafl.deploy.garbage import give_back_soon
-from stratafl.deploy.processes import MOST, Forked, Restarts
-from stratafl.deploy.site import Site
-from stratafl.errors import InvalidInput, MissingExtra
-from stratafl.store import files
-from stratafl.store.lock import Lock, is_held
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.sets import prepare
+from stratafl.deploy.host.attendance import INCOMPLETE, never
+from stratafl.deploy.host.garbage import give_back_soon
+from stratafl.deploy.host.newsroom import Newsroom
+from stratafl.deploy.host.processes import MOST, Forked, Restarts
+from stratafl.deploy.news import door
+from stratafl.deploy.notes import boards, log
+from stratafl.deploy.sites import user_files
+from stratafl.deploy.sites.site import Site, stored_config
+from stratafl.deploy.sites.state_file import DAMAGED, status
+from stratafl.runs.lock import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer."""
 ENDING = 15.0
 """Seconds a process gets to end when asked to."""
+LOGS = 10.0
+"""Seconds between two looks at the size of logs."""
 LINGER = 3.0
 """Seconds a SuperNode gets to hand its node's last reply to the parent."""
 LATE = (
@@ -49,13 +56,15 @@ LATE = (
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",
 )
-"""What Flower, and what is below it, import at first use: every process for itself, unless it is there already."""
+"""What Flower, and what is below it, import at first use: every process for itself, unless it is
+there already."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 
 
 def run_sites(folders: Sequence[Path], say: Say) -> int:
-    """One site in this process, or several, each in a session of its own, as on a host of its own."""
+    """One site in this process, or several, each in a session of its own, as on a host of its
+    own."""
     os.umask(0o077)  # state and logs are nobody else's to read
     sites = [Site.load(folder) for folder in folders]
     for site, folder in zip(sites, folders, strict=True):
@@ -63,7 +72,8 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     _import_what_they_need(sites)
     if len(folders) > 1:
         _load_what_they_share(folders, sites)
-    # a search for garbage among all that was imported would take each process its time, and a copy of the memory
+    # a search for garbage among all that was imported would take each process its time, and a copy
+    # of the memory
     gc.collect()
     gc.freeze()
     if len(folders) == 1:
@@ -73,7 +83,8 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
 
 
 class Together:
-    """Several sites' supervisors. One that was ended by a signal is started again, one that cannot go on ends all."""
+    """Several sites' supervisors. One that was ended by a signal is started again, one that cannot
+    go on ends all."""
 
     def __init__(self, folders: Mapping[str, Path], say: Say):
         self._folders, self._say = folders, say
@@ -89,11 +100,18 @@ class Together:
         for name in self._folders:
             if not self._stop:
                 self._start(name)
-        failed = 0
+        failed, over = 0, 0.0
         while self._again or any(process.poll() is None for process in self._started.values()):
             time.sleep(0.1)
             for name, process in list(self._started.items()):
                 failed = failed or self._look_after(name, process)
+            root = self._started.get("root")
+            # the run is over: those that it could reach have said goodbye, and the others never
+            # will
+            if root is not None and root.poll() in (0, INCOMPLETE) and not self._stop:
+                over = over or time.monotonic()
+                if time.monotonic() > over + LINGER + ENDING:
+                    self._pass_on(signal.SIGTERM)
         return failed
 
     def _pass_on(self, number: int, frame: FrameType | None = None) -> None:
@@ -118,6 +136,8 @@ class Together:
                 del self._again[name]
                 self._start(name)
             return 0
+        if code == INCOMPLETE:
+            return code
         pause = restarts.after(process.age)
         if code < 0 and not restarts.too_many:
             self._say(f"{name}: its supervisor was ended by signal {-code}, starting it again in {pause:g} s")
@@ -142,9 +162,9 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("a deployed site", "flwr", "deploy")
     os.environ.update(QUIET)  # Flower reads them when it is imported
-    needed = ["stratafl.deploy.flower", "stratafl.deploy.supernode", "flwr.supernode.main"]
+    needed = ["stratafl.deploy.flower.process", "stratafl.deploy.flower.supernode", "flwr.supernode.main"]
     if not all(site.is_leaf for site in sites):
-        needed.append("stratafl.deploy.superlink")
+        needed.append("stratafl.deploy.flower.superlink")
     for name in needed:
         importlib.import_module(name)
     for name in LATE:
@@ -153,11 +173,12 @@ def _import_what_they_need(sites: Sequence[Site]) -> None:
 
 
 def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> None:
-    """The data set that the root tests on, and that leaves without data of their own take their part of."""
+    """The data set that the root tests on, and that leaves without data of their own take their
+    part of."""
     for folder, site in zip(folders, sites, strict=True):
         if site.is_root or (site.is_leaf and not site.data):
             with contextlib.suppress(InvalidInput, MissingExtra):  # a site that needs it will say so
-                sources.load(Config.load(folder / "config.toml").data.name)
+                prepare.load(stored_config(folder).data.name)
             return
 
 
@@ -169,25 +190,43 @@ class Supervisor:
         self._again: dict[str, float] = {}
         self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
         self._lock: Lock | None = None
+        self._newsroom = Newsroom(self.folder, self.site)
+        self._looked_at_logs = 0.0
 
     def run(self) -> int:
-        """Until it is told to stop, or the run is over."""
+        """Until it is told to stop, or the run is over. The root's exit code says whether a site
+        never took part."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._asked)
+        clock = importlib.import_module("stratafl.deploy.flower.clock")  # it needs Flower
+        clock.check_certificates(self.folder, self.site.name)
+        clock.run_steadily()
         files.make_folder(self.folder / "logs")
         files.make_folder(self.folder / "flower")
         self._lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
         try:
             while not self._stop and not self._is_over():
                 self._keep_up()
-                time.sleep(0.1)
+                self._look()
             until = time.monotonic() + LINGER
             while not self._stop and not self.site.is_root and time.monotonic() < until:
-                time.sleep(0.1)
+                self._look()
         finally:
+            self._newsroom.look(self._running, stopping=True)
             self.stop()
             self._lock.release()
+        if self.site.is_root and self._is_over() and (missing := never(self.folder)):
+            self._say(f"never took part in this run: {', '.join(missing)}")
+            return INCOMPLETE
         return 0
+
+    def _look(self) -> None:
+        """What there is to do beside, and a pause."""
+        self._newsroom.look(self._running)
+        if time.monotonic() - self._looked_at_logs > LOGS:
+            self._looked_at_logs = time.monotonic()
+            log.keep_small((self.folder / "logs").glob("*.log"))
+        time.sleep(0.1)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self._stop = True
@@ -206,8 +245,16 @@ class Supervisor:
             if "node" in self._running and not site.is_leaf:
                 self._running["superlink"].signal(signal.SIGUSR1)
             self._start("node", _node)
-        if not site.is_root and self._ended("supernode"):
+        if site.is_root:
+            return
+        if self._running["node"].poll() is not None:
+            # it would take requests that nobody answers, and keep the one that was worked on for a
+            # minute; the next one comes with the next node, which its parent then asks again
+            self._end("supernode")
+        elif self._ended("supernode"):
             self._start("supernode", _supernode)
+        if not site.is_root and self._ended("news"):
+            self._start("news", partial(door.run, board=self._newsroom.telling))
 
     def _ended(self, name: str) -> bool:
         process = self._running.get(name)
@@ -221,11 +268,13 @@ class Supervisor:
             pause = self._restarts[name].after(process.age)
             again = f"starting it again in {pause:g} s; see logs/{name}.log"
             self._say(f"{self.site.name}: {name} ended with {process.returncode}, {again}")
+            self._newsroom.ended(name, process.poll() or 0)
             self._again[name] = time.monotonic() + pause
         return time.monotonic() > self._again[name]
 
     def _was_reset(self, name: str) -> bool:
-        """Whether somebody has taken the damaged state away; until then nothing is tried, and it is said once."""
+        """Whether somebody has taken the damaged state away; until then nothing is tried, and it is
+        said once."""
         shown = status(self.folder / "state")
         if shown.get("doing") != "damaged":
             return True
@@ -236,11 +285,13 @@ class Supervisor:
 
     def _start(self, name: str, work: Callable[[Path], None]) -> None:
         self._again.pop(name, None)
-        log = self.folder / "logs" / f"{name}.log"
+        self._newsroom.starts(name)
+        path = self.folder / "logs" / f"{name}.log"
         home = {"FLWR_HOME": str(self.folder / "flower")}
-        self._running[name] = Forked(partial(self._work, work), log, self.folder, home)
+        self._running[name] = Forked(partial(self._work, name, work), path, self.folder, home)
 
-    def _work(self, work: Callable[[Path], None]) -> None:
+    def _work(self, name: str, work: Callable[[Path], None]) -> None:
+        boards.use(self._newsroom.boards[name], self._newsroom.boards["superlink"])
         if self._lock is not None:
             self._lock.leave()
         give_back_soon()
@@ -272,18 +323,18 @@ class Supervisor:
 
 
 def _superlink(folder: Path) -> None:
-    from stratafl.deploy import superlink
+    from stratafl.deploy.flower import superlink
 
     superlink.run(folder)
 
 
 def _node(folder: Path) -> None:
-    from stratafl.deploy import flower
+    from stratafl.deploy.flower import process
 
-    flower.live(folder)
+    process.live(folder)
 
 
 def _supernode(folder: Path) -> None:
-    from stratafl.deploy import supernode
+    from stratafl.deploy.flower import supernode
 
     supernode.run(Site.load(folder))

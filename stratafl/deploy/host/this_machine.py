@@ -1,4 +1,5 @@
-"""All sites of a topology whose folders lie on this machine: started, looked at and stopped together."""
+"""All sites of a topology whose folders lie on this machine: started, looked at and stopped
+together."""
 
 from __future__ import annotations
 
@@ -14,21 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratafl.deploy.address import bound
-from stratafl.deploy.durable import checked, set_aside, status
-from stratafl.deploy.processes import MOST, Restarts
-from stratafl.deploy.rounds import read_lines
-from stratafl.deploy.site import Site
-from stratafl.errors import InvalidInput, printable, unknown
-from stratafl.store import files, layout
-from stratafl.store.lock import is_held
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.deploy.host import newsroom
+from stratafl.deploy.host.processes import MOST, Restarts
+from stratafl.deploy.news.changes import Changes
+from stratafl.deploy.notes import log
+from stratafl.deploy.sites.address import bound
+from stratafl.deploy.sites.rounds import read_lines
+from stratafl.deploy.sites.site import HUGE_PAGES, Site, stored_config, tree_of
+from stratafl.deploy.sites.state_file import checked, set_aside, status
+from stratafl.runs import layout, trackers
+from stratafl.runs.lock import is_held
 
 PATIENCE = 30.0
 """Seconds a site gets to stop."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class SiteStatus:
     """A site as an operator sees it."""
 
     site: Site
@@ -51,10 +56,10 @@ def sites(out: Path) -> dict[str, Path]:
     return {found[folder].name: folder for folder in order}
 
 
-def look(out: Path) -> list[Seen]:
+def look(out: Path) -> list[SiteStatus]:
     seen = []
     for folder in sites(out).values():
-        seen.append(Seen(Site.load(folder), is_held(folder), status(folder / "state")))
+        seen.append(SiteStatus(Site.load(folder), is_held(folder), status(folder / "state")))
     return seen
 
 
@@ -70,15 +75,18 @@ def start(*folders: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "stratafl", "deploy", "site", *map(str, folders)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=dict([HUGE_PAGES]) | os.environ,
         )  # fmt: skip
 
 
-def _to_stderr(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
-
-
-def run(out: Path, say: Callable[[str], None], warn: Callable[[str], None] = _to_stderr) -> None:
-    """Start every site, unless the run is over, and wait until it is; then, or when interrupted, stop them all."""
+def run(
+    out: Path,
+    say: Callable[[str], None],
+    warn: Callable[[str], None] = log.warn,
+    inform: Callable[[str], None] = log.say,
+) -> None:
+    """Start every site, unless the run is over, and wait until it is; then, or when interrupted,
+    stop them all."""
     folders = sites(out)
     root = folders["root"]
     if _is_done(root):
@@ -91,6 +99,7 @@ def run(out: Path, say: Callable[[str], None], warn: Callable[[str], None] = _to
         checked(folder / "state", site.job)
     process, told = start(*folders.values()), len(read_lines(root))
     restarts, began, warned = Restarts(), time.monotonic(), set[str]()
+    changes = Changes(newsroom.parents(tree_of(stored_config(root)), "root"), whole=True)
     over = False
     try:
         # when the root is done, every site that it could reach has said goodbye: none is waited for
@@ -104,6 +113,8 @@ def run(out: Path, say: Callable[[str], None], warn: Callable[[str], None] = _to
             for problem in _damaged(folders) - warned:
                 warn(problem)
                 warned.add(problem)
+            for text, level in changes.lines(newsroom.read(root)):
+                (warn if level >= log.WARNING else inform)(text)
             if process.poll() is None or over:
                 continue
             pause = restarts.after(time.monotonic() - began)
@@ -131,8 +142,8 @@ def _damaged(folders: dict[str, Path]) -> set[str]:
 
 
 def reset(names: Sequence[str], out: Path) -> dict[str, Path]:
-    """Set the state of these sites aside, each a folder's path or a name in `out`; where each now is. Without the
-    root's the run begins anew, so all that lie beside it go with it."""
+    """Set the state of these sites aside, each a folder's path or a name in `out`; where each now
+    is. Without the root's the run begins anew, so all that lie beside it go with it."""
     folders = {}
     for name in names:
         here = Path(name)
@@ -142,7 +153,7 @@ def reset(names: Sequence[str], out: Path) -> dict[str, Path]:
     for name, folder in folders.items():
         if not status(folder / "state").get("doing") == "damaged" and is_held(folder):
             raise InvalidInput("site", name, "runs: `stratafl deploy down`, or SIGTERM, stops it")
-    made = (layout.ROUNDS, layout.MODEL)
+    made = [name for name in (*layout.FILES, layout.CHECKPOINTS, trackers.FOLDER) if name != layout.LOCK]
     return {name: set_aside(folder / "state", *(folder / each for each in made)) for name, folder in folders.items()}
 
 

@@ -1,7 +1,9 @@
-"""What a message may say at all: nearly everything follows from the run's config, and is held against it.
+"""What a message may say at all: nearly everything follows from the run's config, and is held
+against it.
 
-A seal proves whom a message is from, not that it is true. Whoever has all keys of a site may still send what would take
-all weight, overflow a number or blame somebody else: such a message is refused before anything is done with it.
+A seal proves whom a message is from, not that it is true. Whoever has all keys of a site may still
+send what would take all weight, overflow a number or blame somebody else: such a message is refused
+before anything is done with it.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
-from stratafl.errors import InvalidInput, number, whole
-from stratafl.rule import Rows
+from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.core.rule import Rows
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
 
 MOST_SAMPLES = 10**9
 """Of a leaf whose number of samples was not declared when the folders were made."""
@@ -22,21 +24,22 @@ SMALLEST_RATE = 1e-30
 ROUNDING = 1e-6
 """By how much a sum of learning rates may differ from what it must be."""
 OFFENCES = 20
-"""Messages sealed with a child's own key that break these bounds, or updates far larger than its siblings': after so
-many it is asked no more in this run. What anybody else could have sent in its place does not count."""
+"""Messages sealed with a child's own key that break these bounds, or updates far larger than its
+siblings': after so many it is asked no more in this run. What anybody else could have sent in its
+place does not count."""
 NAMES = 10
-"""How often, in one report, a name may be in `refused` or `absent` for every meeting there can have been: an aggregator
-that was interrupted tells of several rounds."""
+"""How often, in one report, a name may be in `refused` or `absent` for every meeting there can have
+been: an aggregator that was interrupted tells of several rounds."""
 HEADER = 1 << 16
 """Bytes of a message without its arrays and its lists of names."""
 
 
-# -- from a child ---------------------------------------------------------------------------------------------------
+# -- from a child ----------------------------------------------------------------------------------
 
 
 def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, known: int) -> None:
-    """Refuse a reply that the node of this level cannot truly have given to the bundle. `known`: samples it told of
-    before."""
+    """Refuse a reply that the node of this level cannot truly have given to the bundle. `known`:
+    samples it told of before."""
     if not isinstance(reply, Reply):
         raise InvalidInput("reply", reply, "is none")
     expected = {"job": job.name, "site": bundle.site, "protocol": PROTOCOL}
@@ -65,12 +68,12 @@ def _check_samples(job: Job, level: int, place: int, samples: int, known: int) -
     declared = job.declared(level, place)
     most = sum(each or MOST_SAMPLES for each in declared)
     if level < job.tree.depth:
-        whole("reply.samples", samples, at_least=0, at_most=most)
+        integer("reply.samples", samples, at_least=0, at_most=most)
     elif declared[0]:
         if samples != declared[0]:
             raise InvalidInput("reply.samples", samples, f"must be {declared[0]}, as declared when the run was made")
     else:
-        whole("reply.samples", samples, at_least=1, at_most=most)
+        integer("reply.samples", samples, at_least=1, at_most=most)
         if known and samples != known:
             raise InvalidInput("reply.samples", samples, f"must be {known}, as it said before")
 
@@ -100,7 +103,8 @@ def _check_names(job: Job, level: int, place: int, field: str, names: tuple[str,
 
 
 def check_rate(job: Job, level: int, meeting: int, field: str, rate: float) -> None:
-    """A sum of learning rates that the nodes of a level can have used up to a meeting of theirs, and since the last."""
+    """A sum of learning rates that the nodes of a level can have used up to a meeting of theirs,
+    and since the last."""
     number(field, rate, at_least=0)
     least, most = job.rates(level, meeting - job.every[level]) or (SMALLEST_RATE, LARGEST_RATE)
     if not (1 - ROUNDING) * least <= rate <= (1 + ROUNDING) * most:
@@ -108,7 +112,7 @@ def check_rate(job: Job, level: int, meeting: int, field: str, rate: float) -> N
         raise InvalidInput(field, rate, f"{wanted} by the schedule")
 
 
-# -- from the parent ------------------------------------------------------------------------------------------------
+# -- from the parent -------------------------------------------------------------------------------
 
 
 def check_bundle(job: Job, level: int, bundle: Bundle) -> None:
@@ -139,13 +143,14 @@ def _check_answer(job: Job, level: int, answer: Answer) -> None:
     _check_rows("answer", "note", answer.parcel.note, job.note_names[level - 1], job)
 
 
-# -- arrays and bytes -----------------------------------------------------------------------------------------------
+# -- arrays and bytes ------------------------------------------------------------------------------
 
 
 def check_arrays(report: Report, names: frozenset[str], job: Job) -> None:
-    """Those of a report with a model; that they are finite is for the parent to see, who says who is left out."""
+    """Those of a report with a model; that they are finite is for the parent to see, who says who
+    is left out."""
     _check_rows("report", "message", report.message, names, job)
-    check_row("report.buffers", report.buffers, job.buffers, job.dtype)
+    check_row("report.buffers", report.buffers, job.carried, job.dtype)
 
 
 def _check_rows(where: str, field: str, rows: Rows, names: frozenset[str], job: Job) -> None:
@@ -171,11 +176,12 @@ def largest_message(job: Job) -> int:
     """Bytes, either way: what is longer is no message of this run, whatever is in it."""
     up = max(len(names) for names in job.report_names)
     down = 2 * (1 + max(len(names) for names in job.note_names)) + 1
-    width = max(up, down) * job.parameters + 2 * job.buffers
+    width = max(up, down) * job.parameters + 2 * job.carried
     return width * job.dtype.itemsize + largest_header(job)
 
 
 def largest_header(job: Job) -> int:
-    """Bytes of everything but the arrays: in a report those who were refused and those who were absent."""
+    """Bytes of everything but the arrays: in a report those who were refused and those who were
+    absent."""
     names = sum(4 * len(name.encode()) + 8 for level in job.tree.names for name in level)
     return HEADER + 2 * NAMES * names * job.every[0] // job.every[-1]

@@ -1,4 +1,5 @@
-"""A parent's side of the edges to its children: the rule's memory, its model, and what each child must still get.
+"""A parent's side of the edges to its children: the rule's memory, its model, and what each child
+must still get.
 
 Shape suffixes: K children, P parameters, B buffer values.
 """
@@ -13,17 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.deploy.bounds import OFFENCES, check_reply
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
-from stratafl.errors import printable
-from stratafl.refusal import carried, changed, finite, largest, lengths, too_large, too_long
-from stratafl.rule import Rows
-from stratafl.tree import median_of_siblings
+from stratafl.base.errors import printable
+from stratafl.base.transfer import Placed
+from stratafl.base.tree import Tree
+from stratafl.core import meeting
+from stratafl.core.channel import BUFFERS, MODEL
+from stratafl.core.meeting import Arrived, Edges, Held
+from stratafl.core.rule import Edge, Rows
+from stratafl.deploy.protocol.bounds import OFFENCES, check_reply
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
 
 LOG = logging.getLogger(__name__)
-SOUND, NOT_FINITE, TOO_LARGE = range(3)
-WORDS = {NOT_FINITE: "it is not finite", TOO_LARGE: "it is far larger than its siblings' or than the model"}
+WORDS_LOST = "it is not finite"
+WORDS_LARGE = "it is far larger than its siblings' or than the model"
 
 
 @dataclass
@@ -51,9 +55,14 @@ class Below:
     """What a parent keeps of the edges to its children."""
 
     held: Tensor
+    """Its model: what came of the last meeting, or from above since."""
     buffers: Tensor
     memory: Rows
+    given: Parcel
+    """Its model as its children get it."""
     children: tuple[Child, ...]
+    channel: Rows = field(default_factory=dict)
+    """The memory of the channel to them."""
     rate: float = 0.0
     """The children's mean since this node last met its own parent."""
     step: int = 0
@@ -66,7 +75,7 @@ class Below:
 
 class Downward:
     def __init__(self, job: Job, level: int, number: int, now: Below):
-        self._job, self._level, self._rule = job, level, job.rules[level]
+        self._job, self._level, self._number, self._terms = job, level, number, job.terms(level + 1)
         self._numbers = job.children(level, number)
         self.names: Sequence[str] = [job.tree.names[level + 1][child] for child in self._numbers]
         self._places = {name: place for place, name in enumerate(self.names)}
@@ -75,13 +84,16 @@ class Downward:
 
     @staticmethod
     def new(job: Job, level: int, number: int, x_1P: Tensor, b_1B: Tensor) -> Downward:
-        children = tuple(Child() for _ in job.children(level, number))
-        return Downward(job, level, number, Below(x_1P, b_1B, job.rules[level].open(x_1P), children))
+        terms, children = job.terms(level + 1), tuple(Child() for _ in job.children(level, number))
+        memory = terms.rule.open(x_1P)
+        parcel = meeting.parcel_of(terms.rule, Held(x_1P, b_1B, memory))
+        now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, terms.channels.down.init(parcel))
+        return Downward(job, level, number, now)
 
     def child(self, name: str) -> Child:
         return self.now.children[self._places[name]]
 
-    # -- the start of a round ---------------------------------------------------------------------------------------
+    # -- the start of a round ----------------------------------------------------------------------
 
     def take(self, parcel: Parcel, step: int, above_changed: bool) -> None:
         """Go on from a model that came from above."""
@@ -90,6 +102,7 @@ class Downward:
         for child in now.children:
             child.stale = True
             child.owed |= above_changed
+        self.give()
 
     def drawn(self) -> list[str]:
         """The children that take part in the next round."""
@@ -98,13 +111,13 @@ class Downward:
 
     def bundles(self, names: Sequence[str], above: Tensor | None) -> dict[str, Bundle]:
         """What to send to these children; asked twice for the same round, the same."""
-        now, note, made = self.now, self._rule.note(self.now.memory), {}
+        now, made = self.now, {}
         for name in names:
             child = self.child(name)
             begin = Begin(
                 step=now.step,
                 heard=child.heard,
-                parcel=Parcel(now.held, now.buffers, note) if child.stale else None,
+                parcel=now.given if child.stale else None,
                 above=above if child.owed else None,
                 known=child.known,
             )
@@ -125,7 +138,7 @@ class Downward:
         fresh = Child(samples=before.samples, owed=True, offences=before.offences, account=before.account)
         self.now.children = tuple(fresh if child is before else child for child in self.now.children)
 
-    # -- the end of a round -----------------------------------------------------------------------------------------
+    # -- the end of a round ------------------------------------------------------------------------
 
     def is_out(self, name: str) -> bool:
         """Whether a child has broken the bounds too often to be asked again."""
@@ -169,69 +182,61 @@ class Downward:
             self.now.absent += reply.report.absent
 
     def merge(self, reports: Mapping[str, Report], relayed: bool) -> None:
-        """Make a new model of what those that came have sent. `relayed`: a newer one is about to come from above."""
-        job, rule, now = self._job, self._rule, self.now
+        """Make a new model of what those that came have sent. `relayed`: a newer one is about to
+        come from above."""
+        job, now = self._job, self.now
         now.step += job.every[self._level + 1]
         for child in now.children:
             child.stale = True
         came = [name for name in self.names if name in reports and reports[name].rate > 0]
         if len(came) < job.patience_at(self._level + 1).min_children:
             return
-        judged = self._judge([reports[name] for name in came])
-        for name, verdict in zip(came, judged, strict=True):
-            if verdict != SOUND:
-                self.refuse(name, WORDS[verdict], offence=verdict == TOO_LARGE)
-        present = [name for name, verdict in zip(came, judged, strict=True) if verdict == SOUND]
-        weights_K = self._weights()[[self._places[name] for name in present]]
-        share, own = float(weights_K.sum()), [reports[name] for name in present]
-        if not share > 0:
-            return
-
-        parts_K = torch.as_tensor(weights_K / share, dtype=job.dtype)
-        reduce = rule.reduce or _mean
-        mean = {key: reduce(torch.cat([r.message[key] for r in own]), parts_K)[None] for key in own[0].message}
-        buffers_1B = _mean(torch.cat([r.buffers for r in own if r.buffers is not None]), parts_K)[None]
-        buffers_1B = carried(buffers_1B, now.buffers)
-        share_11 = torch.full((1, 1), share, dtype=job.dtype)
-        memory, model_1P = rule.merge(now.memory, now.held, mean, share_11)
-        if not finite(largest(model_1P, changed(buffers_1B, now.buffers), *mean.values())).all():
+        held = Held(*self._given(), now.memory)
+        outcome = meeting.meet(self._edges(came), held, self._arrived([reports[name] for name in came]))
+        for name, is_lost, is_large in zip(came, outcome.lost_N, outcome.large_N, strict=True):
+            if is_lost or is_large:
+                self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=bool(is_large))
+        if outcome.failed_M[0]:
             self.refuse_all()
+        if not outcome.sane_M[0]:
             return
-
-        now.memory, now.held, now.buffers = memory, model_1P, buffers_1B
-        rate = float((weights_K * [r.rate for r in own]).sum() / share)
+        now.held, now.buffers, now.memory = outcome.held
+        rate = float(outcome.rate_M[0])
         now.rate += rate
-        answered = rule.down is not None and not (relayed and rule.relay is not None)
-        parcel = Parcel(now.held, now.buffers, rule.note(now.memory))
-        for child in map(self.child, present):
-            child.heard = now.step
-            if answered:
-                child.answer, child.stale = Answer(now.step, rate, parcel), False
+        is_answered = meeting.is_answered(self._terms.rule, relayed)
+        if is_answered or not relayed:
+            self.give()
+        for name, is_present in zip(came, outcome.present_N, strict=True):
+            child = self.child(name)
+            if is_present:
+                child.heard = now.step
+            if is_present and is_answered:
+                child.answer, child.stale = Answer(now.step, rate, now.given), False
 
-    def _judge(self, reports: Sequence[Report]) -> np.ndarray:
-        """Whose report is finite, and is not far off the others'."""
-        if not reports:
-            return np.full(0, SOUND)
-        now, limit, factor = self.now, self._job.limits[self._level], self._job.factors[self._level]
-        together_K = np.zeros(len(reports), dtype=np.int64)
-        changed_KB = changed(torch.cat([r.buffers for r in reports if r.buffers is not None]), now.buffers)
-        message = {key: torch.cat([r.message[key] for r in reports]) for key in reports[0].message}
-        *others, buffers_K = sizes = largest(*message.values(), changed_KB)
-        sound_K = finite(sizes)
-        large_K = np.zeros_like(sound_K)
-        update_KP = message["model"] - now.held
-        if limit is not None:
-            update_K, start_1, given_1 = largest(update_KP, now.held, now.buffers.nan_to_num(0.0, 0.0, 0.0))
-            # a variance among the buffers goes with the square of what the others go with
-            looks = [(update_K, start_1, limit), (buffers_K, given_1, limit**2)]
-            looks += [(each_K, start_1, limit) for key, each_K in zip(message, others, strict=True) if key != "model"]
-            for each_K, begun_1, most in looks:
-                large_K |= too_large(each_K, median_of_siblings(each_K, sound_K, together_K), begun_1, most)
-        if factor is not None:
-            norm_K, near_K = lengths(update_KP), sound_K & ~large_K
-            siblings_K = median_of_siblings(norm_K, near_K, together_K, upper=True)
-            large_K |= near_K & too_long(norm_K, siblings_K, lengths(now.held), factor)
-        return np.where(sound_K, np.where(large_K, TOO_LARGE, SOUND), NOT_FINITE)
+    def _edges(self, names: Sequence[str]) -> Edges:
+        """Those to some of the children, each of which counts as it does among all."""
+        family = Tree.family(self._me, names, self._weights()[[self._places[name] for name in names]])
+        return Edges(self._terms, family, 1, self._job.limits[self._level], Placed(self.now.held.device))
+
+    def _arrived(self, reports: Sequence[Report]) -> Arrived:
+        """What came, as the parent understands it: a row for each."""
+        known = Edge(self._given()[0], None, torch.ones(1, 1, dtype=self._job.dtype))
+        messages = [meeting.receive(self._terms, report.payload, known) for report in reports]
+        rows = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
+        return Arrived(rows, np.ones(len(reports), dtype=bool), np.array([report.rate for report in reports]))
+
+    def _given(self) -> tuple[Tensor, Tensor]:
+        """The model and the buffers that the children have been given, as they understand them."""
+        taken = meeting.take(self._terms, self.now.given.rows)
+        return taken[MODEL], taken[BUFFERS]
+
+    def give(self) -> None:
+        """From now on the children get what this node holds now."""
+        now = self.now
+        key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
+        held = Held(now.held, now.buffers, now.memory)
+        now.channel, payload = meeting.give(self._terms, now.channel, held, key)
+        now.given = Parcel.of(payload)
 
     @property
     def samples(self) -> int:
@@ -241,7 +246,3 @@ class Downward:
         if self._job.by_samples:
             return np.array([child.samples for child in self.now.children]) / max(self.samples, 1)
         return self._job.tree.weights[self._level + 1][self._numbers]
-
-
-def _mean(rows_KP: Tensor, weights_K: Tensor) -> Tensor:
-    return weights_K @ rows_KP

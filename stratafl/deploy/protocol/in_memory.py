@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from stratafl.deploy.messages import Bundle, Reply
+from stratafl.deploy.protocol.messages import Bundle, Reply
 
 
 class Handler(Protocol):

@@ -1,7 +1,7 @@
 """What every node of a deployed run agrees on, and what follows from it without a word being said.
 
-Who takes part, when levels meet and when corrections start anew are functions of the seed, the schedule and the step,
-so that no message has to carry them.
+Who takes part, when levels meet and when corrections start anew are functions of the seed, the
+schedule and the step, so that no message has to carry them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from stratafl.errors import InvalidInput
-from stratafl.local import Leaf
-from stratafl.refusal import FACTOR, update_factors, update_limits
-from stratafl.rule import Edge, Rule
-from stratafl.schedule import Participation, Schedule, draw
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.core.channel import Channels
+from stratafl.core.leaf import Leaf
+from stratafl.core.meeting import Terms
+from stratafl.core.optimise.path import wants_path
+from stratafl.core.refusal import FACTOR, Limits, update_factors, update_limits
+from stratafl.core.rule import Edge, Rule
+from stratafl.core.schedule import Participation, Schedule, draw
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,14 @@ class Job:
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
     update_factor: float | Sequence[float] | None = None
-    """Those so many times longer than their siblings' median likewise; `refusal.FACTOR` unless given."""
+    """Those so many times longer than their siblings' median likewise; `refusal.FACTOR` unless
+    given."""
     leaf: Leaf | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()
     """Per leaf, as declared when the run was made; 0, or none at all, where that is not known."""
+    channels: tuple[Channels, ...] = ()
+    """Per edge level, root first; none where everything is sent as it is."""
     made_of: Mapping[str, str] = field(default_factory=dict)
     """What all nodes must have in common, part by part: see `fingerprint`."""
 
@@ -73,64 +79,75 @@ class Job:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what this node is made of, empty where that is not said: no two with different ones work together."""
+        """Of what this node is made of, empty where that is not said: no two with different ones
+        work together."""
         parts = json.dumps(dict(self.made_of), sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest() if self.made_of else ""
 
     @cached_property
     def every(self) -> tuple[int, ...]:
-        """Local steps between two meetings of an edge level; entry 0, which is no edge, is that of the root's."""
+        """Local steps between two meetings of an edge level; entry 0, which is no edge, is that of
+        the root's."""
         return (self.schedule.steps[0], *self.schedule.steps)
 
     @cached_property
-    def limits(self) -> list[float | None]:
-        """Of updates, per edge level, root first."""
-        return update_limits(self.update_limit, self.rules)
+    def limits(self) -> list[Limits]:
+        """What parents accept, per edge level, root first; who asks for no limit of updates asks
+        for none at all."""
+        sizes = update_limits(self.update_limit, self.rules)
+        factors = update_factors(self.update_factor, self.rules, None if self.update_limit == 0 else FACTOR)
+        return [Limits(size, factor, every_part=True) for size, factor in zip(sizes, factors, strict=True)]
 
     @cached_property
-    def factors(self) -> list[float | None]:
-        """Likewise; who asks for no limit of updates means this one, too."""
-        return update_factors(self.update_factor, self.rules, None if self.update_limit == 0 else FACTOR)
+    def has_path(self) -> bool:
+        """Whether nodes carry paths behind their buffers."""
+        return self.leaf is not None and wants_path(self.leaf, self.rules)
 
-    def meetings_below(self, level: int) -> int:
-        """How often a node of this level meets its children before it meets its parent; the root once a round."""
-        return self.every[level] // self.every[level + 1]
+    @property
+    def carried(self) -> int:
+        """Numbers that are averaged beside a model: the module's buffers, and the path."""
+        return self.buffers + self.parameters * self.has_path
+
+    def terms(self, level: int) -> Terms:
+        """What both ends of an edge level go by."""
+        channels = self.channels[level - 1] if self.channels else Channels()
+        return Terms(self.rules[level - 1], level, self.seed, channels)
 
     def restarts(self, level: int, since: int, step: int) -> int:
-        """How often, between two steps, a model came from above the parents of this level's nodes."""
+        """How often, between two steps, a model came from above the parents of this level's
+        nodes."""
         return 0 if level == 1 else step // self.every[level - 1] - since // self.every[level - 1]
 
     def global_round(self, step: int) -> int:
         return step // self.every[0]
 
     def taking_part(self, level: int, step: int) -> np.ndarray:
-        """Which nodes of a level are drawn for the round of their edges that begins at this step."""
+        """Which nodes of a level are drawn for the round of their edges that begins at this
+        step."""
         return draw(self.participation[level - 1], self.tree, level, step // self.every[level], self.seed)
 
     def rates(self, level: int, step: int) -> tuple[float, float] | None:
-        """The least and the most that learning rates can add up to in a round of this level's nodes that begins at
-        this step, of a node that trained at all; None where they are not known."""
+        """The least and the most that learning rates can add up to in a round of this level's nodes
+        that begins at this step, of a node that trained at all; None where they are not known."""
         if self.leaf is None:
             return None
         each = self.leaf.rate(self.global_round(step), self.every[-1])
         return each, each * (self.every[level] // self.every[-1])
 
     def declared(self, level: int, number: int) -> tuple[int, ...]:
-        """The samples of the leaves below a node, or of the leaf it is; 0 where they were not declared."""
+        """The samples of the leaves below a node, or of the leaf it is; 0 where they were not
+        declared."""
         leaves = np.flatnonzero(self.tree.ancestors(level) == number)
         return tuple(self.samples[leaf] if self.samples else 0 for leaf in leaves)
 
     def subtree(self, level: int, number: int) -> frozenset[str]:
         """The names of a node and of all below it."""
-        names, mine = {self.tree.names[level][number]}, np.arange(self.tree.sizes[level]) == number
-        for below in range(level + 1, self.tree.depth + 1):
-            mine = mine[self.tree.parents[below]]
-            names.update(self.tree.names[below][each] for each in np.flatnonzero(mine))
-        return frozenset(names)
+        return self.tree.subtree(level, number)
 
     @cached_property
     def report_names(self) -> tuple[frozenset[str], ...]:
-        """Per edge level, root first: the arrays of a child's report, found by trying the rule on a row of zeros."""
+        """Per edge level, root first: the arrays of a child's report, found by trying the rule on a
+        row of zeros."""
         found = []
         for rule in self.rules:
             x_1P = torch.zeros(1, self.parameters, dtype=self.dtype)

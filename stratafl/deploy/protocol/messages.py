@@ -3,10 +3,10 @@
     parent to child   Bundle: Answer (how the last meeting went), Begin (train from here on)
     child to parent   Reply: Report (what came of it)
 
-Both tell the fingerprint of what they are made of, so that no two work together by mistake.
-A bundle is one transmission: an answer waits for the next Begin and travels with it. One with neither asks who is
-there, before the run, or ends it.
-Steps are local steps since the start of the run, the same for all nodes: they number the messages.
+Both tell the fingerprint of what they are made of, so that no two work together by mistake. A
+bundle is one transmission: an answer waits for the next Begin and travels with it. One with neither
+asks who is there, before the run, or ends it. Steps are local steps since the start of the run, the
+same for all nodes: they number the messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from stratafl.rule import Rows
+from stratafl.core.channel import BUFFERS, MODEL
+from stratafl.core.meeting import note_of
+from stratafl.core.rule import Rows
 
 PROTOCOL = 2
 
@@ -28,10 +30,19 @@ class Parcel:
     buffers: Tensor
     note: Rows
 
+    @staticmethod
+    def of(rows: Rows) -> Parcel:
+        return Parcel(rows[MODEL], rows[BUFFERS], note_of(rows))
+
+    @property
+    def rows(self) -> Rows:
+        return {**self.note, MODEL: self.model, BUFFERS: self.buffers}
+
 
 @dataclass(frozen=True)
 class Answer:
-    """The child's report on the meeting at `step` counted, and this is the model that came of it."""
+    """The child's report on the meeting at `step` counted, and this is the model that came of
+    it."""
 
     step: int
     rate: float
@@ -51,7 +62,8 @@ class Begin:
     above: Tensor | None
     """The sum of the corrections from the child's parent to the root, where it changed."""
     known: int | None = None
-    """The step of the last round that the child replied to: one that does not know of it has lost its state."""
+    """The step of the last round that the child replied to: one that does not know of it has lost
+    its state."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,11 @@ class Report:
     """The nodes of its subtree whose update was refused since."""
     absent: tuple[str, ...] = ()
     """Those that were asked and did not answer in time."""
+
+    @property
+    def payload(self) -> Rows:
+        """Everything of a child's model that travels, where there is any."""
+        return self.message if self.buffers is None else {**self.message, BUFFERS: self.buffers}
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,8 @@ class Reply:
     samples: int
     """In its subtree."""
     report: Report | None = None
-    """None where the bundle asked for nothing, or where the child has lost what it builds on and needs everything."""
+    """None where the bundle asked for nothing, or where the child has lost what it builds on and
+    needs everything."""
     fingerprint: str = ""
     """Of what the child is made of."""
     made_of: dict[str, str] = field(default_factory=dict)

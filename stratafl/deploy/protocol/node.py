@@ -1,35 +1,38 @@
 """Leaf, aggregator and root: state machines that know nothing of networks.
 
-A leaf has a side upward, a root one downward, an aggregator both. Each takes a bundle and gives a reply. It works on a
-copy of its state, which becomes its state once `save` has kept it, before the reply leaves: so a bundle may come twice,
-a node may die at any moment, and what could not be saved has not happened.
+A leaf has a side upward, a root one downward, an aggregator both. Each takes a bundle and gives a
+reply. It works on a copy of its state, which becomes its state once `save` has kept it, before the
+reply leaves: so a bundle may come twice, a node may die at any moment, and what could not be saved
+has not happened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.deploy import bounds
-from stratafl.deploy.downward import Below, Downward
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Refused, Reply, Report
-from stratafl.deploy.upward import Above, Upward
-from stratafl.engine.spread import Spread
-from stratafl.engine.work import Engine, Pull, Work
-from stratafl.errors import InvalidInput, printable, told
+from stratafl.base.errors import InvalidInput
+from stratafl.base.user_code import own_code
+from stratafl.core.optimise.path import with_path
+from stratafl.core.rule import Rows
+from stratafl.core.shared_rows import Spread
+from stratafl.core.work import Engine, Pull, Work
+from stratafl.deploy.protocol import bounds
+from stratafl.deploy.protocol.children import Link, greet, meet
+from stratafl.deploy.protocol.downward import Below, Downward
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.deploy.protocol.upward import Above, Upward
 
 
 @dataclass
-class Kept:
+class NodeState:
     """Everything a node must not lose."""
 
     above: Above | None = None
@@ -39,9 +42,10 @@ class Kept:
     line: str = ""
     """The root's: its last round as the record tells it."""
 
-    def copy(self) -> Kept:
-        """One that can be changed without changing this one; arrays, which nobody changes, are shared."""
-        return Kept(*(_copied(getattr(self, field.name)) for field in dataclasses.fields(self)))
+    def copy(self) -> NodeState:
+        """One that can be changed without changing this one; arrays, which nobody changes, are
+        shared."""
+        return NodeState(*(_copied(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 
 def _copied(value: Any) -> Any:
@@ -52,38 +56,27 @@ def _copied(value: Any) -> Any:
     return dataclasses.replace(value, **{f.name: _copied(getattr(value, f.name)) for f in dataclasses.fields(value)})
 
 
-FAREWELL = 20.0
-"""Seconds: what is lost with a farewell is one last update of a correction that nobody will use."""
-Save = Callable[[Kept], None]
+Save = Callable[[NodeState], None]
 Tell = Callable[[Below, tuple[str, ...], tuple[str, ...]], str]
 """A round's line: of what came of it, who was refused and who was absent."""
-LOG = logging.getLogger(__name__)
 
 
-class Link(Protocol):
-    """A parent's way to its children."""
-
-    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> Mapping[str, Reply | Refused]:
-        """What came in time."""
-        ...
-
-
-class Leaf:
+class LeafNode:
     """A client beside its data."""
 
-    def __init__(self, job: Job, number: int, engine: Engine, samples: int, save: Save, kept: Kept | None = None):
+    def __init__(self, job: Job, number: int, engine: Engine, samples: int, save: Save, kept: NodeState | None = None):
         self.job, self.number, self.engine, self.samples = job, number, engine, samples
         self.site = job.tree.names[-1][number]
-        self._save, self._kept = save, kept or Kept(above=Above())
+        self._save, self._kept = save, kept or NodeState(above=Above())
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
         if again is not None:
             return again
         lost = has_lost(bundle.begin, self._kept)
-        kept = Kept(above=Above()) if lost else self._kept.copy()
+        kept = NodeState(above=Above()) if lost else self._kept.copy()
         assert kept.above is not None
-        up, report = Upward(self.job, self.job.tree.depth, kept.above), None
+        up, report = Upward(self.job, self.job.tree.depth, self.number, kept.above), None
         if bundle.answer is not None:
             up.answer(bundle.answer)
         if bundle.begin is not None and not lost:
@@ -103,16 +96,27 @@ class Leaf:
         corrections = [part for part in (up.now.above, up.now.correction) if part is not None]
         work = Work(
             x=self._row(start.model),
-            b=self._row(start.buffers),
+            b=self._row(start.buffers[:, : self.job.buffers]),
             corrections=tuple(map(self._row, corrections)),
             pulls=self._pulls(start, up.now.correction),
             active=[self.number],
             step=step,
             steps=steps,
             round=round,
+            optimiser={name: self._row(rows) for name, rows in self._optimiser(up.now, start).items()},
+            has_path=self.job.has_path,
         )
-        x_1P, b_1B = self.engine.train(work)
-        return up.report(x_1P, b_1B, self.engine.leaf.rate(round, steps))
+        with own_code(lambda: self.engine.training.owners(), f", in round {round + 1}"):
+            trained = self.engine.train(work)
+        b_1B = trained.b_AB
+        if self.job.has_path:
+            b_1B = with_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
+        return up.report(trained.x_AP, b_1B, self.engine.leaf.rate(round, steps), trained.optimiser)
+
+    def _optimiser(self, now: Above, start: Parcel) -> Rows:
+        """The state of its optimiser, where it is kept."""
+        chain = self.engine.leaf
+        return now.optimiser or (chain.optimiser.init(start.model) if chain.keeps else {})
 
     def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[Pull, ...]:
         local = self.job.rules[-1].local
@@ -130,10 +134,10 @@ class Leaf:
 class Aggregator:
     """A node between the root and the leaves."""
 
-    def __init__(self, job: Job, level: int, number: int, link: Link, save: Save, kept: Kept | None = None):
+    def __init__(self, job: Job, level: int, number: int, link: Link, save: Save, kept: NodeState | None = None):
         self.job, self.level, self.number, self.link = job, level, number, link
         self.site = job.tree.names[level][number]
-        self._save, self._kept = save, kept or Kept(above=Above())
+        self._save, self._kept = save, kept or NodeState(above=Above())
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
@@ -143,7 +147,7 @@ class Aggregator:
         if begin is None:
             return self._pass_on(bundle)
         if has_lost(begin, self._kept):
-            self._keep(Kept(above=Above()))
+            self._keep(NodeState(above=Above()))
             return Reply(self.job.name, self.site, 0, fingerprint=self.job.fingerprint)
         assert self._kept.above is not None
         if begin.step != self._kept.above.begun:
@@ -182,7 +186,8 @@ class Aggregator:
         if is_first:
             down = self._first(down, start)
             kept.below = down.now
-        # every meeting of its edge may have moved its correction; before the first it is known to be zero, if it is
+        # every meeting of its edge may have moved its correction; before the first it is known to
+        # be zero, if it is
         corrected = _nonzero(up.path) if begin.step == 0 else up.now.correction is not None
         down.take(start, begin.step, corrected or begin.above is not None)
         self._keep(kept)
@@ -196,19 +201,23 @@ class Aggregator:
         self._keep(kept)
         return Reply(self.job.name, self.site, down.samples, fingerprint=self.job.fingerprint)
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: NodeState) -> None:
         self._save(kept)
         self._kept = kept
 
-    def _sides(self) -> tuple[Kept, Upward, Downward]:
+    def _sides(self) -> tuple[NodeState, Upward, Downward]:
         """A copy of the state to work on, and the two sides that change it."""
         job, kept = self.job, self._kept.copy()
         assert kept.above is not None
         if kept.below is None:
             # a greeting may come before the first model
-            x_1P, b_1B = _zeros(job.parameters, job), _zeros(job.buffers, job)
+            x_1P, b_1B = _zeros(job.parameters, job), _zeros(job.carried, job)
             kept.below = Downward.new(job, self.level, self.number, x_1P, b_1B).now
-        return kept, Upward(job, self.level, kept.above), Downward(job, self.level, self.number, kept.below)
+        return (
+            kept,
+            Upward(job, self.level, self.number, kept.above),
+            Downward(job, self.level, self.number, kept.below),
+        )
 
     def _first(self, greeted: Downward, start: Parcel) -> Downward:
         """The first model begins everything but the sample counts."""
@@ -221,9 +230,13 @@ class Aggregator:
 class Root:
     """The top: it has the clock."""
 
-    def __init__(self, job: Job, x_P: Tensor, b_B: Tensor, link: Link, save: Save, kept: Kept | None = None):
+    def __init__(self, job: Job, x_P: Tensor, b_B: Tensor, link: Link, save: Save, kept: NodeState | None = None):
         self.job, self.link, self._save = job, link, save
-        self._kept = kept or Kept(below=Downward.new(job, 0, 0, x_P[None], b_B[None]).now)
+        if job.has_path:
+            b_B = with_path(b_B, torch.zeros_like(x_P))
+        first = Downward.new(job, 0, 0, x_P[None], b_B[None])
+        first.give()
+        self._kept = kept or NodeState(below=first.now)
 
     @property
     def down(self) -> Downward:
@@ -244,7 +257,8 @@ class Root:
         self._greet(end=False)
 
     def one_round(self, tell: Tell | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """One global round; who was refused and who was absent in it. Its line is kept with its state."""
+        """One global round; who was refused and who was absent in it. Its line is kept with its
+        state."""
         kept = self._kept.copy()
         down = self._side(kept)
         meet(self.job, 0, down, self.link, None, relayed=False)
@@ -264,94 +278,24 @@ class Root:
         greet(self.job, 0, self._side(kept), self.link, end)
         self._keep(kept)
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: NodeState) -> None:
         self._save(kept)
         self._kept = kept
 
-    def _side(self, kept: Kept) -> Downward:
+    def _side(self, kept: NodeState) -> Downward:
         assert kept.below is not None
         return Downward(self.job, 0, 0, kept.below)
 
 
-def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, relayed: bool) -> None:
-    """One round of a node's children, from the model it gives them to the one it makes of theirs."""
-    drawn, deadline, began = down.drawn(), job.patience_at(level + 1).deadline, time.monotonic()
-    bundles = down.bundles([name for name in drawn if not down.is_out(name)], path)
-    came = dict(link.ask(bundles, deadline))
-    lost = [name for name in bundles if is_lost(bundles[name], came.get(name)) and not is_stranger(job, came[name])]
-    for name in lost:
-        down.forget(name)
-        del came[name]
-    left = None if deadline is None else deadline - (time.monotonic() - began)
-    # a leaf begins anew at once; an aggregator in the next round, as its children may have done some of this one
-    if lost and level + 1 == job.tree.depth and (left is None or left > 0):
-        whole = down.bundles(lost, path)
-        bundles |= whole
-        came |= link.ask(whole, left)
-    reports = {}
-    for name in drawn:
-        if name not in bundles or is_stranger(job, came.get(name)):
-            down.refuse_unheard(name)
-        elif name not in came:
-            down.now.absent += (name,)
-        elif (reply := hear(down, bundles[name], came[name])) is not None:
-            if reply.report is None:
-                down.now.absent += (name,)
-            else:
-                reports[name] = reply.report
-    try:
-        down.merge(reports, relayed)
-    except Exception as problem:
-        # no message can be told to be the cause: the parent keeps its model, as if it had heard nobody
-        down.refuse_all()
-        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), told(problem))
-
-
-def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
-    """What came from a child, if it is a reply that may count; whatever else it is, nothing but its sender suffers."""
-    if isinstance(came, Refused):
-        why, offence = came.reason, came.sealed
-    else:
-        try:
-            down.check(bundle, came)
-            down.delivered(bundle, came)
-            return came
-        except Exception as problem:
-            why, offence = told(problem), True
-    down.refuse(bundle.site, why, offence)
-    return None
-
-
-def greet(job: Job, level: int, down: Downward, link: Link, end: bool) -> None:
-    """Before the run, learn who is there and with how many samples; at its end say so, and wait for nobody long."""
-    bundles, deadline = down.greetings(end), job.patience_at(level + 1).deadline
-    if end:
-        # each level's wait holds those of the levels below it
-        deadline = FAREWELL * (job.tree.depth - level)
-    for name, came in link.ask(bundles, deadline).items():
-        if name in bundles and not is_stranger(job, came):
-            hear(down, bundles[name], came)
-
-
-def is_lost(bundle: Bundle, came: Reply | Refused | None) -> bool:
-    """Whether a child that was asked to go on says that it has lost what it had."""
-    going_on = bundle.begin is not None and bundle.begin.known is not None
-    return going_on and isinstance(came, Reply) and came.report is None
-
-
-def is_stranger(job: Job, came: Reply | Refused | None) -> bool:
-    """Whether a child works with something else than its parent: that is said, and no offence."""
-    return isinstance(came, Reply) and came.fingerprint != job.fingerprint
-
-
 def introduction(job: Job, site: str) -> Reply:
-    """To a parent that is made of something else, or speaks another protocol: who this is, and what it is made of."""
+    """To a parent that is made of something else, or speaks another protocol: who this is, and what
+    it is made of."""
     return Reply(job.name, site, 0, None, job.fingerprint, dict(job.made_of))
 
 
-def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | None:
-    """Refuse what is not for this node now; the reply where there is nothing to be done: the bundle was answered
-    before, or its sender does not belong to the same run."""
+def check_bundle(job: Job, site: str, bundle: Bundle, kept: NodeState) -> Reply | None:
+    """Refuse what is not for this node now; the reply where there is nothing to be done: the bundle
+    was answered before, or its sender does not belong to the same run."""
     if bundle.protocol != PROTOCOL:
         raise InvalidInput("protocol", bundle.protocol, f"this node speaks version {PROTOCOL}")
     if bundle.job != job.name:
@@ -371,9 +315,10 @@ def check_bundle(job: Job, site: str, bundle: Bundle, kept: Kept) -> Reply | Non
     return replace(kept.reply, fingerprint=job.fingerprint) if kept.reply is not None and step == done else None
 
 
-def has_lost(begin: Begin | None, kept: Kept) -> bool:
-    """Whether the parent knows of a later round of this node than the node itself: its state was lost, or is an older
-    one. It then begins anew, and a reply without a report asks the parent for everything."""
+def has_lost(begin: Begin | None, kept: NodeState) -> bool:
+    """Whether the parent knows of a later round of this node than the node itself: its state was
+    lost, or is an older one. It then begins anew, and a reply without a report asks the parent for
+    everything."""
     if begin is None or begin.known is None:
         return False
     begun = kept.above.begun if kept.above is not None else None

@@ -1,7 +1,8 @@
 """Every message is sealed with the key of its edge, which only the parent and the child have.
 
-TLS and Flower's node keys protect a connection; a seal protects a message from end to end, past SuperLinks, SuperNodes
-and the socket inside a site. A reply's seal covers the request, so an old reply fits no new request.
+TLS and Flower's node keys protect a connection; a seal protects a message from end to end, past
+SuperLinks, SuperNodes and the socket inside a site. A reply's seal covers the request, so an old
+reply fits no new request.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 KEY = SEAL = 32
 
@@ -33,6 +34,23 @@ def seal_reply(key: bytes, request: bytes, data: bytes) -> bytes:
 
 def open_reply(key: bytes, request: bytes, sealed: bytes) -> bytes:
     return _opened(key, b"up", request, sealed)
+
+
+def seal_news(key: bytes, data: bytes) -> bytes:
+    return data + _seal(key, b"news", b"", data)
+
+
+def open_news(key: bytes, sealed: bytes) -> bytes:
+    return _opened(key, b"news", b"", sealed)
+
+
+def seal_heard(key: bytes, request: bytes, data: bytes) -> bytes:
+    """The answer to news."""
+    return data + _seal(key, b"heard", request, data)
+
+
+def open_heard(key: bytes, request: bytes, sealed: bytes) -> bytes:
+    return _opened(key, b"heard", request, sealed)
 
 
 def _opened(key: bytes, direction: bytes, request: bytes, sealed: bytes) -> bytes:

@@ -1,19 +1,23 @@
-"""A child's side of the edge to its parent: its rule's state, its correction, and what it must still be told.
+"""A child's side of the edge to its parent: its rule's state, its correction, and what it must
+still be told.
 
 Rows have one row. A report's new state counts only once the parent said that the report did.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import Answer, Begin, Parcel, Report
-from stratafl.errors import InvalidInput
-from stratafl.rule import Edge, Rows
+from stratafl.base.errors import InvalidInput
+from stratafl.core import meeting
+from stratafl.core.channel import BUFFERS
+from stratafl.core.rule import Edge, Path, Rows
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import Answer, Begin, Parcel, Report
 
 
 @dataclass
@@ -23,6 +27,13 @@ class Sent:
     step: int
     state: Rows
     model: Tensor
+    """As the parent knows it."""
+    channel: Rows = field(default_factory=dict)
+    """The channel's memory, which counts if the report does."""
+    optimiser: Rows = field(default_factory=dict)
+    """A leaf's, which counts likewise."""
+    path: Tensor | None = None
+    """As the parent knows it, where nodes have one."""
 
 
 @dataclass
@@ -38,11 +49,16 @@ class Above:
     """The corrections from the parent to the root, added up."""
     correction: Tensor | None = None
     sent: Sent | None = None
+    channel: Rows | None = None
+    """The memory of the channel to the parent."""
+    optimiser: Rows = field(default_factory=dict)
+    """The state of a leaf's optimiser, where it is kept."""
 
 
 class Upward:
-    def __init__(self, job: Job, level: int, now: Above | None = None):
-        self._job, self._level, self._rule = job, level, job.rules[level - 1]
+    def __init__(self, job: Job, level: int, number: int, now: Above | None = None):
+        self._job, self._level, self._terms = job, level, job.terms(level)
+        self._number = number
         self.now = now or Above()
 
     def answer(self, answer: Answer) -> None:
@@ -51,42 +67,46 @@ class Upward:
             return
         assert self.now.start is not None
         x_1P = self.now.sent.model
-        start_1P, self.now.start = self.now.start.model, answer.parcel
-        self.now.state = self.now.sent.state
-        if self._rule.down is not None:
-            edge = Edge(start_1P, self.now.correction, self._column(answer.rate), answer.parcel.model)
-            self.now.state = self._rule.down(self.now.state, x_1P, edge)
-        self.now.sent = None
+        start, self.now.start = self.now.start, self._taken(answer.parcel)
+        path = self._path(start, self.now.sent.path, self.now.start)
+        edge = Edge(start.model, self.now.correction, self._column(answer.rate), self.now.start.model, path)
+        state = meeting.learn(self._terms.rule, self.now.sent.state, x_1P, edge)
+        self._counted()
+        self.now.state = state
         self._correct()
 
     def begin(self, begin: Begin) -> None:
-        """A new round: what was last sent counts or is forgotten, and what came from above is taken over."""
+        """A new round: what was last sent counts or is forgotten, and what came from above is taken
+        over."""
         if self.now.sent is not None and begin.heard == self.now.sent.step:
-            self.now.state = self.now.sent.state
+            self._counted()
         self.now.sent = None
         if begin.parcel is not None:
-            self.now.start = begin.parcel
+            self.now.start = self._taken(begin.parcel)
         if self.now.start is None:
             raise InvalidInput("begin", begin.step, "the first round must come with a model")
         if self.now.state is None:
-            self.now.state = self._rule.init(self.now.start.model)
-        since = self.now.begun or 0
-        if self._rule.relay is not None:
-            for _ in range(self._job.restarts(self._level, since, begin.step)):
-                self.now.state = self._rule.relay(self.now.state)
+            self.now.state = self._terms.rule.init(self.now.start.model)
+            self.now.channel = self._terms.channels.up.init(self.now.start.rows)
+        restarts = self._job.restarts(self._level, self.now.begun or 0, begin.step)
+        self.now.state = meeting.relay(self._terms.rule, self.now.state, restarts)
         if begin.above is not None:
             self.now.above = begin.above
         self.now.begun = begin.step
         self._correct()
 
-    def report(self, x_1P: Tensor, b_1B: Tensor, rate: float) -> Report:
-        """What to bring to the meeting."""
-        assert self.now.begun is not None and self.now.start is not None and self.now.state is not None
-        step = self.now.begun + self._job.every[self._level]
-        edge = Edge(self.now.start.model, self.now.correction, self._column(rate))
-        state, message = self._rule.up(self.now.state, x_1P, edge)
-        self.now.sent = Sent(step, state, x_1P)
-        return Report(step, rate, message, b_1B)
+    def report(self, x_1P: Tensor, b_1B: Tensor, rate: float, optimiser: Rows | None = None) -> Report:
+        """What to bring to the meeting; a leaf's optimiser is to be in this state if it counts."""
+        now, every = self.now, self._job.every[self._level]
+        assert now.begun is not None and now.start is not None and now.state is not None
+        path = self._path(now.start, b_1B[:, self._job.buffers :])
+        edge = Edge(now.start.model, now.correction, self._column(rate), path=path)
+        key = self._terms.key(now.begun // every + 1, np.array([self._number]))
+        sent = meeting.send(self._terms, now.state, now.channel or {}, x_1P, b_1B, edge, key)
+        message = {name: rows for name, rows in sent.payload.items() if name != BUFFERS}
+        known = sent.buffers_NB[:, self._job.buffers :] if self._job.has_path else None
+        now.sent = Sent(now.begun + every, sent.state, sent.model_NP, sent.channel, optimiser or {}, known)
+        return Report(now.sent.step, rate, message, sent.payload[BUFFERS])
 
     @property
     def path(self) -> Tensor | None:
@@ -94,9 +114,26 @@ class Upward:
         parts = [part for part in (self.now.above, self.now.correction) if part is not None]
         return torch.cat(parts).sum(dim=0, keepdim=True) if parts else None
 
+    def _counted(self) -> None:
+        """What the last report leads to is so from now on."""
+        now, sent = self.now, self.now.sent
+        assert sent is not None
+        now.state, now.channel, now.optimiser, now.sent = sent.state, sent.channel, sent.optimiser, None
+
+    def _path(self, start: Parcel, end_1P: Tensor | None, merged: Parcel | None = None) -> Path | None:
+        """The path since this model was given, where nodes have one."""
+        if not self._job.has_path or end_1P is None:
+            return None
+        merged_1P = None if merged is None else merged.buffers[:, self._job.buffers :]
+        return Path(start.buffers[:, self._job.buffers :], end_1P, merged_1P)
+
     def _correct(self) -> None:
         assert self.now.state is not None and self.now.start is not None
-        self.now.correction = self._rule.correction(self.now.state, self.now.start.note)
+        self.now.correction = meeting.correct(self._terms.rule, self.now.state, self.now.start.rows)
+
+    def _taken(self, parcel: Parcel) -> Parcel:
+        """What the parent gave, as this child understands it."""
+        return Parcel.of(meeting.take(self._terms, parcel.rows))
 
     def _column(self, rate: float) -> Tensor:
         return torch.full((1, 1), rate, dtype=self._job.dtype)

@@ -1,6 +1,7 @@
 """Messages and states as bytes: one safetensors file whose metadata is the message itself, as JSON.
 
-No pickle. A receiver says what type it expects, and gets exactly that or a refusal that names the field.
+No pickle. A receiver says what type it expects, and gets exactly that or a refusal that names the
+field.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any, TypeVar
 from safetensors.torch import load, save
 from torch import Tensor
 
-from stratafl.deploy.bounds import check_arrays, check_finite, check_row, largest_header
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import PROTOCOL, Bundle, Parcel, Reply
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.deploy.protocol.bounds import check_arrays, check_finite, check_row, largest_header
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import PROTOCOL, Bundle, Parcel, Reply
 
 T = TypeVar("T")
 MESSAGE = "message"
@@ -27,8 +28,8 @@ LARGEST_HEADER = 1 << 24
 
 
 def encode(value: object, once: bool = False) -> bytes:
-    """A dataclass of plain data, tensors and other such dataclasses. `once`: a tensor that it holds twice is written
-    once, which is for states; a message's bytes are those of what it says."""
+    """A dataclass of plain data, tensors and other such dataclasses. `once`: a tensor that it holds
+    twice is written once, which is for states; a message's bytes are those of what it says."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_plain(value, "", tensors, {} if once else None))
     return save(tensors, metadata={MESSAGE: plain})
@@ -40,7 +41,8 @@ def array_bytes(data: bytes) -> int:
 
 
 def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> T:
-    """What `encode` made of a `kind`; anything else is refused, before room is made for what it says it holds."""
+    """What `encode` made of a `kind`; anything else is refused, before room is made for what it
+    says it holds."""
     try:
         return _typed(_header(data, largest_header), kind, kind.__name__.lower(), load(data))
     except InvalidInput:
@@ -120,12 +122,12 @@ def _typed(plain: Any, kind: Any, where: str, tensors: dict[str, Tensor]) -> Any
     return plain
 
 
-# -- what the arrays must be ----------------------------------------------------------------------------------------
+# -- what the arrays must be -----------------------------------------------------------------------
 
 
 def receive_bundle(data: bytes, job: Job) -> Bundle:
-    """A parent's message; its arrays must fit the model and be finite, since nothing good can come of others. Only
-    buffers need not be: an attention mask among them has -inf."""
+    """A parent's message; its arrays must fit the model and be finite, since nothing good can come
+    of others. Only buffers need not be: an attention mask among them has -inf."""
     bundle = decode(data, Bundle, largest_header(job))
     parcels = []
     if bundle.answer is not None:
@@ -141,10 +143,12 @@ def receive_bundle(data: bytes, job: Job) -> Bundle:
 
 
 def receive_reply(data: bytes, job: Job, names: frozenset[str]) -> Reply:
-    """A child's message; that its arrays are finite is for the parent to see, who says who is left out."""
+    """A child's message; that its arrays are finite is for the parent to see, who says who is left
+    out."""
     spoken = protocol_of(data, job)
     if spoken not in (None, PROTOCOL):
-        # all that is read of another version's: who it is from, so that it can be told who is left out
+        # all that is read of another version's: who it is from, so that it can be told who is left
+        # out
         told = _header(data, largest_header(job))
         return Reply(str(told.get("job")), str(told.get("site")), 0, made_of={"protocol": str(spoken)})
     reply = decode(data, Reply, largest_header(job))
@@ -164,4 +168,4 @@ def _check_parcel(where: str, parcel: Parcel, job: Job) -> None:
     for name, rows in arrays.items():
         check_row(f"{where}.{name}", rows, job.parameters, job.dtype)
         check_finite(f"{where}.{name}", rows)
-    check_row(f"{where}.buffers", parcel.buffers, job.buffers, job.dtype)
+    check_row(f"{where}.buffers", parcel.buffers, job.carried, job.dtype)

@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 LOOPBACK = "127.0.0.1"
 LONGEST = 253
@@ -15,7 +15,8 @@ LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
 def host(field: str, text: str, *, reachable: bool = True) -> str:
-    """A host's name or address, an IPv6 one without brackets, or the complaint. `reachable`: that others call it."""
+    """A host's name or address, an IPv6 one without brackets, or the complaint. `reachable`: that
+    others call it."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ipaddress.ip_address(bare)
@@ -34,7 +35,8 @@ def host(field: str, text: str, *, reachable: bool = True) -> str:
 
 
 def own(host: str) -> str:
-    """What a host that is reached by this name listens on: its own address, looked up where it starts."""
+    """What a host that is reached by this name listens on: its own address, looked up where it
+    starts."""
     return LOOPBACK if host.lower() == "localhost" else host
 
 

@@ -1,4 +1,5 @@
-"""From a site's folder to its node, with its state from disk and its keys: ready to take sealed messages."""
+"""From a site's folder to its node, with its state from disk and its keys: ready to take sealed
+messages."""
 
 from __future__ import annotations
 
@@ -9,19 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config
-from stratafl.deploy import seal, user_files
-from stratafl.deploy.durable import Damaged, Durable
-from stratafl.deploy.fingerprint import made_of
-from stratafl.deploy.job import Job
-from stratafl.deploy.messages import PROTOCOL
-from stratafl.deploy.node import Aggregator, Kept, Leaf, Link, Root, introduction
-from stratafl.deploy.own import own_engine
-from stratafl.deploy.site import Site, config_of, job_of, slug
-from stratafl.deploy.wire import array_bytes, encode, protocol_of, receive_bundle
-from stratafl.engine.work import Training
-from stratafl.experiment import Study, study
-from stratafl.store import files
+from stratafl.base import files
+from stratafl.config.schema import Config
+from stratafl.config.setup import RootSetup, Study, leaf_trainer, part_of, study
+from stratafl.data.inputs import Pair
+from stratafl.deploy.notes import boards
+from stratafl.deploy.protocol import seal
+from stratafl.deploy.protocol.children import Link
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.protocol.messages import PROTOCOL
+from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root, introduction
+from stratafl.deploy.protocol.wire import array_bytes, encode, protocol_of, receive_bundle
+from stratafl.deploy.sites import user_files
+from stratafl.deploy.sites.fingerprint import made_of
+from stratafl.deploy.sites.own_data import own_data
+from stratafl.deploy.sites.rounds import RootRun
+from stratafl.deploy.sites.site import Site, config_of, job_of, slug, stored_config
+from stratafl.deploy.sites.state_file import Damaged, Durable
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Assembled:
     config: Config
     job: Job
     durable: Durable
-    kept: Kept | None
+    kept: NodeState | None
 
     @staticmethod
     def of(folder: Path) -> Assembled:
@@ -41,8 +46,8 @@ class Assembled:
         user_files.check(folder, site.files)
         user_files.import_from(*([folder / user_files.CODE] if site.files else []))
         config = config_of(site, folder)
-        given = Config.load(folder / "config.toml")
-        job = dataclasses.replace(job_of(site, config), made_of=made_of(folder, given, site.files))
+        told = made_of(folder, stored_config(folder), site.files)
+        job = dataclasses.replace(job_of(site, config), made_of=told)
         durable = Durable(folder / "state", site.job)
         try:
             return Assembled(folder, site, config, job, durable, durable.read())
@@ -53,24 +58,34 @@ class Assembled:
     def key(self, name: str) -> bytes:
         return files.read_bytes(self.folder / name)
 
-    def leaf(self) -> Leaf:
+    def leaf(self) -> LeafNode:
         number = self.site.number
+        data: Pair
         if self.site.data:
-            engine, samples = own_engine(self.config, self.site, self.folder)
+            data, outputs = own_data(self.site, self.folder), self.site.classes
         else:
-            made = study_of(self.config)
-            engine, samples = made.simulation.engine, len(training_of(made).partition[number])
-        return Leaf(self.job, number, engine, samples, self.durable.write, self.kept)
+            data, outputs = part_of(self.config, number)
+        engine = leaf_trainer(self.config, number, data, outputs)
+        return LeafNode(self.job, number, engine, len(data[1]), self.durable.write, self.kept)
 
     def aggregator(self, link: Link) -> Aggregator:
-        return Aggregator(self.job, self.site.level, self.site.number, link, self.durable.write, self.kept)
+        return Aggregator(self.job, self.site.level, self.site.number, link, self._save, self.kept)
 
-    def root(self, made: Study, link: Link) -> Root:
-        federation = made.simulation.federation
-        start = federation.held[0][0], federation.held_buffers[0][0]
-        return Root(self.job, *start, link, self.durable.write, self.kept)
+    def root(self, made: RootSetup, link: Link) -> Root:
+        return Root(self.job, made.start.x_P, made.start.b_B, link, self._save, self.kept)
 
-    def sealed(self, node: Leaf | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
+    def run_folder(self, made: RootSetup, root: Root) -> RootRun:
+        """The root's own, as that of the run, brought to where its state is."""
+        return RootRun(self.folder, self.site, stored_config(self.folder), made, root.line)
+
+    def _save(self, kept: NodeState) -> None:
+        """A parent's state; whose updates ever counted is also told to the supervisor."""
+        self.durable.write(kept)
+        if kept.below is not None:
+            children = zip(self.site.children, kept.below.children, strict=True)
+            boards.own.put(took_part=[name for name, child in children if child.heard is not None])
+
+    def sealed(self, node: LeafNode | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
         """What the node does with a sealed bundle: a sealed reply, or a refusal."""
         key = self.key("up.key")
         facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0, "arrays_in": 0, "arrays_out": 0}
@@ -111,7 +126,3 @@ class Assembled:
 def study_of(config: Config) -> Study:
     """The run as one process would simulate it, with the engine every deployed leaf uses."""
     return study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine="loop", device="cpu")))
-
-
-def training_of(made: Study) -> Training:
-    return made.simulation.engine.training  # type: ignore[attr-defined]  # the loop has it

@@ -1,4 +1,5 @@
-"""What a site works with: its config, its version of stratafl and the user's files. All of a run must have the same."""
+"""What a site works with: its config, its version of stratafl and the user's files. All of a run
+must have the same."""
 
 from __future__ import annotations
 
@@ -7,21 +8,22 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import stratafl
-from stratafl.config import Config
-from stratafl.deploy.messages import PROTOCOL
-from stratafl.deploy.user_files import CODE
-from stratafl.errors import line
-from stratafl.store import files, layout
-from stratafl.store.inputs import in_short
+from stratafl.base import files, version
+from stratafl.base.errors import line
+from stratafl.config.schema import Config
+from stratafl.deploy.protocol.messages import PROTOCOL
+from stratafl.deploy.sites.user_files import CODE
+from stratafl.runs import layout
+from stratafl.runs.origins import in_short
 
 LONGEST = 60
 """Characters of a value that is told; of a longer one, as of a file, a digest is."""
 
 
 def made_of(folder: Path, config: Config, code: Mapping[str, str]) -> dict[str, str]:
-    """One short text for each part. `code` are the files as `init` put them there; they are read as they are now."""
-    told = {"stratafl": stratafl.__version__, "protocol": str(PROTOCOL)}
+    """One short text for each part. `code` are the files as `init` put them there; they are read as
+    they are now."""
+    told = {"stratafl": version.__version__, "protocol": str(PROTOCOL)}
     for key, value in layout.flat_config(config.as_dict()).items():
         text = json.dumps(value)
         told[key] = text if len(text) <= LONGEST else _digest(text.encode())

@@ -1,4 +1,5 @@
-"""A leaf's own data, at its own host: nobody else needs it, and it leaves it only as what training makes of it.
+"""A leaf's own data, at its own host: nobody else needs it, and it leaves it only as what training
+makes of it.
 
 FILE.npz        with x and y
 FOLDER          with x.npy and y.npy
@@ -16,21 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.config import Config
-from stratafl.deploy.site import Site
-from stratafl.engine.work import Engine
-from stratafl.errors import InvalidInput, reason
-from stratafl.experiment import engine_of_one, load_module
+from stratafl.base.errors import InvalidInput, reason
+from stratafl.base.user_code import load_module
+from stratafl.deploy.sites.site import Site
 
 FIELD = "data of this leaf"
 
 
-def own_engine(config: Config, site: Site, folder: Path) -> tuple[Engine, int]:
-    """What trains this leaf on its own data, and how many samples that is; nothing else is loaded."""
+def own_data(site: Site, folder: Path) -> tuple[Tensor, Tensor]:
+    """What this leaf has at its host, if it is what the run takes; nothing else is loaded."""
     x, y = _checked(site, *_read(folder / site.data))
     if site.samples[0] not in (0, len(y)):
         raise InvalidInput(FIELD, f"{len(y)} samples", f"must be the {site.samples[0]} that the topology declares")
-    return engine_of_one(config, site.number, (x, y), site.classes), len(y)
+    return x, y
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

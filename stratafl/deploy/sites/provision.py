@@ -1,4 +1,5 @@
-"""`deploy init`: from a topology to one folder per site, with certificates, keys and a start script."""
+"""`deploy init`: from a topology to one folder per site, with certificates, keys and a start
+script."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,82 +20,93 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from torch import Tensor
 
-from stratafl.config import Config
-from stratafl.deploy import seal, user_files
-from stratafl.deploy.address import LOOPBACK, joined
-from stratafl.deploy.assemble import study_of, training_of
-from stratafl.deploy.bounds import largest_message
-from stratafl.deploy.job import Job
-from stratafl.deploy.site import TOPOLOGY, Site, slug, tree_of
-from stratafl.deploy.topology import PORTS, Topology
-from stratafl.deploy.user_files import Carried
-from stratafl.errors import InvalidInput
-from stratafl.experiment import Study, rules_of, schedule_of
-from stratafl.flat import Flat
-from stratafl.registry import rules_for
-from stratafl.store import files, layout
-from stratafl.store.inputs import Inputs, changes, in_short
-from stratafl.tree import Tree
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.config.paths import anchored
+from stratafl.config.schema import Config
+from stratafl.config.setup import Study, rules_of, schedule_of
+from stratafl.core.flat import Flat
+from stratafl.data.inputs import Fields
+from stratafl.deploy.protocol import seal
+from stratafl.deploy.protocol.bounds import largest_message
+from stratafl.deploy.protocol.job import Job
+from stratafl.deploy.sites import user_files
+from stratafl.deploy.sites.address import LOOPBACK, joined
+from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.site import HUGE_PAGES, TOPOLOGY, Site, slug, tree_of
+from stratafl.deploy.sites.topology import PORTS, Topology
+from stratafl.deploy.sites.user_files import Carried
+from stratafl.rules.registry import rules_for
+from stratafl.runs import layout
+from stratafl.runs.origins import Origins, changes, in_short
 
+SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+"""A certificate is good for hosts whose clocks are behind, however far: some begin in 1970."""
 YEARS = 5
 
 
 def provision(topology: Topology, out: Path) -> dict[str, Path]:
-    """Write every site's folder; where each is. They get their place when all are complete: none is ever half made."""
+    """Write every site's folder; where each is. They get their place when all are complete: none is
+    ever half made."""
     if out.exists() or out.is_symlink():
         raise InvalidInput("--out", out, "exists already: keys are made once")
     made, carried, largest = _made(topology)
-    partial = out.with_name(f".{out.name}{files.PARTIAL}")
     files.make_folder(out.parent)
-    files.remove(partial)  # of an attempt that was killed
-    try:
-        partial.mkdir(mode=0o700)
+    with files.making(out, mode=0o700) as partial:
         folders = _fill(topology, made, carried, largest, partial)
-        partial.rename(out)
-        files.sync_folder(out.parent)
-    except OSError as problem:
-        files.remove(partial)
-        raise files.unwritable(out, problem) from None
-    except BaseException:
-        files.remove(partial)
-        raise
     return {name: out / folder for name, folder in folders.items()}
 
 
 def _fill(topology: Topology, made: Study, carried: Carried, largest: int, out: Path) -> dict[str, str]:
     """Each site's folder in this one, by its name."""
-    flat, tree, inputs = made.simulation.flat, tree_of(topology.config), training_of(made).inputs
     job = layout.new_id()
     authority = Authority.new(f"stratafl {job}")
+    sites = _sites(topology, made, carried, largest, job)
+    keys = {site.name: EdgeKeys.new() for site in sites if not site.is_root}
+    for site in sites:
+        folder = out / slug(site.name)
+        folder.mkdir(mode=0o700)
+        site.write(folder)
+        shutil.copyfile(topology.config_path, folder / "config.toml")
+        carried.write(folder)
+        if site.is_root:
+            sources = {str(path): carried.digests[place] for place, path in carried.sources.items()}
+            files.write_json(folder / TOPOLOGY, Origins(topology.as_dict(), sources)._asdict())
+        _write_secrets(folder, site, topology.host(site.name), authority, keys)
+        _start_script(folder)
+    return {site.name: slug(site.name) for site in sites}
+
+
+def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job: str) -> list[Site]:
+    """What each node of the tree is told of itself and its neighbours."""
+    flat, tree, inputs = made.simulation.flat, tree_of(topology.config), _one_input(made)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
-    node_keys = {where: ec.generate_private_key(ec.SECP384R1()) for where in numbered if where[0]}
-    edge_keys = {where: seal.new_key() for where in numbered if where[0]}
-    parts = zip(tree.names[-1], training_of(made).partition, strict=True)
+    parts = zip(tree.names[-1], made.data.partition.leaves, strict=True)
     declared = [topology.samples.get(name, 0) if name in topology.data else len(part) for name, part in parts]
-    folders = {}
-    for where in numbered:
-        level, number = where
-        name = tree.names[level][number]
-        children = [] if level == tree.depth else [(level + 1, int(c)) for c in _children(tree, level, number)]
-        parent = (level - 1, int(tree.parents[level][number])) if level else None
-        host = topology.host(name)
+    sites = []
+    for level, number in numbered:
+        name, own_port = tree.names[level][number], port[level, number]
+        children = [] if level == tree.depth else _children(tree, level, number)
+        above = (level - 1, int(tree.parents[level][number])) if level else None
         site = Site(
             name=name,
             level=level,
             number=number,
             job=job,
-            children=[tree.names[level + 1][child] for _, child in children],
-            listen=joined(topology.listens(name), port[where]) if children else "",
-            public=joined(host, port[where]) if children else "",
-            parent="" if parent is None else joined(topology.host(tree.names[parent[0]][parent[1]]), port[parent]),
-            inner_port=port[where] + 1,
-            runtime_port=port[where] + 2,
+            children=[tree.names[level + 1][child] for child in children],
+            listen=joined(topology.listens(name), own_port) if children else "",
+            public=joined(topology.host(name), own_port) if children else "",
+            parent=joined(topology.host(tree.names[above[0]][above[1]]), port[above]) if above else "",
+            inner_port=own_port + 1,
+            runtime_port=own_port + 2,
             data=topology.data.get(name, "") if not children else "",
             inputs=list(inputs.shape[1:]),
-            input_type=_type_name(inputs.dtype),
-            classes=len(made.holdings.classes),
+            input_type=_type_name(flat.dtype if inputs.is_floating_point() else inputs.dtype),
+            classes=made.data.outputs,
             parameters=flat.parameters,
             buffers=flat.buffers,
             dtype=_type_name(flat.dtype),
@@ -104,52 +117,73 @@ def _fill(topology: Topology, made: Study, carried: Carried, largest: int, out: 
             names=carried.names,
             files=carried.digests,
         )
-        folders[name] = slug(name)
-        folder = out / slug(name)
-        folder.mkdir(mode=0o700)
-        site.write(folder)
-        shutil.copyfile(topology.config_path, folder / "config.toml")
-        carried.write(folder)
-        if site.is_root:
-            found = {str(path): carried.digests[place] for place, path in carried.sources.items()}
-            files.write_json(folder / TOPOLOGY, Inputs(topology.as_dict(), found)._asdict())
-        _secret(folder / "ca.pem", authority.pem, 0o644)
-        certificate, key = authority.sign(slug(name), [host, LOOPBACK, "localhost"])
-        _secret(folder / "server.pem", certificate, 0o644)
-        _secret(folder / "server.key", key)
-        _secret(folder / "inner.key", secrets.token_hex(32).encode())
-        if where in node_keys:
-            _secret(folder / "node.key", _ssh_private(node_keys[where]))
-            _secret(folder / "node.pub", _ssh_public(node_keys[where]), 0o644)
-            _secret(folder / "up.key", edge_keys[where])
-        if children:
-            (folder / "down").mkdir()
-            for child in children:
-                its = slug(tree.names[child[0]][child[1]])
-                _secret(folder / "down" / f"{its}.key", edge_keys[child])
-                _secret(folder / "down" / f"{its}.pub", _ssh_public(node_keys[child]), 0o644)
-        _start_script(folder)
-    return folders
+        sites.append(site)
+    return sites
+
+
+class EdgeKeys(NamedTuple):
+    """What a child and its parent know each other by."""
+
+    node: ec.EllipticCurvePrivateKey
+    """The child's own, for Flower; its parent has the public half."""
+    seal: bytes
+    """What both seal their messages with."""
+
+    @staticmethod
+    def new() -> EdgeKeys:
+        return EdgeKeys(ec.generate_private_key(ec.SECP384R1()), seal.new_key())
+
+
+def _write_secrets(folder: Path, site: Site, host: str, authority: Authority, keys: Mapping[str, EdgeKeys]) -> None:
+    """A site's certificate, and its keys to its parent and to each of its children; `keys` has each
+    child's by name."""
+    _secret(folder / "ca.pem", authority.pem, 0o644)
+    certificate, key = authority.sign(slug(site.name), [host, LOOPBACK, "localhost"])
+    _secret(folder / "server.pem", certificate, 0o644)
+    _secret(folder / "server.key", key)
+    _secret(folder / "inner.key", secrets.token_hex(32).encode())
+    if site.name in keys:
+        own = keys[site.name]
+        _secret(folder / "node.key", _ssh_private(own.node))
+        _secret(folder / "node.pub", _ssh_public(own.node), 0o644)
+        _secret(folder / "up.key", own.seal)
+    if site.children:
+        (folder / "down").mkdir()
+        for child in site.children:
+            _secret(folder / "down" / f"{slug(child)}.key", keys[child].seal)
+            _secret(folder / "down" / f"{slug(child)}.pub", _ssh_public(keys[child].node), 0o644)
 
 
 def _made(topology: Topology) -> tuple[Study, Carried, int]:
-    """The run as one process would simulate it, the user's files that it took, and the bytes of a message of it."""
-    found = user_files.named(topology.config, topology.config_path.absolute().parent)
-    config = user_files.renamed(topology.config, {text: str(path) for text, path in found.items()})
+    """The run as one process would simulate it, the user's files that it took, and the bytes of a
+    message of it."""
+    folder = topology.config_path.absolute().parent
+    found = user_files.named(topology.config, folder)
+    config = Config.of(anchored(topology.config.as_dict(), folder))
     user_files.import_from(*(path.parent for path in found.values() if path.suffix == ".py"))
     try:
         made = study_of(config)
+        _one_input(made)
         largest = largest_message(_job(config, made.simulation.flat)) + seal.SEAL
         return made, user_files.carried(config, found), largest
     finally:
         user_files.import_from()
 
 
+def _one_input(made: Study) -> Tensor:
+    """Some samples, as the model takes them, or the complaint."""
+    inputs = made.data.inputs
+    if isinstance(inputs, Fields):
+        raise InvalidInput("data inputs", list(inputs.named), "a deployed leaf's model takes one, which has no name")
+    return inputs
+
+
 def check_made_from(root: Path, topology: Topology) -> None:
-    """Refuse to go on with folders that were made from something else, as if nothing had changed."""
+    """Refuse to go on with folders that were made from something else, as if nothing had
+    changed."""
     path = root / TOPOLOGY
-    before = Inputs.read(path, files.read_json(path))
-    changed = changes(before, Inputs(topology.as_dict(), Inputs.of({}, before.files).files))
+    before = Origins.read(path, files.read_json(path))
+    changed = changes(before, Origins(topology.as_dict(), Origins.of({}, before.files).files))
     if changed:
         told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")
@@ -173,6 +207,7 @@ def _job(config: Config, flat: Flat) -> Job:
         parameters=flat.parameters,
         buffers=flat.buffers,
         dtype=flat.dtype,
+        leaf=config.leaf.chain(config.run.rounds),
     )
 
 
@@ -181,9 +216,11 @@ def _children(tree: Tree, level: int, number: int) -> list[int]:
 
 
 def _start_script(folder: Path) -> None:
+    name, value = HUGE_PAGES
     text = (
         "#!/bin/sh\n"
         "# Starts this site; run it where its folder lies. SIGTERM stops it.\n"
+        f'export {name}="${{{name}:-{value}}}"\n'
         f'exec "${{PYTHON:-{sys.executable}}}" -m stratafl deploy site "$(dirname "$0")"\n'
     )
     _secret(folder / "start.sh", text.encode(), 0o755)
@@ -213,7 +250,8 @@ def flower_key(ssh: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority of one run; its key is forgotten once every site has its certificate."""
+    """A certificate authority of one run; its key is forgotten once every site has its
+    certificate."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
@@ -264,7 +302,7 @@ def _builder(name: str, issuer: str, public: ec.EllipticCurvePublicKey) -> x509.
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer[:64])]))
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_before(SINCE)
         .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
     )
 

@@ -1,4 +1,5 @@
-"""A proxy that the environment names (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY) is for the way out, to a parent's host.
+"""A proxy that the environment names (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY) is for the way out, to a
+parent's host.
 
 A site's own processes meet on loopback, where no proxy can take them.
 """

@@ -10,7 +10,9 @@ up.key                of the edge to its parent
 inner.key             of its own processes among themselves
 down/                 its children's node.pub and edge keys
 state/                what it must not lose
+news.json             what it knows of itself and of all sites below it
 topology.json         what the folders of all sites were made from (the root)
+run.json, rounds.jsonl, ...   the run, as a run folder has it (the root): see docs/runs.md
 flower/, logs/        what Flower keeps; what its processes print
 """
 
@@ -24,17 +26,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stratafl.config import Config
-from stratafl.deploy import user_files
-from stratafl.deploy.address import LOOPBACK, joined, parted
-from stratafl.deploy.job import Job, Patience
-from stratafl.errors import InvalidInput
-from stratafl.experiment import import_plugins, rules_of, schedule_of
-from stratafl.registry import rules_for
-from stratafl.schedule import check_participation
-from stratafl.store import files, layout
-from stratafl.tree import Tree
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.config.schema import Config, read_toml
+from stratafl.config.setup import import_plugins, rules_of, schedule_of
+from stratafl.core.schedule import check_participation
+from stratafl.deploy.protocol.job import Job, Patience
+from stratafl.deploy.sites import user_files
+from stratafl.deploy.sites.address import LOOPBACK, joined, parted
+from stratafl.rules.registry import rules_for
+from stratafl.runs import layout
 
+HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+"""A variable of the environment that the C library reads when a process starts, and its value.
+Large pieces of memory go back to the system when they are freed, so that a copy of a model always
+takes new ones: in huge pages that takes a third of the time."""
 TOPOLOGY = "topology.json"
 DIGITS = 8
 """Of a digest in a folder's name."""
@@ -69,7 +76,8 @@ class Site:
     buffers: int
     dtype: str
     samples: list[int]
-    """Of the leaves below it, or its own, as declared when the folder was made; 0 where that was not known."""
+    """Of the leaves below it, or its own, as declared when the folder was made; 0 where that was
+    not known."""
     largest: int
     """Bytes of a message of this run, at most."""
     deadline: list[float | None]
@@ -113,7 +121,8 @@ class Site:
 
 
 def slug(name: str) -> str:
-    """A site's name as one of a file; where that does not tell it from every other name, a digest of it does."""
+    """A site's name as one of a file; where that does not tell it from every other name, a digest
+    of it does."""
     plain = name.replace("_", "__").replace("/", "_")
     made = layout.slug(plain)
     if made == plain and "_/" not in name and "/_" not in name:
@@ -127,10 +136,24 @@ def tree_of(config: Config) -> Tree:
     return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
 
 
+def subtrees(folder: Path, site: Site) -> dict[str, frozenset[str]]:
+    """By child: itself and all below it, by this site's own config."""
+    try:
+        tree = tree_of(stored_config(folder))
+        return {child: tree.subtree(*tree.find(child)) for child in site.children}
+    except InvalidInput:  # the node will say so; a child can still speak for itself
+        return {child: frozenset({child}) for child in site.children}
+
+
+def stored_config(folder: Path) -> Config:
+    """The run as it was told to all sites, its files named as they were."""
+    return Config.of(read_toml(folder / "config.toml"))
+
+
 def config_of(site: Site, folder: Path) -> Config:
     """The run, with the user's files as they are in the site's folder."""
     where = {name: str(folder.absolute() / user_files.CODE / place) for name, place in site.names.items()}
-    return user_files.renamed(Config.load(folder / "config.toml"), where)
+    return user_files.renamed(stored_config(folder), where)
 
 
 def job_of(site: Site, config: Config) -> Job:

@@ -2,8 +2,8 @@
 
 STATE_FOLDER/SITE/state.safetensors   what the node must not lose, with a checksum behind it
 STATE_FOLDER/SITE/lock                held by the process that writes it
-STATE_FOLDER/SITE/status.json         what an operator sees
-STATE_FOLDER/SITE/aside-TIME/         what `deploy reset` has set aside
+STATE_FOLDER/SITE/status.json         what an operator sees STATE_FOLDER/SITE/aside-TIME/
+what `deploy reset` has set aside; in run/, the run folder of a root
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stratafl.deploy.node import Kept
-from stratafl.deploy.wire import decode, encode
-from stratafl.errors import InvalidInput
-from stratafl.store import files, layout
-from stratafl.store.lock import Lock
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.deploy.notes import boards
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.wire import decode, encode
+from stratafl.runs import layout
+from stratafl.runs.lock import Lock
 
-STATE, STATUS = "state.safetensors", "status.json"
+STATE, STATUS, RUN = "state.safetensors", "status.json", "run"
 DIGEST = 32
 DAMAGED = 3
 """The exit code of a process whose state is damaged: only a reset helps."""
@@ -58,17 +60,18 @@ class Durable:
         files.remove_partials(folder)
         self._began = time.time()
 
-    def read(self) -> Kept | None:
-        """Where the node stood, None before its first round; a damaged state is refused, never guessed at."""
+    def read(self) -> NodeState | None:
+        """Where the node stood, None before its first round; a damaged state is refused, never
+        guessed at."""
         state = checked(self.folder, self._job)
         if state is None:
             return None
         try:
-            return decode(state, Kept)
+            return decode(state, NodeState)
         except InvalidInput as problem:
             raise Damaged(self.folder, f"written by another version? {problem}") from None
 
-    def write(self, kept: Kept) -> None:
+    def write(self, kept: NodeState) -> None:
         digest = hashlib.sha256()
         with files.writing(self.folder / STATE, mode=files.PRIVATE) as file:
             for part in (self._job.encode() + b"\n", encode(kept, once=True)):
@@ -77,8 +80,10 @@ class Durable:
             file.write(digest.digest())
 
     def show(self, **facts: Any) -> None:
-        """What `deploy status` shows; losing it in a power cut, or to a full disk, costs nothing."""
+        """What `deploy status` shows; losing it in a power cut, or to a full disk, costs
+        nothing."""
         told = {"began": self._began, "at": time.time(), **facts}
+        boards.own.put(shown=told)
         with contextlib.suppress(InvalidInput):
             files.write_json(self.folder / STATUS, told, sync=False, mode=files.PRIVATE)
 
@@ -87,7 +92,8 @@ class Durable:
 
 
 def checked(folder: Path, job: str) -> bytes | None:
-    """The state in a folder, None where there is none; one that is damaged, or another run's, is refused."""
+    """The state in a folder, None where there is none; one that is damaged, or another run's, is
+    refused."""
     path = folder / STATE
     if not os.path.lexists(path):
         return None
@@ -122,9 +128,12 @@ def set_aside(folder: Path, *others: Path) -> Path:
     aside = folder / f"aside-{layout.new_id()}"
     try:
         files.make_folder(aside)
-        for path in (folder / STATE, folder / STATUS, *others):
+        kept = {path: aside / path.name for path in (folder / STATE, folder / STATUS)}
+        kept |= {path: aside / RUN / path.name for path in others}
+        for path, place in kept.items():
             if os.path.lexists(path):
-                os.replace(path, aside / path.name)
+                place.parent.mkdir(exist_ok=True)
+                os.replace(path, place)
         files.sync_folder(folder)
     except OSError as problem:
         raise files.unwritable(aside, problem) from None

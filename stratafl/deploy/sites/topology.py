@@ -1,4 +1,5 @@
-"""A topology file: the run's config, and where its sites are, checked before anything is made of it."""
+"""A topology file: the run's config, and where its sites are, checked before anything is made of
+it."""
 
 from __future__ import annotations
 
@@ -7,19 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config, read_toml
-from stratafl.deploy import address
-from stratafl.deploy.bounds import MOST_SAMPLES
-from stratafl.deploy.site import slug
-from stratafl.errors import InvalidInput, number, unknown, whole
-from stratafl.experiment import schedule_of
-from stratafl.tree import Tree
+from stratafl.base.errors import InvalidInput, integer, number, unknown
+from stratafl.base.tree import Tree
+from stratafl.config.own_data import is_function, is_own
+from stratafl.config.schema import Config, read_toml
+from stratafl.config.setup import schedule_of
+from stratafl.deploy.protocol.bounds import MOST_SAMPLES
+from stratafl.deploy.sites import address
+from stratafl.deploy.sites.site import slug
 
 PORTS = 3
 """That a site may need: its SuperLink's two, and its SuperNode's inner one."""
 HIGHEST_PORT = 65535
 ROOM = 1.0
-"""Seconds a round of a parent takes besides the wait for its children: to send, to merge and to save."""
+"""Seconds a round of a parent takes besides the wait for its children: to send, to merge and to
+save."""
 LONGEST_DEADLINE = 10**9
 
 
@@ -36,7 +39,8 @@ class Topology:
     bind: dict[str, str] = field(default_factory=dict)
     """By site: the address it listens on; that of its host unless given."""
     data: dict[str, str] = field(default_factory=dict)
-    """By leaf: where its own data is, at its own host; its part of the config's data set unless given."""
+    """By leaf: where its own data is, at its own host; its part of the config's data set unless
+    given."""
     samples: dict[str, int] = field(default_factory=dict)
     """By leaf with data of its own: how many samples that is; what it says first unless given."""
     deadline: tuple[float | None, ...] = ()
@@ -52,7 +56,7 @@ class Topology:
         if not isinstance(values.get("config"), str):
             raise InvalidInput("topology.config", values.get("config"), "must be the path of the run's config file")
         config_path = path.parent / values["config"]
-        config = Config.load(config_path)
+        config = Config.of(read_toml(config_path))
         check_deployable(config)
         tree = Tree.of(config.tree.shape)
         _check_folders(tree)
@@ -65,14 +69,14 @@ class Topology:
             path=path,
             config_path=config_path,
             config=config,
-            base_port=whole("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest),
+            base_port=integer("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest),
             hosts={site: address.host(f"topology.hosts.{site}", text) for site, text in hosts.items()},
             bind={site: address.host(f"topology.bind.{site}", text, reachable=False) for site, text in bind.items()},
             data={leaf: str((path.parent / text).absolute()) for leaf, text in data.items()},
             samples=_samples(values, data),
             deadline=_deadlines(values.get("deadline", 0), schedule_of(config, tree.depth).periods),
             min_children=tuple(
-                whole("topology.min_children", each, at_least=1)
+                integer("topology.min_children", each, at_least=1)
                 for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
             ),
         )
@@ -107,7 +111,7 @@ def _samples(values: dict[str, Any], data: Collection[str]) -> dict[str, int]:
         if leaf not in data:
             raise unknown("topology.samples", leaf, data)
     return {
-        leaf: whole(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
+        leaf: integer(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
         for leaf, count in given.items()
     }
 
@@ -126,6 +130,14 @@ def check_deployable(config: Config) -> None:
     if any(level != 0 for level in run.evaluate_levels):
         wanted = "only the root, which has the test data, evaluates a deployed model: must be [0]"
         raise InvalidInput("run.evaluate_levels", run.evaluate_levels, wanted)
+    if config.data.test_partition is not None:
+        wanted = "only the root, which has the test data, evaluates a deployed model: leave it out"
+        raise InvalidInput("data.test_partition", config.data.test_partition, wanted)
+    if config.data.lazy:
+        raise InvalidInput("data.lazy", config.data.lazy, "a deployed leaf holds its samples: must be false")
+    if is_own(config.data.name) and not is_function(config.data.name):
+        wanted = "would have to be at every site: give a function (my_data.py:load) that gets what a site needs"
+        raise InvalidInput("data.name", config.data.name, wanted)
 
 
 def _check_folders(tree: Tree) -> None:
@@ -138,7 +150,8 @@ def _check_folders(tree: Tree) -> None:
 
 
 def _deadlines(given: Any, periods: Sequence[int]) -> tuple[float | None, ...]:
-    """Per edge level, root first; None to wait for ever. A single one is the leaves', from which the others follow."""
+    """Per edge level, root first; None to wait for ever. A single one is the leaves', from which
+    the others follow."""
     depth = len(periods)
     values = [
         number("topology.deadline", each, at_least=0, at_most=LONGEST_DEADLINE) or None
@@ -158,7 +171,8 @@ def _deadlines(given: Any, periods: Sequence[int]) -> tuple[float | None, ...]:
 
 
 def enough(below: float, rounds: int) -> float:
-    """A deadline for one that waits for its children, which may wait for theirs in every one of these rounds."""
+    """A deadline for one that waits for its children, which may wait for theirs in every one of
+    these rounds."""
     return rounds * (below + ROOM)
 
 

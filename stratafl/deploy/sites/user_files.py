@@ -1,4 +1,5 @@
-"""A user's own files of a run: plugins, a model's, what these import from beside them, and files they are told to read.
+"""A user's own files of a run: plugins, those of a model, a loss or a metric, what these import
+from beside them, and files they are told to read.
 
 `init` copies them into every site's folder; a node looks for them there and nowhere else.
 
@@ -11,14 +12,15 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from stratafl.config import Config
-from stratafl.errors import InvalidInput
-from stratafl.store import files
-from stratafl.store.inputs import INSTALLED, sources
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.config import paths
+from stratafl.config.schema import Config
+from stratafl.runs.origins import INSTALLED, sources
 
 CODE = "code"
 
@@ -46,45 +48,27 @@ class Carried(NamedTuple):
 
 
 def named(config: Config, folder: Path) -> dict[str, Path]:
-    """The files that a config names, by how it does: from its own folder or else, as for `stratafl run`, from here."""
+    """The files that a config names, by how it does, from its own folder."""
     found: dict[str, Path] = {}
 
     def look(text: str) -> str:
-        for place in (folder, Path()):
-            # os.path, since to pathlib some texts are errors and not files that are absent
-            if text not in found and os.path.isfile(place / text):
-                found[text] = (place / text).absolute()
+        # os.path, since to pathlib some texts are errors and not files that are absent
+        if os.path.isfile(folder / text):
+            found[text] = (folder / text).absolute()
         return text
 
-    _renamed(config, look)
+    paths.renamed(config.as_dict(), look)
     return found
 
 
 def renamed(config: Config, names: Mapping[str, str]) -> Config:
     """The config with other names for its files."""
-    return _renamed(config, lambda text: names.get(text, text))
-
-
-def _renamed(config: Config, new: Callable[[str], str]) -> Config:
-    def each(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: each(inside) for key, inside in value.items()}
-        if isinstance(value, list | tuple):
-            return [each(inside) for inside in value]
-        if not isinstance(value, str):
-            return value
-        file, colon, attribute = value.rpartition(":")
-        if file.endswith(".py"):
-            return new(file) + colon + attribute
-        return new(value) if "." in value or os.sep in value else value
-
-    values = config.as_dict()
-    values["run"]["plugins"] = each(values["run"]["plugins"])
-    return Config.of({**values, "model": each(values["model"]), "method": each(values["method"])})
+    return Config.of(paths.renamed(config.as_dict(), lambda text: names.get(text, text)))
 
 
 def carried(config: Config, found: Mapping[str, Path]) -> Carried:
-    """What this process, which has just made the run, read of the user's. `config` has the files' full paths."""
+    """What this process, which has just made the run, read of the user's. `config` has the files'
+    full paths."""
     base = os.path.commonpath([path.parent for path in found.values()]) if found else ""
     names = {text: path.relative_to(base).as_posix() for text, path in found.items()}
     places = {names[text]: path for text, path in found.items()}
@@ -113,7 +97,8 @@ _before: set[str] = set()
 
 
 def import_from(*folders: Path) -> None:
-    """Look for modules there first, and no longer where the last call said: what came from there is forgotten."""
+    """Look for modules there first, and no longer where the last call said: what came from there is
+    forgotten."""
     for name in set(sys.modules) - _before if _folders else ():
         path = getattr(sys.modules[name], "__file__", None)
         if isinstance(path, str) and any(Path(folder) in Path(path).parents for folder in _folders):

@@ -1,7 +1,8 @@
 """Client-batched kernels: every operation takes C clients at once, each with its own weights.
 
-Importing this package needs neither Triton nor a GPU; `available()` says whether the kernels can run here, and the
-operations are imported when first named. Images are channels-last behind the client: (C, B, H, W, channels).
+Importing this package needs neither Triton nor a GPU; `available()` says whether the kernels can
+run here, and the operations are imported when first named. Images are channels-last behind the
+client: (C, B, H, W, channels).
 """
 
 from __future__ import annotations
@@ -14,23 +15,21 @@ from typing import Any
 import torch
 
 _WHERE = {
-    "conv2d": "conv",
-    "conv2d_relu_pool": "conv_pool",
-    "linear": "dense",
-    "max_pool2d": "pool",
+    "conv2d": "convolution.conv",
+    "conv2d_relu_pool": "convolution.conv_pool",
+    "linear": "linear_layer",
+    "max_pool2d": "convolution.pool",
     "cross_entropy": "loss",
     "group_norm": "norm",
-    "embedding": "table",
-    "drift": "apart",
-    "fetch": "gather",
-    "flatten": "flat",
+    "embedding": "embedding_lookup",
+    "drift": "drift_from_parent",
+    "fetch": "augment_fetch",
+    "flatten": "flatten_images",
     "recurrent": "lstm",
-    "reorder": "pack",
-    "update": "step",
-    "Sink": "common",
+    "reorder": "convolution.pack",
+    "update": "leaf_update",
 }
 __all__ = [
-    "Sink",
     "available",
     "conv2d",
     "conv2d_relu_pool",
@@ -53,7 +52,8 @@ def interpreted() -> bool:
 
 
 def available() -> bool:
-    """Whether the kernels can run: Triton is installed, and there is a GPU for it or its interpreter is on."""
+    """Whether the kernels can run: Triton is installed, and there is a GPU for it or its
+    interpreter is on."""
     if importlib.util.find_spec("triton") is None:
         return False
     return interpreted() or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))

@@ -1,4 +1,5 @@
-"""Samples straight from the data set to where a network reads them: gathered, mirrored and cropped in one pass.
+"""Samples straight from the data set to where a network reads them: gathered, mirrored and cropped
+in one pass.
 
 C clients, B places in a batch, K channels, H W height and width.
 """
@@ -10,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.data.transforms import PAD
+from stratafl.base.streams import MIXING, Purpose, prefix
+from stratafl.data.augment import PAD
 from stratafl.engine.kernels.common import power, storage
-from stratafl.streams import MIXING, Purpose, prefix
 
 
 @triton.jit
@@ -67,8 +68,8 @@ def _fetch(
 def fetch(
     data_NKHW: Tensor, index_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, compute: str = "fp32"
 ) -> Tensor:
-    """What `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)` gives, (C, B, K, H, W), laid out channels-last
-    and in the type this mode keeps activations in."""
+    """What `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)` gives, (C, B, K, H, W), laid
+    out channels-last and in the type this mode keeps activations in."""
     clients, batch = index_CB.shape
     channels, height, width = data_NKHW.shape[1:]
     out_CBHWK = torch.empty(clients, batch, height, width, channels, dtype=storage(compute), device=data_NKHW.device)

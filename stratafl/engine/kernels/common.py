@@ -1,16 +1,16 @@
 """What the kernels share: arithmetic modes, where weight gradients go, small helpers.
 
-Modes: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel; "tf32" keeps fp32 in memory
-and multiplies in tf32, or in fp16, which has the same mantissa, where what is summed over is not contiguous in memory:
-tensor cores take tf32 in no other way; "fp16" and "bf16" keep activations in 16 bits too. Sums and weights are fp32 in
-every mode.
+Modes: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel; "tf32"
+keeps fp32 in memory and multiplies in tf32, or in fp16, which has the same mantissa, where what is
+summed over is not contiguous in memory: tensor cores take tf32 in no other way; "fp16" and "bf16"
+keep activations in 16 bits too. Sums and weights are fp32 in every mode.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,21 +18,22 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels import interpreted
+from stratafl.engine.ops import HALF, Sink
 
 if interpreted():
-    from stratafl.engine.kernels.interpreter import mend
+    from stratafl.engine.kernels.triton_patch import mend
 
     mend()
 
-Compute = Literal["fp32", "tf32", "fp16", "bf16"]
-STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+STORAGE = {"fp32": torch.float32, "tf32": torch.float32, **HALF}
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
 PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32"}
-"""Of products of fp32 operands on tensor cores."""
+"""What products of fp32 operands on tensor cores are computed in."""
 HALF_SCALE = 4096.0
-"""Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for one product only."""
+"""Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for
+one product only."""
 
 
 @triton.jit
@@ -45,30 +46,17 @@ def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
 
 @triton.jit
 def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
-    """Store a gradient, plus the correction at the same place of its matrix if there is one; its sum of squares."""
+    """Store a gradient, plus the correction at the same place of its matrix if there is one; its
+    sum of squares."""
     if EXTRA:
         value += tl.load(extra_ptr + at, mask=inside, other=0.0)
     tl.store(grad_ptr + at, value, mask=inside)
     return tl.sum(tl.where(inside, value * value, 0.0).reshape(value.numel), 0)
 
 
-class Sink(NamedTuple):
-    """Views of a (C, P) gradient matrix that backward fills; autograd then gets no gradient for these parameters.
-
-    With views of a correction matrix of the same strides, gradient + correction is stored. With a list, each client's
-    sums of squares of what was stored are appended to it as (C, parts): `update` clips by them without another pass.
-    A convolution's filters, (C, CO, CI, KH, KW), must lie channels-last.
-    """
-
-    w: Tensor
-    b: Tensor | None = None
-    correction_w: Tensor | None = None
-    correction_b: Tensor | None = None
-    squares: list[Tensor] | None = None
-
-
 class Target(NamedTuple):
-    """Where one parameter's gradient is written, resolved: the gradient, the correction (itself if none), squares."""
+    """Where one parameter's gradient is written, resolved: the gradient, the correction (itself if
+    none), squares."""
 
     grad: Tensor
     extra: Tensor
@@ -84,7 +72,8 @@ class Target(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a product is done: the type its operands are cast to, the precision of fp32 operands, a scale."""
+    """How a product is done: the type its operands are cast to, the precision of fp32 operands, a
+    scale."""
 
     dtype: Any
     precision: str

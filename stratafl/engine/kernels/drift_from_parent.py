@@ -1,4 +1,5 @@
-"""How N children drifted from their M parents' models, per unit of learning rate, in one pass over P parameters."""
+"""How N children drifted from their M parents' models, per unit of learning rate, in one pass over
+P parameters."""
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
@@ -19,7 +20,8 @@ def _drift(
     x_ptr, parents_ptr, of_ptr, rate_ptr, plus_ptr, out_ptr, P, stride_plus, PLUS: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # siblings are neighbours and run at the same time, so that their parent's row is read from memory once
+    # siblings are neighbours and run at the same time, so that their parent's row is read from
+    # memory once
     n = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = p < P

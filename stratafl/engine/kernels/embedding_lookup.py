@@ -1,4 +1,5 @@
-"""Embedding of C clients, each with its own table. C clients, N codes of a client, V entries, E features."""
+"""Embedding of C clients, each with its own table. C clients, N codes of a client, V entries, E
+features."""
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
@@ -11,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import Sink, cdiv, power, rows, settle, storage, target
+from stratafl.engine.kernels.common import cdiv, power, rows, settle, storage, target
+from stratafl.engine.ops import Sink
 
 
 @triton.jit
 def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, V, E, BN: tl.constexpr, BE: tl.constexpr):
-    """A code beyond the table gives what is no number: the entry that lies there is another client's."""
+    """A code beyond the table gives what is no number: the entry that lies there is another
+    client's."""
     c = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     e = tl.arange(0, BE)
@@ -44,7 +47,8 @@ def _weight_gradient(
     BN: tl.constexpr,
     BE: tl.constexpr,
 ):
-    """A product with the codes' indicators: the sum over codes has one order, which atomic adds would not."""
+    """A product with the codes' indicators: the sum over codes has one order, which atomic adds
+    would not."""
     c = tl.program_id(1).to(tl.int64)
     blocks_e = tl.cdiv(E, BE)
     v = (tl.program_id(0) // blocks_e) * BV + tl.arange(0, BV)

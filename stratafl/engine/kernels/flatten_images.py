@@ -1,4 +1,5 @@
-"""From channels-last images to the rows a linear layer takes, channel first as `nn.Flatten` has them, and back.
+"""From channels-last images to the rows a linear layer takes, channel first as `nn.Flatten` has
+them, and back.
 
 C clients, B samples, N = H * W pixels, K channels.
 """

@@ -1,8 +1,10 @@
-"""Linear layers of C clients, each with its own weights, with bias and ReLU; fp32 weights are cast in registers.
+"""Linear layers of C clients, each with its own weights, with bias and ReLU; fp32 weights are cast
+in registers.
 
-These products read or write each weight once and do little with it, so they are bound by memory: weights are the
-operand with many rows, the batch the one with few. Shapes are compiled in: loads are wide only where the compiler sees
-that rows begin at multiples of 16 bytes. C clients, B samples, CI/CO input and output features.
+These products read or write each weight once and do little with it, so they are bound by memory:
+weights are the operand with many rows, the batch the one with few. Shapes are compiled in: loads
+are wide only where the compiler sees that rows begin at multiples of 16 bytes. C clients, B
+samples, CI/CO input and output features.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -17,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
-    Sink,
     cast,
     cdiv,
     operands,
@@ -29,6 +30,7 @@ from stratafl.engine.kernels.common import (
     target,
 )
 from stratafl.engine.kernels.tuning import tuning
+from stratafl.engine.ops import Sink
 
 GROUPS = 4
 """Programs that share a block of rows of a weight gradient."""
@@ -107,7 +109,8 @@ def _weight_gradient(
     EXTRA: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """One program: some rows of the weights, every GROUPS-th block of columns; a batch that fits is fetched once."""
+    """One program: some rows of the weights, every GROUPS-th block of columns; a batch that fits is
+    fetched once."""
     c = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) % GROUPS
     o = (tl.program_id(0) // GROUPS) * BO + tl.arange(0, BO)
@@ -215,6 +218,7 @@ def linear(
 ) -> Tensor:
     """x @ w^T + b of each client, (C, B, CO), then ReLU if asked.
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
+    go to `sink`.
     """
     return _Linear.apply(x_CBI, w_COI, b_CO, relu, compute, sink, grad_scale)

@@ -1,4 +1,5 @@
-"""Cross-entropy of C clients; its gradient is written in the same pass. C clients, B samples, K classes."""
+"""Cross-entropy of C clients; its gradient is written in the same pass. C clients, B samples, K
+classes."""
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
@@ -79,5 +80,6 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(
     logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor | None = None, grad_scale: float = 1.0
 ) -> Tensor:
-    """Each client's mean loss over the samples its mask keeps (zero if none); gradients times `grad_scale`."""
+    """Each client's mean loss over the samples its mask keeps (zero if none); gradients times
+    `grad_scale`."""
     return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, grad_scale)

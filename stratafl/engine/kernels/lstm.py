@@ -1,11 +1,13 @@
 """LSTM of C clients, each with its own weights.
 
-Where a client's state weights fit next to a multiprocessor's tensor cores, one program takes some of its samples
-through all steps of a layer, and nothing but what the way back needs goes through memory. Elsewhere a step's product of
-state and weights is the library's, and what lies between it and the next is one kernel. Either way gates, cells and
-states are kept in the places they came in, and the state weights' gradient is one product over all steps.
+Where a client's state weights fit next to a multiprocessor's tensor cores, one program takes some
+of its samples through all steps of a layer, and nothing but what the way back needs goes through
+memory. Elsewhere a step's product of state and weights is the library's, and what lies between it
+and the next is one kernel. Either way gates, cells and states are kept in the places they came in,
+and the state weights' gradient is one product over all steps.
 
-C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: enter, forget, new, leave.
+C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: enter,
+forget, new, leave.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -22,14 +24,14 @@ from torch import Tensor
 from stratafl.engine.kernels.common import cdiv, power, storage
 from stratafl.engine.ops import Compute, linear_of_any
 
-Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""
 
 
 WIDEST = 128
 """Outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
 SAMPLES, WARPS = 64, 8
-"""Of one program through all steps."""
+"""What one program takes through all steps."""
 
 
 @triton.jit
@@ -102,7 +104,7 @@ def _cell_gradient(
 
 @triton.jit
 def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexpr, N: tl.constexpr, BN: tl.constexpr):
-    """Of each gate, as the second operand of a product: what is summed over comes first."""
+    """Each gate's, as the second operand of a product: what is summed over comes first."""
     i = tl.arange(0, BN)
     at = i[:, None] * stride_summed + i[None, :] * stride_other
     inside = (i < N)[:, None] & (i < N)[None, :]
@@ -117,7 +119,8 @@ def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexp
 def _all_steps(
     gates_ptr, w_ptr, cell_ptr, state_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """All steps of BB samples of a client; cells and states have a zero in front of the first step."""
+    """All steps of BB samples of a client; cells and states have a zero in front of the first
+    step."""
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
@@ -175,7 +178,8 @@ def _all_steps_back(
     dcell = tl.zeros((BB, BN), tl.float32)
     dstate = tl.zeros((BB, BN), tl.float32)
     for _ in range(T):
-        # products first: a loaded value then meets the products' layout once, and not each of its terms
+        # products first: a loaded value then meets the products' layout once, and not each of its
+        # terms
         dstate += tl.load(dstate_ptr + given, mask=inside, other=0.0).to(tl.float32)
         leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
         wide = _tanh(tl.load(cell_ptr + N + before, mask=inside, other=0.0))
@@ -278,7 +282,7 @@ class _Layer(torch.autograd.Function):
         return dgates, dw_CGO
 
 
-def recurrent(x_CBTI: Tensor, layers: list[Weights], compute: Compute = "fp32") -> Tensor:
+def recurrent(x_CBTI: Tensor, layers: list[LayerWeights], compute: Compute = "fp32") -> Tensor:
     """An LSTM's outputs at each step, (C, B, T, O)."""
     x_CBTI = x_CBTI.to(storage(compute))
     for w_CGI, w_CGO, b_CG, c_CG in layers:

@@ -1,6 +1,7 @@
 """Group normalisation of C clients, each with its own scale and shift.
 
-C clients, B samples, H/W image, K channels, G groups, N = H * W * K / G values of one sample's group.
+C clients, B samples, H/W image, K channels, G groups, N = H * W * K / G values of one sample's
+group.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -14,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import Sink, cdiv, power, rows, settle, target
+from stratafl.engine.kernels.common import cdiv, power, rows, settle, target
+from stratafl.engine.ops import Sink
 
 
 @triton.jit
@@ -22,7 +24,8 @@ def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stat_ptr, stride_w, stride_b, eps, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sample's group; the mean first, then squares about it, so that nothing cancels."""
+    """One program: one sample's group; the mean first, then squares about it, so that nothing
+    cancels."""
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
     c = sample // B
@@ -64,7 +67,8 @@ def _input_gradient(
     x_ptr, y_ptr, dy_ptr, w_ptr, stat_ptr, dx_ptr, part_ptr, stride_w, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sample's group, and this sample's part of the gradients of scale and shift."""
+    """One program: one sample's group, and this sample's part of the gradients of scale and
+    shift."""
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
     c = sample // B
@@ -189,8 +193,10 @@ def group_norm(
     sink: Sink | None = None,
     grad_scale: float = 1.0,
 ) -> Tensor:
-    """Each sample's groups of channels normalised, then the client's scale and shift, then ReLU if asked.
+    """Each sample's groups of channels normalised, then the client's scale and shift, then ReLU if
+    asked.
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
+    go to `sink`.
     """
     return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, sink, grad_scale)

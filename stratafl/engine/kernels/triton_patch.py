@@ -10,7 +10,8 @@ from triton.runtime import interpreter
 
 
 def mend() -> None:
-    """Let a computed scalar bound a loop: it is an array of one element, which NumPy 2.4 does not turn into an int."""
+    """Let a computed scalar bound a loop: it is an array of one element, which NumPy 2.4 does not
+    turn into an int."""
     patch = interpreter._patch_lang_tensor
 
     def patch_and_mend(tensor: Any, *more: Any) -> None:

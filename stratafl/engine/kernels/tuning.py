@@ -1,5 +1,6 @@
-"""Block sizes, warps and pipeline depth of the matrix kernels, measured on an H200; fixed, so that a graph can be
-captured at any time. The second part of a key is the bytes of a stored activation."""
+"""Block sizes, warps and pipeline depth of the matrix kernels, measured on an H200; fixed, so that
+a graph can be captured at any time. The second part of a key is the bytes of a stored
+activation."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ TUNING: dict[tuple[str, int], Tuning] = {
     ("conv weight gradient", 4): Tuning(64, 64, 32, 4, 4),
     ("pool forward", 2): Tuning(64, 64, 32, 4, 3),
     ("pool forward", 4): Tuning(64, 64, 16, 4, 5),
-    ("thin forward", 2): Tuning(64, 64, 32, 4, 3),
-    ("thin forward", 4): Tuning(64, 64, 32, 4, 4),
-    ("thin weight gradient", 2): Tuning(64, 64, 32, 4, 3),
-    ("thin weight gradient", 4): Tuning(64, 64, 32, 4, 3),
+    ("few channels forward", 2): Tuning(64, 64, 32, 4, 3),
+    ("few channels forward", 4): Tuning(64, 64, 32, 4, 4),
+    ("few channels weight gradient", 2): Tuning(64, 64, 32, 4, 3),
+    ("few channels weight gradient", 4): Tuning(64, 64, 32, 4, 3),
     ("linear forward", 2): Tuning(128, 64, 32, 4, 3),
     ("linear forward", 4): Tuning(128, 64, 32, 4, 3),
     ("linear input gradient", 2): Tuning(128, 64, 32, 4, 3),

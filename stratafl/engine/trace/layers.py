@@ -1,7 +1,8 @@
 """The operations of a module that have a client-batched form, and that form.
 
-Each function here is given a node of the traced module and returns what to do when the program runs. Operations
-that see one sample at a time are taken; those that mix the samples of a batch are refused in `lowering`.
+Each function here is given a node of the traced module and returns what to do when the program
+runs. Operations that see one sample at a time are taken; those that mix the samples of a batch are
+refused in `lowering`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from stratafl.engine import ops
-from stratafl.engine.functions import FUNCTIONS, METHODS, Lower, flattened, is_relu, on_images, softmax, unchanged
-from stratafl.engine.lowering import IMAGE, Frame, Lowering, Run, Unsupported
-from stratafl.models import Recurrent
+from stratafl.engine.trace.functions import FUNCTIONS, METHODS, Lower, flattened, is_relu, on_images, softmax, unchanged
+from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run, Unsupported
+from stratafl.models.lstm import Recurrent
 
 
 def lower(low: Lowering, node: fx.Node) -> Run:

@@ -1,8 +1,9 @@
 """How parameters lie in the rows an engine computes with.
 
-Rules, stores and users see a row in the module's own order. Kernels of our own want a convolution's filters
-channels-last, and between two meetings the rows of an engine that does all of a step itself have them so, each bank of
-filters within its own place: to sums, clips and decay one order is like the other.
+Rules, stores and users see a row in the module's own order. Kernels of our own want a convolution's
+filters channels-last, and between two meetings the rows of an engine that does all of a step itself
+have them so, each bank of filters within its own place: to sums, clips and decay one order is like
+the other.
 
 Shape suffixes: M rows, C clients of a chunk, P parameters, Z buffer values.
 """
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.engine.spread import Spread
-from stratafl.flat import Flat
+from stratafl.core.flat import Flat
+from stratafl.core.shared_rows import Spread
 
 
 class Bank(NamedTuple):
@@ -32,7 +33,7 @@ class Bank(NamedTuple):
         return part.unflatten(1, self.shape)
 
     def last(self, part: Tensor) -> Tensor:
-        """Likewise, in the same shape, of rows that have them channels-last."""
+        """The filters of many rows, in the same shape, from rows that have them channels-last."""
         outputs, inputs, height, width = self.shape
         return part.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
 
@@ -99,6 +100,10 @@ class Layout:
 
     def restore(self, x_CP: Tensor, out_CP: Tensor) -> None:
         """Copy rows back to the module's order."""
+        if x_CP.shape[1] != self._flat.parameters:
+            # a count of steps for each leaf is no row of parameters
+            out_CP.copy_(x_CP)
+            return
         for stretch in self._others:
             out_CP[:, stretch].copy_(x_CP[:, stretch])
         for bank in self._banks.values():

@@ -1,7 +1,8 @@
-"""What the client-batched form of a traced operation is written with (see `layers` for the operations).
+"""What the client-batched form of a traced operation is written with (see `layers` for the
+operations).
 
-Every value has an axis of clients in front of the module's own axes, and an image may lie channels-last:
-(C, B, H, W, K) for what the module calls (B, K, H, W).
+Every value has an axis of clients in front of the module's own axes, and an image may lie
+channels-last: (C, B, H, W, K) for what the module calls (B, K, H, W).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from stratafl.engine.ops import TORCH, Compute, Table
+from stratafl.engine.ops import TORCH, Compute, Sink, Table
 
 BATCH = 8191
 """Samples in the shapes a module is traced with: a number that no layer has by chance."""
@@ -36,10 +37,10 @@ class Sinks(NamedTuple):
     squares: list[Tensor] | None
     """Collects parts (C, n) of the sums of squares of what was written."""
 
-    def of(self, names: Sequence[str | None]) -> list[Any]:
-        """As a `Sink` takes them."""
-        both = [where.get(name or "") for where in (self.gradients, self.corrections) for name in names]
-        return both if self.squares is None else [*both, self.squares]
+    def of(self, w: str | None, b: str | None) -> Sink:
+        """Where the gradients of a layer's two parameters go."""
+        views: list[Any] = [where.get(name or "") for where in (self.gradients, self.corrections) for name in (w, b)]
+        return Sink(*views)._replace(squares=self.squares)
 
 
 NOWHERE = Sinks({}, {}, None)
@@ -58,13 +59,14 @@ class Frame:
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
     sunk: set[str] = field(default_factory=set)
-    """The parameters whose gradients the backward pass, as far as it has come, has written to where they are wanted."""
+    """The parameters whose gradients the backward pass, as far as it has come, has written to where
+    they are wanted."""
 
 
 Run = Callable[[Frame], Any]
 
 
-class Weights(NamedTuple):
+class LayerParameters(NamedTuple):
     """A layer's own parameters: their names in the row, None for those it lacks."""
 
     w: str | None
@@ -76,18 +78,21 @@ class Weights(NamedTuple):
         return w, b
 
     def call(self, frame: Frame, op: str, *args: Any) -> Tensor:
-        """The operation, told where its parameters' gradients go if it can write them there itself."""
+        """The operation, told where its parameters' gradients go if it can write them there
+        itself."""
         names = [name for name in (self.w, self.b) if name is not None]
         trained = [name for name in names if name in frame.sinks.gradients]
         if op not in frame.ops.sinking or not trained:
             return frame.ops.functions[op](*args)
         if len(trained) < len(names) or any(self.uses[name] > 1 for name in names):
-            # two uses of a parameter would overwrite each other's gradient; without a sink torch adds them up
+            # two uses of a parameter would overwrite each other's gradient; without a sink torch
+            # adds them up
             return TORCH[op](*args)
-        sink = frame.ops.sink(*frame.sinks.of((self.w, self.b)))
+        sink = frame.sinks.of(self.w, self.b)
         y = frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
-        # what comes out may be unused, or cut off from the loss: its gradients are written only if it is reached
-        # (a hook that knew the frame would keep all its values, the result among them, until somebody looks for cycles)
+        # what comes out may be unused, or cut off from the loss: its gradients are written only if
+        # it is reached (a hook that knew the frame would keep all its values, the result among
+        # them, until somebody looks for cycles)
         sunk = frame.sunk
         y.register_hook(lambda _: sunk.update(names))
         return y
@@ -130,13 +135,15 @@ class Lowering:
         return given
 
     def plain(self, *given: Any) -> None:
-        """Refuse values that are known only when the module runs, such as the length of its batch."""
+        """Refuse values that are known only when the module runs, such as the length of its
+        batch."""
         for each in given:
             if isinstance(each, fx.Node):
                 raise Unsupported(f"the value of {each} as an argument")
 
     def fetch(self, given: Any, rank: int = 0, last: bool = False) -> Run:
-        """A tensor at the time of the call, with axes of one put in front of its own up to `rank`."""
+        """A tensor at the time of the call, with axes of one put in front of its own up to
+        `rank`."""
         node = self.tensor(given)
         missing = max(rank - self.rank(node), 0)
         lies_last = node in self.last
@@ -156,10 +163,10 @@ class Lowering:
         name = self._name(tensor)
         return lambda frame: frame.named[name]
 
-    def weights(self, w: Tensor | None, b: Tensor | None) -> Weights:
+    def weights(self, w: Tensor | None, b: Tensor | None) -> LayerParameters:
         """A layer's own parameters."""
         w_name, b_name = (None if each is None else self._name(each) for each in (w, b))
-        return Weights(w_name, b_name, self._uses)
+        return LayerParameters(w_name, b_name, self._uses)
 
     def _name(self, tensor: Tensor) -> str:
         if id(tensor) not in self._names:

@@ -1,8 +1,8 @@
 """The paper's tables and figures as named configs."""
 
-from stratafl.errors import unknown
-from stratafl.recipes import appendix, figures
-from stratafl.recipes.base import Case, Options, Recipe, essence, run_name, runs_of
+from stratafl.base.errors import unknown
+from stratafl.paper.recipes import appendix, figures
+from stratafl.paper.recipes.base import Case, Options, Recipe, essence, run_name, runs_of
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

@@ -1,4 +1,5 @@
-"""What a recipe is: named cases of a table or a figure, each a config, and the claim that they are to show."""
+"""What a recipe is: named cases of a table or a figure, each a config, and the claim that they are
+to show."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from stratafl.config import Config
+from stratafl.base.errors import InvalidInput, integer, unknown
+from stratafl.base.tree import Tree
+from stratafl.config.schema import Config
+from stratafl.core.schedule import Schedule
 from stratafl.engine.ops import COMPUTES
-from stratafl.errors import InvalidInput, unknown, whole
-from stratafl.schedule import Schedule
-from stratafl.store import layout
-from stratafl.tree import Tree
+from stratafl.runs import layout
 
 Scale = Literal["quick", "paper"]
 Form = Literal["rounds", "curves", "communication", "time"]
@@ -47,7 +48,7 @@ class Options:
         if self.precision not in COMPUTES:
             raise unknown("--precision", self.precision, COMPUTES)
         if self.rounds is not None:
-            whole("--rounds", self.rounds, at_least=1)
+            integer("--rounds", self.rounds, at_least=1)
 
     @property
     def quick(self) -> bool:
@@ -120,7 +121,8 @@ class Recipe:
         return self.where.split(" (")[0]
 
     def fitting(self, options: Options) -> Options:
-        """These options, with the usual partition where the recipe has its own and no use for the one asked for."""
+        """These options, with the usual partition where the recipe has its own and no use for the
+        one asked for."""
         levels = [level for case in self.make(options) for level in case.config.data.partition]
         used = options.partition in {level["name"] for level in levels}
         return options if used else replace(options, partition=PARTITIONS[0])
@@ -134,14 +136,16 @@ class Recipe:
 
 
 def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
-    """One seed of everything comes before the next: what there is when time runs out is a whole comparison."""
+    """One seed of everything comes before the next: what there is when time runs out is a whole
+    comparison."""
     for seed in range(seeds):
         for case in cases:
             yield case, seed
 
 
 def essence(config: Config | Mapping[str, Any]) -> str:
-    """What a run computes, whatever computes it and however far it goes: equal texts mean equal histories."""
+    """What a run computes, whatever computes it and however far it goes: equal texts mean equal
+    histories."""
     values = config.as_dict() if isinstance(config, Config) else dict(config)
     run = {key: value for key, value in values["run"].items() if key not in (*PLACE, *EXTENT)}
     return json.dumps({**values, "run": run}, sort_keys=True)

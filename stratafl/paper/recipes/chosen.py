@@ -1,8 +1,9 @@
-"""FedProx's mu and FedDyn's alpha, which the paper does not name: as in the code released with it, and the best here.
+"""FedProx's mu and FedDyn's alpha, which the paper does not name: as in the code released with it,
+and the best here.
 
-`stratafl reproduce search` trains the candidates below on CIFAR-10 (both levels non-i.i.d., a seed of its own) and
-names the best of each; docs/results/README.md says whether that has been done, and a test holds the values here to what
-its record says. Figure 3 has a line for either value.
+`stratafl reproduce search` trains the candidates below on CIFAR-10 (both levels non-i.i.d., a seed
+of its own) and names the best of each; docs/results/README.md says whether that has been done, and
+a test holds the values here to what its record says. Figure 3 has a line for either value.
 """
 
 from __future__ import annotations

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from stratafl import models
-from stratafl.config import Config, named
-from stratafl.data import sources
-from stratafl.recipes.base import Case, Options, Recipe
-from stratafl.recipes.paper import table1
-from stratafl.simulate import Simulation, simulate
+from stratafl.base.environment import usable_cores
+from stratafl.base.errors import named
+from stratafl.config.schema import Config
+from stratafl.data.sets import prepare
+from stratafl.models.registry import build
+from stratafl.paper.recipes.base import Case, Options, Recipe
+from stratafl.paper.recipes.published import table1
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.prepare import set_up
+from stratafl.simulation.run import Simulation
 
 H200 = {
     "mlp": {"fp32": 161_695, "tf32": 310_201, "bf16": 309_440, "fp16": 316_151},
     "cnn": {"fp32": 5_746, "tf32": 29_615, "bf16": 42_159, "fp16": 42_261},
     "resnet18_gn": {"tf32": 5_160, "bf16": 6_822},
-    "lstm": {"tf32": 8_951, "bf16": 11_931},
+    "lstm": {"tf32": 8_997, "bf16": 11_998},
 }
-"""Client-steps a second measured on an NVIDIA H200, 100 clients, batch 50: benchmarks/results/h200_*.json."""
+"""Client-steps a second measured on an NVIDIA H200, 100 clients, batch 50:
+benchmarks/results/h200_*.json."""
 SAMPLES = {"mlp": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "resnet18_gn": ((3, 32, 32), 100), "lstm": ((80,), 80)}
 
 
@@ -48,11 +52,12 @@ def expected_steps(recipe: Recipe, cases: Sequence[Case]) -> float:
 def needs(cases: Sequence[Case]) -> dict[str, str]:
     """The data sets, each with its state."""
     names = dict.fromkeys(case.config.data.name for case in cases)
-    return {name: sources.describe(name).state for name in names}
+    return {name: prepare.describe(name).state for name in names}
 
 
 class Rates:
-    """Of each model, measured at most once: a few steps of the engine that would train it."""
+    """Each model's speed, measured at most once by a few steps of the engine that would train
+    it."""
 
     def __init__(self, options: Options):
         self.options = options
@@ -91,7 +96,7 @@ class Rates:
             each = clients * steps / (time.perf_counter() - began)
         finally:
             torch.set_num_threads(threads)
-        workers = cores() if on_cpu else 1
+        workers = usable_cores() if on_cpu else 1
         return Rate(each * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
 
 
@@ -102,20 +107,23 @@ def _short_run(config: Config, clients: int, steps: int) -> Simulation:
     batch = config.leaf.batch or 50
     total = clients * batch
     inputs = torch.randint(classes, (total, *shape)) if name == "lstm" else torch.rand(total, *shape)
-    return simulate(
-        lambda: models.build(name, shape, classes, **params),
-        (inputs, torch.arange(total) % classes),
-        list(torch.arange(total).split(batch)),
-        str(clients),
-        "hfedavg",
-        periods=[steps],
-        rounds=2,
-        batch=batch,
-        device=config.run.device,
-        engine=config.run.engine,  # type: ignore[arg-type]  # simulate checks it
-        precision=config.run.precision,  # type: ignore[arg-type]
+    problem = Problem(
+        model=lambda: build(name, shape, classes, **params),
+        data=(inputs, torch.arange(total) % classes),
+        partition=list(torch.arange(total).split(batch)),
+        tree=str(clients),
     )
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    method = Method(
+        rules="hfedavg",
+        periods=[steps],
+        leaf=0.1,
+        batch=batch,
+        sampling="epochs",
+        participation=None,
+        seed=0,
+        update_limit=None,
+        update_factor=None,
+    )
+    evaluation = Evaluation(rounds=2, evaluate_every=1, evaluate_levels=[0], stop_at=None, diagnose="drift")
+    run = config.run
+    return set_up(problem, method, evaluation, Execution(run.device, run.engine, run.precision, ranks=None))

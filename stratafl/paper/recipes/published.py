@@ -1,4 +1,5 @@
-"""Every number the paper gives for its experiments (Fang et al., MTGC, NeurIPS 2024): Table 1 and Appendix B.
+"""Every number the paper gives for its experiments (Fang et al., MTGC, NeurIPS 2024): Table 1 and
+Appendix B.
 
 Its figures are pictures without numbers, so for them there is only what the text claims.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stratafl.recipes.settings import CORRECTIONS
+from stratafl.paper.recipes.settings import CORRECTIONS
 
 
 class Rounds(NamedTuple):
-    """Global rounds to the target: mean and standard deviation of 3 trials, or that more than so many are needed."""
+    """Global rounds to the target: mean and standard deviation of 3 trials, or that more than so
+    many are needed."""
 
     mean: float
     deviation: float | None

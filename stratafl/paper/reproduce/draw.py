@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.plots import COLOURS, pyplot, save
-from stratafl.recipes.paper import Rounds, table1
-from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED
-from stratafl.reproduce.judge import Panel, heading, word
-from stratafl.reproduce.measure import Measured, Results, Value, span
-from stratafl.reproduce.stock import Curve
+from stratafl.paper.recipes.published import Rounds, table1
+from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED
+from stratafl.paper.reproduce.judge import Panel, heading, word
+from stratafl.paper.reproduce.measure import Measured, Results, Value, span
+from stratafl.paper.reproduce.stored_runs import RunCurve
+from stratafl.report.plots import COLOURS, pyplot, save
 
 GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
 COLOUR = {
@@ -62,7 +62,7 @@ def _communication(results: Results) -> Any:
     )
 
 
-def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]]) -> Any:
+def _panels(results: Results, x: str, along: Callable[[RunCurve], Sequence[float]]) -> Any:
     grid = _grid(results.panels)
     rows, columns = len(grid), len(grid[0])
     figure, axes = pyplot().subplots(
@@ -112,9 +112,9 @@ def _panels(results: Results, x: str, along: Callable[[Curve], Sequence[float]])
     return figure
 
 
-def _focus(axes: Any, curves: Sequence[Curve], target: float | None) -> None:
-    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin below the axis, but
-    not the target."""
+def _focus(axes: Any, curves: Sequence[RunCurve], target: float | None) -> None:
+    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin
+    below the axis, but not the target."""
     halves = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
     later = [accuracy for accuracy in halves if not math.isnan(accuracy)]
     if not later:
@@ -141,14 +141,15 @@ def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
 
 
 def _legend_width(titles: Sequence[str], columns: int) -> float:
-    """In inches, about, at the size of type it has: a column is as wide as its longest title, and has a sample."""
+    """In inches, about, at the size of type it has: a column is as wide as its longest title, and
+    has a sample."""
     rows = -(-len(titles) // columns)
     return sum(0.55 + 0.06 * max(map(len, titles[at : at + rows])) for at in range(0, len(titles), rows))
 
 
-def _line(axes: Any, measured: Measured, along: Callable[[Curve], Sequence[float]], colour: str, line: str) -> None:
-    """The mean over seeds as far as all have come, and the range between them; a cross where it ends since one of them
-    diverged."""
+def _line(axes: Any, measured: Measured, along: Callable[[RunCurve], Sequence[float]], colour: str, line: str) -> None:
+    """The mean over seeds as far as all have come, and the range between them; a cross where it
+    ends since one of them diverged."""
     curves, bold = measured.curves, line == "mtgc"
     style = {"linestyle": "--" if line in DASHED else "-", "linewidth": 2.2 if bold else 1.5}
     shortest = min(len(curve.rounds) for curve in curves)
@@ -171,7 +172,8 @@ def _title(line: str) -> str:
 
 
 def _grid(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Distributions one below the other where a figure has several, everything else side by side."""
+    """Distributions one below the other where a figure has several, everything else side by
+    side."""
     kinds = list(dict.fromkeys(panel[1] for panel in panels if len(panel) > 1))
     if len(kinds) < 2 or len(panels) == len(kinds):
         return [list(panels)]

@@ -1,4 +1,5 @@
-"""A claim of the paper and how it is judged: each panel on its own, then all together in one plain sentence."""
+"""A claim of the paper and how it is judged: each panel on its own, then all together in one plain
+sentence."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
-from stratafl.reproduce.measure import DEAD, Results, Value
+from stratafl.paper.recipes import recipe
+from stratafl.paper.recipes.base import Scale
+from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS, TITLES
+from stratafl.paper.reproduce.measure import DEAD, Results, Value
 
 HELD, SO_FAR, PARTLY, OPEN = "held", "held as far as measured", "held in part", "not measured yet"
 NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
@@ -39,7 +42,16 @@ class Claim:
     recipe: str
     where: str
     text: str
+    """At the paper's scale; TARGET stands for the test accuracy to be reached."""
     findings: Callable[[Results], Iterable[Finding]]
+    small: str | None = None
+    """At quick scale, where that has neither the paper's data nor as many settings."""
+
+    def stated(self, scale: Scale) -> str:
+        """What is claimed, with the scale's own target."""
+        text = self.small if scale == "quick" and self.small is not None else self.text
+        goal = recipe(self.recipe).goal(scale)
+        return text if goal is None else text.replace("TARGET", f"{100 * goal:g} %")
 
     def judge(self, results: Results) -> Verdict:
         found = list(self.findings(results))
@@ -75,7 +87,7 @@ def label(panel: Panel) -> str:
 
 
 def heading(panel: Panel) -> str:
-    """Likewise, in the words of the paper."""
+    """A panel's name in the words of the paper."""
     return ", ".join(DISTRIBUTIONS.get(part) or word(part) for part in panel)
 
 
@@ -92,8 +104,8 @@ def percent(value: Value | None) -> str:
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
-    """In every panel the line ends with the highest accuracy of all, or of these. One that is higher is enough to say
-    no, whatever those do that were not measured."""
+    """In every panel the line ends with the highest accuracy of all, or of these. One that is
+    higher is enough to say no, whatever those do that were not measured."""
 
     def findings(results: Results) -> list[Finding]:
         found = []

@@ -9,23 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.metrics import rounds_to
-from stratafl.recipes.base import Case, Options, Recipe
-from stratafl.reproduce.stock import Curve, Stock
+from stratafl.core.measure.metrics import rounds_to
+from stratafl.paper.recipes.base import Case, Options, Recipe
+from stratafl.paper.reproduce.stored_runs import RunCurve, StoredRuns
+from stratafl.runs.statistics import over_seeds
 
 WINDOW = 0.1
-"""The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a throw of the dice."""
+"""The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a
+throw of the dice."""
 DEAD = "diverged"
 """What is said of a line all of whose runs are."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A mean over seeds; `beyond` says that the true one is larger, such as rounds to a target not reached by all."""
+    """A mean over seeds; `beyond` says that the true one is larger, such as rounds to a target not
+    reached by all."""
 
     mean: float
     deviation: float | None = None
-    """Standard deviation (of a sample); None for fewer than two."""
+    """None for fewer than two."""
     beyond: bool = False
     diverged: str = ""
     """How many of the seeds count as nothing, since their runs had diverged by then."""
@@ -36,7 +39,7 @@ class Value:
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
         told = "" if not dead else DEAD if dead == len(values) else f"{dead} of {len(values)} diverged"
-        return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, beyond, told)
+        return Value(*over_seeds(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """As the paper writes it: ">T" where the target was not reached within T rounds."""
@@ -74,7 +77,7 @@ class Measured:
     """One line of a panel: a curve for each seed there is."""
 
     case: Case
-    curves: tuple[Curve, ...]
+    curves: tuple[RunCurve, ...]
 
     @property
     def complete(self) -> int:
@@ -86,7 +89,8 @@ class Measured:
         return min((curve.rounds[-1] for curve in self.curves), default=0)
 
     def accuracy(self, until: int) -> Value | None:
-        """Of the last tenth of the rounds up to this one; NaN for a run that has diverged there."""
+        """The mean over the last tenth of the rounds up to this one; NaN for a run that has
+        diverged there."""
         finals = []
         for curve in self.curves:
             seen = zip(curve.rounds, curve.accuracy, strict=True)
@@ -105,8 +109,8 @@ class Measured:
         return Value.of(finals) if finals else None
 
     def unrest(self, until: int) -> float | None:
-        """How far the accuracy jumps from round to round, on average over the second half of the rounds; None where
-        it is not known in all of them."""
+        """How far the accuracy jumps from round to round, on average over the second half of the
+        rounds; None where it is not known in all of them."""
         jumps = [
             abs(b - a)
             for curve in self.curves
@@ -137,7 +141,8 @@ class Measured:
         return Value.of(values, beyond) if values else None
 
     def at_cost(self, sent: float) -> float | None:
-        """The accuracy when a client has sent and received so many bytes, between two rounds on the line that joins
+        """The accuracy when a client has sent and received so many bytes, between two rounds on the
+        line that joins
         them: rounds of one method are larger than another's. None before the first is over."""
         if not self.curves or any(sent < curve.sent[0] for curve in self.curves):
             return None
@@ -195,7 +200,8 @@ class Results:
 
     @property
     def comparable(self) -> bool:
-        """Whether any panel has two lines to compare, or all it is to have: another recipe's run alone says nothing."""
+        """Whether any panel has two lines to compare, or all it is to have: another recipe's run
+        alone says nothing."""
         found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
         return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
@@ -204,7 +210,8 @@ class Results:
         return any(self.get(panel, line) for line in self.lines(panel))
 
     def until(self, *panels: tuple[str, ...]) -> int:
-        """The last round that every line of these panels has, of those that were measured at all."""
+        """The last round that every line of these panels has, of those that were measured at
+        all."""
         found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
         return min((m.last for m in found if m is not None), default=0)
 
@@ -213,12 +220,14 @@ class Results:
         return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
 
     def unfinished(self, panel: tuple[str, ...]) -> str:
-        """How far the panel's lines have come, where that is not the end; runs to a target have no other end."""
+        """How far the panel's lines have come, where that is not the end; runs to a target have no
+        other end."""
         until, limit = self.until(panel), self.limit(panel)
         return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
 
     def accuracy(self, panel: tuple[str, ...], line: str, beside: Sequence[tuple[str, ...]] = ()) -> Value | None:
-        """At the last round all lines of the panel have, and of panels it is held beside: the same round for all."""
+        """At the last round all lines of the panel have, and of panels it is held beside: the same
+        round for all."""
         found = self.get(panel, line)
         return None if found is None else found.accuracy(self.until(panel, *beside))
 
@@ -227,10 +236,10 @@ class Results:
         return None if found is None or self.target is None else found.reach(self.target)
 
 
-def measure(recipe: Recipe, cases: Sequence[Case], options: Options, seeds: int, stock: Stock) -> Results:
+def measure(recipe: Recipe, cases: Sequence[Case], options: Options, seeds: int, stored: StoredRuns) -> Results:
     """What the stored runs say about the cases of a recipe."""
     measured = []
     for case in cases:
-        curves = [stock.curve(case.seeded(number)) for number in range(seeds)]
+        curves = [stored.curve(case.seeded(number)) for number in range(seeds)]
         measured.append(Measured(case, tuple(curve for curve in curves if curve is not None)))
     return Results(recipe, options, measured)

@@ -1,4 +1,5 @@
-"""The page with every claim of the paper and what was measured; made from the results beside it, never by hand."""
+"""The page with every claim of the paper and what was measured; made from the results beside it,
+never by hand."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stratafl.errors import InvalidInput
-from stratafl.recipes import RECIPES
-from stratafl.recipes.base import Scale
-from stratafl.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
-from stratafl.recipes.paper import TABLE1
-from stratafl.recipes.settings import TUNED
-from stratafl.reproduce.claims import CLAIMS
-from stratafl.reproduce.judge import OPEN
-from stratafl.reproduce.measure import span
-from stratafl.reproduce.report import FORMAT, as_table, provenance, said, table
-from stratafl.store.files import read_json, writing
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import read_json, writing
+from stratafl.paper.recipes import RECIPES
+from stratafl.paper.recipes.base import Scale
+from stratafl.paper.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
+from stratafl.paper.recipes.published import TABLE1
+from stratafl.paper.recipes.settings import TUNED
+from stratafl.paper.reproduce.claims import CLAIMS
+from stratafl.paper.reproduce.judge import OPEN, Claim
+from stratafl.paper.reproduce.measure import span
+from stratafl.paper.reproduce.report import FORMAT, as_table, provenance, said, table
 
 NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
 CANNOT = {"cinic10": "the data set is not at hand"}
@@ -57,7 +58,7 @@ def overview(folder: Path, scale: Scale) -> str:
         "| claim | in the paper | measured | seeds | held? |",
         "|---|---|---|---|---|",
     ]
-    lines += [_claim_row(claim, main.get(claim.recipe)) for claim in CLAIMS] + [""]
+    lines += [_claim_row(claim, main.get(claim.recipe), scale) for claim in CLAIMS] + [""]
     for each in results:
         if each["partition"] != "release_dirichlet" and each["whole"]:
             lines += [f"## {each['title']}", "", *_measured(each), ""]
@@ -78,14 +79,14 @@ def _measured(each: dict[str, Any]) -> list[str]:
     return as_table(headings, cells) + [f"- **{claim['status']}**: {said(claim)}" for claim in judged]
 
 
-def _claim_row(claim: Any, found: dict[str, Any] | None) -> str:
+def _claim_row(claim: Claim, found: dict[str, Any] | None, scale: Scale) -> str:
     judged = next((each for each in found["claims"] if each["id"] == claim.id), None) if found else None
     if found is None or judged is None or judged["status"] == OPEN:
         why = CANNOT.get(claim.recipe)
         status = f"{OPEN}: {why}" if why else OPEN
-        return f"| {claim.text} | {claim.where} | | | {status} |"
+        return f"| {claim.stated(scale)} | {claim.where} | | | {status} |"
     seeds = span(row["seeds"] for row in found["rows"] if row["seeds"])
-    return f"| {claim.text} | {claim.where} | {judged['sentence']} | {seeds} | {judged['status']} |"
+    return f"| {claim.stated(scale)} | {claim.where} | {judged['sentence']} | {seeds} | {judged['status']} |"
 
 
 def _chosen(search: dict[str, Any] | None, scale: Scale) -> list[str]:

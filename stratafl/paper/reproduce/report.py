@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.recipes.base import Options, Recipe, Scale
-from stratafl.recipes.chosen import CANDIDATES
-from stratafl.recipes.paper import TEXT_DISAGREES, WHY_FAR, Rounds, table1
-from stratafl.recipes.settings import METHODS
-from stratafl.reproduce.claims import claims_of
-from stratafl.reproduce.judge import OPEN, Panel, heading
-from stratafl.reproduce.measure import Measured, Results, Value, extra_models, times
-from stratafl.reproduce.stock import Curve
-from stratafl.store.files import make_folder, write_json, writing
+from stratafl.base.files import make_folder, write_json, writing
+from stratafl.paper.recipes.base import Options, Recipe, Scale
+from stratafl.paper.recipes.chosen import CANDIDATES
+from stratafl.paper.recipes.published import TEXT_DISAGREES, WHY_FAR, Rounds, table1
+from stratafl.paper.recipes.settings import METHODS
+from stratafl.paper.reproduce.claims import claims_of
+from stratafl.paper.reproduce.judge import OPEN, Panel, heading
+from stratafl.paper.reproduce.measure import Measured, Results, Value, extra_models, times
+from stratafl.paper.reproduce.stored_runs import RunCurve
 
 FORMAT = 2
 NEARER = 0.75
@@ -31,7 +31,8 @@ FAR = 0.3
 
 
 def stem(recipe: Recipe, options: Options) -> str:
-    """Of its files; what is not the paper's own setting has a name of its own."""
+    """What the names of a recipe's files begin with; what is not the paper's own setting has a name
+    of its own."""
     parts = [recipe.name, *([options.partition] if options.partition != "release_dirichlet" else [])]
     parts += [*(options.methods or ()), *([f"{options.rounds}_rounds"] if options.rounds else [])]
     return "_".join([*parts, *(["quick"] if options.quick else [])])
@@ -57,8 +58,8 @@ def describe(results: Results, seeds: int) -> dict[str, Any]:
         "made_with": made_with(results),
     }
     for claim in claims_of(recipe.name):
-        verdict = claim.judge(results)
-        found["claims"].append({"id": claim.id, "text": claim.text, "where": claim.where, **vars(verdict)})
+        verdict, text = claim.judge(results), claim.stated(options.scale)
+        found["claims"].append({"id": claim.id, "text": text, "where": claim.where, **vars(verdict)})
     if recipe.name == "search":
         found["best"] = best_candidates(results)
     return found
@@ -161,8 +162,9 @@ def made_with(results: Results) -> dict[str, Any]:
     return {**kept, "client_steps": steps, "seconds": round(seconds, 1), "client_steps_a_second": rate}
 
 
-def time_taken(curves: Sequence[Curve]) -> float:
-    """Seconds the runs took together; of those that were interrupted their rounds', as when these were is not known."""
+def time_taken(curves: Sequence[RunCurve]) -> float:
+    """Seconds the runs took together; of those that were interrupted their rounds', as when these
+    were is not known."""
     whole = covered(curve.span for curve in curves if not curve.paused)
     return whole + sum(curve.seconds[-1] for curve in curves if curve.paused)
 
@@ -177,7 +179,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def best_candidates(results: Results) -> dict[str, dict[str, float]]:
-    """Of each method's candidates the one that ended highest, once all were tried."""
+    """Each method's candidate that ended highest, once all were tried."""
     best = {}
     for name, (parameter, values) in CANDIDATES.items():
         scores = {value: results.accuracy((name,), f"{parameter}={value:g}") for value in values}
@@ -187,7 +189,7 @@ def best_candidates(results: Results) -> dict[str, dict[str, float]]:
     return best
 
 
-# -- as tables --------------------------------------------------------------------------------------------------------
+# -- as tables -------------------------------------------------------------------------------------
 
 COLUMNS = {
     "rounds_to_target_text": "rounds to target",
@@ -235,7 +237,8 @@ SHOWN = {
 def table(
     found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; a column nobody has a value for is left out. `missing` stands where a line has none."""
+    """Headings and cells; a column nobody has a value for is left out. `missing` stands where a
+    line has none."""
     keys = [key for key in (*SHOWN[form], "diverged") if any(key in row for row in found["rows"])]
     rows = [
         [name(tuple(row["panel"])), METHODS.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",

@@ -11,18 +11,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config
-from stratafl.divergence import diverged, measured
-from stratafl.errors import InvalidInput
-from stratafl.recipes.base import PLACE, essence
-from stratafl.store.read import StoredRun, list_runs
+from stratafl.base.errors import InvalidInput
+from stratafl.config.schema import Config
+from stratafl.core.measure.divergence import diverged, measured
+from stratafl.paper.recipes.base import PLACE, essence
+from stratafl.runs.read import StoredRun, list_runs
 
 SETTING_UP = 120.0
 """Seconds a run may take beside its rounds: reading data, compiling kernels."""
 
 
 @dataclass(frozen=True)
-class Curve:
+class RunCurve:
     """One run as far as it was wanted: a value per evaluated round."""
 
     rounds: tuple[int, ...]
@@ -57,7 +57,7 @@ class Curve:
         return (self.sent[-1] - before[1]) / (self.rounds[-1] - before[0])
 
 
-class Stock:
+class StoredRuns:
     """What a folder of runs has to offer."""
 
     def __init__(self, runs: Iterable[StoredRun]):
@@ -70,12 +70,12 @@ class Stock:
             self._by_essence[essence(config)].append((config, run))
 
     @staticmethod
-    def of(folder: Path) -> Stock:
-        return Stock(list_runs(folder) if folder.is_dir() else ())
+    def of(folder: Path) -> StoredRuns:
+        return StoredRuns(list_runs(folder) if folder.is_dir() else ())
 
-    def curve(self, wanted: Config) -> Curve | None:
-        """The newest that is complete, wherever it was computed, or the longest: of two that reached their target, the
-        slower is no better."""
+    def curve(self, wanted: Config) -> RunCurve | None:
+        """The newest that is complete, wherever it was computed, or the longest: of two that
+        reached their target, the slower is no better."""
         found = [_cut(config, run, wanted) for config, run in self._by_essence[essence(wanted)]]
         newest = reversed([curve for curve in found if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
@@ -89,7 +89,7 @@ class Stock:
         )
 
 
-def _cut(config: Config, run: StoredRun, wanted: Config) -> Curve:
+def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:
     """A run's records up to where the wanted one would end."""
     goal, limit = wanted.run.stop_at, wanted.run.rounds
     elapsed = list(accumulate(record["seconds"] for record in run.rounds))
@@ -112,4 +112,4 @@ def _cut(config: Config, run: StoredRun, wanted: Config) -> Curve:
     if len(kept) < len(run.rounds):  # the rest of it went into something else
         end = min(end, begin + (seconds[-1] if seconds else 0.0))
     died = diverged(run.rounds[: rounds[-1]]) if rounds else None
-    return Curve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)
+    return RunCurve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)

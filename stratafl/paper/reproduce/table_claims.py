@@ -1,13 +1,14 @@
-"""What the paper reads from Table 1: rounds to a target, and how many times fewer than HFedAvg needs."""
+"""What the paper reads from Table 1: rounds to a target, and how many times fewer than HFedAvg
+needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratafl.recipes.figures import EH
-from stratafl.recipes.settings import DISTRIBUTIONS, METHODS, eh_name
-from stratafl.reproduce.judge import Claim, Finding, label
-from stratafl.reproduce.measure import Results, Value, less, times
+from stratafl.paper.recipes.figures import EH
+from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS, eh_name
+from stratafl.paper.reproduce.judge import Claim, Finding, label
+from stratafl.paper.reproduce.measure import Results, Value, less, times
 
 WHERE = "Section 5.2, Table 1"
 
@@ -44,7 +45,8 @@ def _fewest(results: Results) -> list[Finding]:
 
 
 def _monotone(labels: str, values: Sequence[Value | None], rising: bool) -> Finding:
-    """Somewhere it moves the right way and nowhere it certainly moves the other; it may stand still."""
+    """Somewhere it moves the right way and nowhere it certainly moves the other; it may stand
+    still."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Finding(labels, None, "")
@@ -82,7 +84,8 @@ def _hfedavg_suffers(results: Results) -> list[Finding]:
 
 
 def _mtgc_is_stable(results: Results) -> list[Finding]:
-    """From the easier of the two one-level settings to both levels, its rounds grow by a smaller factor."""
+    """From the easier of the two one-level settings to both levels, its rounds grow by a smaller
+    factor."""
     found = []
     for eh in _settings(results):
         growth = {line: _growth(results, eh, line) for line in ("mtgc", "hfedavg")}
@@ -110,7 +113,7 @@ def _gain_is_largest(results: Results) -> list[Finding]:
 
 
 TABLE_CLAIMS = (
-    Claim("table1_fewest", "table1", WHERE, "MTGC needs the fewest global rounds to 80 % in every setting", _fewest),
+    Claim("table1_fewest", "table1", WHERE, "MTGC needs the fewest global rounds to TARGET in every setting", _fewest),
     Claim("table1_falls", "table1", WHERE, "MTGC needs fewer rounds as E or H grows", _falls),
     Claim("table1_speedup", "table1", WHERE, "MTGC's speed-up over HFedAvg grows with E and H", _speedup_grows),
     Claim("table1_hfedavg", "table1", WHERE, "HFedAvg needs more rounds where both levels are non-i.i.d.",

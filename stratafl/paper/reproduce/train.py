@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stratafl.config import Config
-from stratafl.recipes.base import Case, essence, run_name, runs_of
-from stratafl.reproduce.stock import Stock
-from stratafl.store import layout
-from stratafl.sweep import Outcome, run_all
-from stratafl.sweep.pool import Watch
+from stratafl.config.schema import Config
+from stratafl.paper.recipes.base import Case, essence, run_name, runs_of
+from stratafl.paper.reproduce.stored_runs import StoredRuns
+from stratafl.runs import layout
+from stratafl.runs.sweep import Outcome, run_all
+from stratafl.runs.sweep.pool import Watch
 
 
 def wanted(cases: Sequence[Case], seeds: int) -> list[Config]:
@@ -21,8 +21,8 @@ def wanted(cases: Sequence[Case], seeds: int) -> list[Config]:
 
 
 def missing(configs: Iterable[Config], folder: Path) -> list[Config]:
-    stock = Stock.of(folder)
-    return [config for config in configs if not stock.has(config)]
+    stored = StoredRuns.of(folder)
+    return [config for config in configs if not stored.has(config)]
 
 
 def to_do(configs: Iterable[Config], folder: Path) -> set[str]:
@@ -40,7 +40,8 @@ def train(
 ) -> list[Outcome]:
     """Do what is missing.
 
-    Runs that go all the way come first, since one of them may serve a recipe that would have stopped it at a target.
+    Runs that go all the way come first, since one of them may serve a recipe that would have
+    stopped it at a target.
     """
     began = time.monotonic()
     outcomes: list[Outcome] = []

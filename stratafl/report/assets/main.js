@@ -1,46 +1,44 @@
 "use strict";
 // Starts the page, and keeps it fresh where a server stands behind it.
 
-function drawSettings() {
+// Everything that shows settings as lines or bars.
+function drawCharts() {
   drawLegends();
+  drawBars();
   drawCurves();
+  drawOverNodes();
   drawDrift();
 }
 
 function drawAll() {
   const several = state.data.settings.some((setting) => setting.runs.length > 1);
   const axes = Object.keys(state.data.axes);
-  choice("axis", Object.fromEntries(axes.map((name) => [name, name])), "axis", drawAll);
-  choice("view", several ? { mean: "mean ± std", runs: "every run" } : { mean: "mean" }, "view", drawAll);
+  choice("axis", Object.fromEntries(axes.map((name) => [name, name])), "axis", drawCharts);
+  choice("view", several ? { mean: "mean ± std", runs: "every run" } : { mean: "mean" }, "view", drawCharts);
   drawNotes();
+  drawSummaryControls();
   drawSummary();
-  drawSettings();
+  drawCharts();
   drawTree();
   drawConfig();
 }
 
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
+  byId("theme").textContent = name === "dark" ? "Light" : "Dark";
 }
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let chosenTheme = null;
 setTheme(prefersDark.matches ? "dark" : "light");
 prefersDark.addEventListener("change", () => {
-  if (chosenTheme) return;
-  setTheme(prefersDark.matches ? "dark" : "light");
-  drawAll();
+  if (!chosenTheme) setTheme(prefersDark.matches ? "dark" : "light");
 });
-document.getElementById("theme").addEventListener("click", () => {
+byId("theme").addEventListener("click", () => {
   chosenTheme = theme() === "dark" ? "light" : "dark";
   setTheme(chosenTheme);
-  drawAll();
 });
-document.getElementById("split").addEventListener("change", (event) => {
-  state.split = Number(event.target.value);
-  drawTree();
-});
+addEventListener("scroll", () => { byId("tip").hidden = true; }, { passive: true });
 
 async function refresh() {
   try {
@@ -49,15 +47,15 @@ async function refresh() {
     const text = await answer.text();
     if (text !== refresh.last) {
       refresh.last = text;
-      state.data = JSON.parse(text);
+      state.data = unpacked(JSON.parse(text));
       drawAll();
     }
   } catch (problem) {
-    document.getElementById("subtitle").textContent = "The server has stopped; this is the last it told.";
+    byId("subtitle").textContent = "The server has stopped; this is the last it told.";
   }
   setTimeout(refresh, 2000);
 }
 
-state.data = JSON.parse(document.getElementById("data").textContent);
+state.data = unpacked(JSON.parse(byId("data").textContent));
 drawAll();
 if (document.documentElement.dataset.live) setTimeout(refresh, 2000);

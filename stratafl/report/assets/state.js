@@ -1,22 +1,23 @@
 "use strict";
 // What the page shows and how; every drawing function reads from here and nothing else.
 
-const state = { data: null, axis: "rounds", view: "mean", quantity: "drift", scale: "linear", split: 0, hidden: new Set() };
-
-// Okabe and Ito's colours, which people with any colour vision can tell apart, made lighter for a dark page.
-const COLOURS = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a87400", "#3d9bd1", "#5b6470"],
-  dark: ["#6cb4ee", "#ff9257", "#34c79a", "#e7a3c8", "#efb93c", "#9aa8ff", "#c2c8d2"],
+const state = {
+  data: null, axis: "rounds", view: "mean", logX: false, logY: false, metric: null, targets: {}, goal: "0", cost: "rounds",
+  quantity: "drift", driftLog: false, over: "mean", sort: null, run: 0, colour: "", stop: null, node: null, nodeSort: null,
+  zoom: {}, hidden: new Set(),
 };
-const DASHES = ["solid", "dash", "dot", "dashdot"];
+
+const COLOURS = 7; // as many as page.css has
+// with five styles of lines to seven colours, 35 settings look different, and any two neighbours do in grey, too
+const DOTS = "0.1 4.6";
+const DASHES = ["", "7 4", DOTS, "9 3.5 1.5 3.5", "13 4"];
 
 function colour(number) {
-  const colours = COLOURS[theme()];
-  return colours[number % colours.length];
+  return `var(--c${number % COLOURS})`;
 }
 
 function dash(number) {
-  return DASHES[Math.floor(number / COLOURS.light.length) % DASHES.length];
+  return DASHES[number % DASHES.length];
 }
 
 function theme() {
@@ -27,9 +28,8 @@ function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// The plotting library reads its texts as simple HTML; a user's text is to be seen as it is.
-function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+function byId(id) {
+  return document.getElementById(id);
 }
 
 function element(tag, properties = {}, ...children) {
@@ -42,8 +42,20 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// Texts become text nodes, so that nothing a user wrote is ever read as markup.
+function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 function fill(id, ...children) {
-  document.getElementById(id).replaceChildren(...children);
+  byId(id).replaceChildren(...children);
+}
+
+function plural(number, word) {
+  return `${number} ${word}${number === 1 ? "" : "s"}`;
 }
 
 // One button per option, of which one is pressed. Options that are gone fall back to the first.
@@ -57,9 +69,37 @@ function choice(id, options, key, changed) {
     button.addEventListener("click", () => {
       state[key] = name;
       changed();
-      document.querySelector(`#${id} [data-value="${name}"]`).focus();
+      [...byId(id).children].find((each) => each.dataset.value === name)?.focus();
     });
     return button;
   });
   fill(id, ...(buttons.length > 1 ? buttons : []));
+}
+
+// A button that is pressed or not.
+function toggle(id, key, changed) {
+  const button = byId(id);
+  button.setAttribute("aria-pressed", String(state[key]));
+  button.onclick = () => {
+    state[key] = !state[key];
+    button.setAttribute("aria-pressed", String(state[key]));
+    changed();
+  };
+}
+
+function options(id, names, chosen) {
+  const select = byId(id);
+  select.replaceChildren(...names.map(([value, text]) => element("option", { value, textContent: text })));
+  select.value = chosen;
+}
+
+// Columns in even steps travel as three numbers, and one run is its own mean.
+function unpacked(data) {
+  const column = (points) => (Array.isArray(points) ? points : Array.from({ length: points.count }, (_, place) => points.first + place * points.step));
+  const curve = (packed) => ({ ...packed, x: Object.fromEntries(Object.entries(packed.x).map(([name, points]) => [name, column(points)])) });
+  const settings = data.settings.map((setting) => {
+    const runs = setting.runs.map((run) => ({ ...run, curve: curve(run.curve) }));
+    return { ...setting, runs, mean: setting.mean ? curve(setting.mean) : runs[0].curve };
+  });
+  return { ...data, settings, runs: settings.flatMap((setting, number) => setting.runs.map((run) => ({ ...run, setting, number }))) };
 }

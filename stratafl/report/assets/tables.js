@@ -1,15 +1,14 @@
 "use strict";
-// Tables and what stands around them. Text goes in as text, never as HTML.
+// Legends, notes and the tables of configs. Text goes in as text, never as HTML.
 
+// A piece of a setting's line, with its colour and its style.
 function swatch(number) {
-  const made = element("span", { className: "swatch" });
-  made.style.borderTopColor = colour(number);
-  made.style.borderTopStyle = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" }[dash(number)];
-  return made;
+  return svg("svg", { class: "swatch", width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour(number), "stroke-width": 2.6, "stroke-dasharray": dash(number), "stroke-linecap": dash(number) === DOTS ? "round" : "butt" }));
 }
 
 function table(head, rows, className = "") {
-  const row = (tag, cells) => element("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : element(tag, { textContent: cell }))));
+  const row = (tag, cells) => element("tr", {}, ...cells.map((cell) => element(tag, { textContent: cell })));
   return element("table", { className }, element("thead", {}, row("th", head)), element("tbody", {}, ...rows.map((cells) => row("td", cells))));
 }
 
@@ -24,49 +23,33 @@ function statusText(setting) {
 
 function drawLegends() {
   for (const host of document.querySelectorAll("[data-legend]")) {
-    const chips = state.data.settings.map((setting, number) => {
-      const runs = setting.runs.length > 1 ? `×${setting.runs.length}` : "";
-      const badge = [runs, statusText(setting)].filter(Boolean).join(" · ");
-      const chip = element("button", { type: "button", title: "Click to hide or show; double-click to see it alone" },
-        swatch(number), element("span", { textContent: setting.label }), ...(badge ? [element("span", { className: "badge", textContent: badge })] : []));
-      chip.setAttribute("aria-pressed", String(!state.hidden.has(setting.label)));
-      chip.addEventListener("click", (event) => clicked(event, setting.label, host, number));
-      return chip;
-    });
-    host.replaceChildren(...(state.data.settings.length > 1 ? chips : []));
+    const made = state.data.settings.map((setting, number) => chipOf(setting, number));
+    const wanted = made.length > 1 ? made : [];
+    // a chip that stays is not made anew, so that the browser sees the second of two clicks on it
+    const isSame = host.children.length === wanted.length && wanted.every((chip, place) => chip.textContent === host.children[place].textContent);
+    if (!isSame) host.replaceChildren(...wanted);
+    state.data.settings.forEach(({ label }, place) => host.children[place]?.setAttribute("aria-pressed", String(!state.hidden.has(label))));
   }
 }
 
-let lastClick = { label: null, time: 0 };
-
-// The first click of two makes new chips, so that no one of them sees both and the browser counts one each.
-function clicked(event, label, host, number) {
-  const second = lastClick.label === label && event.timeStamp - lastClick.time < 400;
-  if (second) alone(label);
-  else toggle(label, host, number);
-  lastClick = { label: second ? null : label, time: performance.now() };
+function chipOf(setting, number) {
+  const runs = setting.runs.length > 1 ? `×${setting.runs.length}` : "";
+  const badge = [runs, statusText(setting)].filter(Boolean).join(" · ");
+  const chip = element("button", { type: "button", title: `${setting.label}: click to hide or show, double-click to see it alone` },
+    swatch(number), element("span", { textContent: setting.label }), ...(badge ? [element("span", { className: "badge", textContent: badge })] : []));
+  chip.addEventListener("click", (event) => (event.detail === 2 ? alone(setting.label) : flip(setting.label)));
+  return chip;
 }
 
-function toggle(label, host, number) {
+function flip(label) {
   if (!state.hidden.delete(label)) state.hidden.add(label);
-  drawSettings();
-  host.children[number].focus();
+  drawCharts();
 }
 
 function alone(label) {
   const others = state.data.settings.map((setting) => setting.label).filter((other) => other !== label);
   state.hidden = others.every((other) => state.hidden.has(other)) ? new Set() : new Set(others);
-  drawSettings();
-}
-
-function drawSummary() {
-  const { head, rows } = state.data.summary;
-  const made = table(head, rows.map(([label, ...rest], number) => [element("td", {}, swatch(number), label), ...rest]));
-  fill("summary", rows.length ? made : element("p", { className: "quiet", textContent: "No runs." }));
-  const several = state.data.settings.some((setting) => setting.runs.length > 1);
-  const told = several ? ["Mean ± standard deviation over the runs of a setting, which differ only in their seed."] : [];
-  if (state.data.targets.length && rows.some((row) => row.some((cell) => cell.startsWith(">")))) told.push("“>T”: not reached within T rounds.");
-  document.getElementById("summary-note").textContent = told.join(" ");
+  drawCharts();
 }
 
 function drawConfig() {
@@ -76,25 +59,29 @@ function drawConfig() {
     ? table(["key", ...labels], differing.map(([key, values]) => [key, ...values]), "texts")
     : element("p", { className: "quiet", textContent: labels.length > 1 ? "The configs are the same." : "There is one setting only." }));
   fill("shared", table(["key", "value"], Object.entries(state.data.shared), "texts"));
+  fill("run-list", table(["run", "folder", "seed", "status", "rounds"], state.data.runs.map((run) =>
+    [run.title, `${run.name} ${run.id}`, run.seed ?? "—", run.status, `${run.round} of ${run.total}`]), "texts"));
   const environments = state.data.environments;
   const keys = [...new Set(environments.flatMap((each) => Object.keys(each)))];
   fill("environments", table(["", ...environments.map((_, number) => (environments.length > 1 ? `machine ${number + 1}` : ""))],
     keys.map((key) => [key, ...environments.map((each) => each[key] ?? "")]), "texts"));
 }
 
+const NOTES_SHOWN = 4;
+
+// One line per run that has something to say; what went wrong first.
 function drawNotes() {
-  const notes = state.data.unreadable.map((line) => `Left out: ${line}`);
-  for (const setting of state.data.settings) {
-    for (const run of setting.runs) {
-      if (run.diverged !== null) notes.push(`${run.name} ${run.id}: diverged at round ${run.diverged}: from there on its test loss is not finite`);
-      if (run.status === "failed" || run.status === "interrupted") {
-        notes.push(`${run.name} ${run.id}: ${run.status} after ${run.round} of ${run.total} rounds${run.reason ? `: ${run.reason}` : ""}`);
-      }
-    }
-  }
-  fill("notes", ...notes.map((text) => element("p", { className: "note", textContent: text })));
-  const count = state.data.settings.reduce((sum, setting) => sum + setting.runs.length, 0);
-  const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-  document.getElementById("subtitle").textContent =
-    `${plural(count, "run")}, ${plural(state.data.settings.length, "setting")} · ${state.data.made}`;
+  const noted = state.data.runs.filter((run) => run.notes.length).sort((a, b) => b.bad - a.bad);
+  const lines = [
+    ...state.data.unreadable.map((line) => element("li", { className: "bad" }, element("b", { textContent: "Left out" }), ` ${line}`)),
+    ...noted.map((run) => element("li", { className: run.bad ? "bad" : "" }, element("b", { textContent: run.title }), ` ${run.notes.join("; ")}`, element("span", { className: "quiet", textContent: ` · ${run.name} ${run.id}` }))),
+  ];
+  const list = (items) => element("ul", { className: "notes" }, ...items);
+  const rest = lines.slice(NOTES_SHOWN);
+  const wasOpen = byId("notes").querySelector("details")?.open ?? false;
+  fill("notes", ...(lines.length ? [element("div", { className: "card noted" }, list(lines.slice(0, NOTES_SHOWN)),
+    ...(rest.length ? [element("details", { open: wasOpen }, element("summary", { textContent: `${rest.length} more` }), list(rest))] : []))] : []));
+  const { shared } = state.data;
+  const common = [shared["data.name"], shared["model.name"], shared["tree.shape"] && `tree ${shared["tree.shape"]}`].filter(Boolean).join(", ");
+  byId("subtitle").textContent = [`${plural(state.data.runs.length, "run")}, ${plural(state.data.settings.length, "setting")}`, common, state.data.made].filter(Boolean).join(" · ");
 }

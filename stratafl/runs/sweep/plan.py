@@ -1,4 +1,5 @@
-"""What a sweep file says: a base config, variants of it, and a grid over methods, seeds and any keys."""
+"""What a sweep file says: a base config, variants of it, and a grid over methods, seeds and any
+keys."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.config import Config, check_plain, read_toml
-from stratafl.errors import InvalidInput, number, unknown, whole
-from stratafl.store import layout
+from stratafl.base.errors import InvalidInput, integer, unknown
+from stratafl.config.paths import anchored
+from stratafl.config.schema import Config, check_plain, read_toml
+from stratafl.core.objective.goal import Goal, one_goal
+from stratafl.runs import layout
 
 KEYS = ("config", "base", "variants", "grid", "target")
 MOST = 10_000
@@ -22,7 +25,7 @@ SEED = ("run", "seed")
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedRun:
     """One run of a sweep; those that differ in nothing but their seed share a group."""
 
     name: str
@@ -41,8 +44,8 @@ class Axis:
 @dataclass(frozen=True)
 class Plan:
     name: str
-    entries: list[Entry]
-    target: float | None
+    entries: list[PlannedRun]
+    target: Goal | None
 
     @staticmethod
     def load(path: Path) -> Plan:
@@ -50,7 +53,8 @@ class Plan:
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
-        """From a parsed file; a base config it names is looked for from the folder."""
+        """From a parsed file; a base config it names is looked for from the folder, and so are the
+        files that its own tables name."""
         check_plain(values)
         for key in values:
             if key not in KEYS:
@@ -59,11 +63,12 @@ class Plan:
         if "config" in values:
             if not isinstance(values["config"], str):
                 raise InvalidInput("config", values["config"], "must be the path of a TOML file")
-            base = read_toml(folder / values["config"])
+            path = folder / values["config"]
+            base = read_toml(path)
+            check_plain(base)
+            base = anchored(base, path.parent)
         _merge(base, _table("base", values.get("base", {})))
-        target = values.get("target")
-        if target is not None:
-            number("target", target, above=0, at_most=1)
+        target = one_goal("target", values["target"]) if values.get("target") is not None else None
         variants = _table("variants", values.get("variants", {})) or {"": {}}
         axes = _axes(_table("grid", values.get("grid", {})))
         runs = len(variants)
@@ -72,7 +77,7 @@ class Plan:
         if runs > MOST:
             raise InvalidInput("grid", runs, f"at most {MOST:,} runs")
         entries = [
-            _entry(name, base, str(variant), _table(f"variants.{variant}", changes), chosen)
+            _entry(name, folder, base, str(variant), _table(f"variants.{variant}", changes), chosen)
             for variant, changes in variants.items()
             for chosen in itertools.product(*([(axis, *each) for each in axis.values] for axis in axes))
         ]
@@ -84,8 +89,13 @@ class Plan:
 
 
 def _entry(
-    sweep: str, base: dict[str, Any], variant: str, changes: Mapping[str, Any], chosen: Sequence[tuple[Axis, str, Any]]
-) -> Entry:
+    sweep: str,
+    folder: Path,
+    base: dict[str, Any],
+    variant: str,
+    changes: Mapping[str, Any],
+    chosen: Sequence[tuple[Axis, str, Any]],
+) -> PlannedRun:
     values = copy.deepcopy(base)
     for keys, value in _leaves(changes, "variants"):
         _put(values, keys, value)
@@ -97,11 +107,12 @@ def _entry(
         elif len(axis.values) > 1:
             labels.append(label)
     group = " ".join(labels) or sweep
-    return Entry(run_name(f"{group} {seed}".strip()), group, Config.of(values))
+    return PlannedRun(run_name(f"{group} {seed}".strip()), group, Config.of(anchored(values, folder)))
 
 
 def run_name(label: str) -> str:
-    """A label as part of a folder's name; where that loses something, a few digits tell it from others."""
+    """A label as part of a folder's name; where that loses something, a few digits tell it from
+    others."""
     plain = layout.slug(label)
     if plain == label.replace(" ", "-"):
         return plain
@@ -115,7 +126,7 @@ def _axes(grid: Mapping[str, Any]) -> list[Axis]:
         where = ".".join(keys)
         if keys == ("seeds",) or keys == SEED:
             if isinstance(values, int) and not isinstance(values, bool):
-                values = list(range(whole("grid.seeds", values, at_least=1, at_most=MOST)))
+                values = list(range(integer("grid.seeds", values, at_least=1, at_most=MOST)))
             keys = SEED
         elif keys == ("methods",):
             keys = ("method",)
@@ -147,7 +158,8 @@ def _text(value: Any) -> str:
 def _leaves(
     tables: Mapping[str, Any], where: str, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each "section.key" with its value, however the file writes it: dotted, quoted, or as tables."""
+    """Each "section.key" with its value, however the file writes it: dotted, quoted, or as
+    tables."""
     for key, value in tables.items():
         keys = (*above, *str(key).split("."))
         if not all(keys):

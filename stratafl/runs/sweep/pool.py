@@ -1,4 +1,5 @@
-"""Named configs, all of them run: what is done is skipped, what was interrupted goes on, several at a time."""
+"""Named configs, all of them run: what is done is skipped, what was interrupted goes on, several at
+a time."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from typing import Any
 
 import torch
 
-from stratafl.config import Config
-from stratafl.errors import InvalidInput, whole
-from stratafl.launch import check_parent
-from stratafl.store import layout
-from stratafl.store.read import StoredRun, scan
-from stratafl.store.signals import Interrupted, Stop
+from stratafl.base.environment import usable_cores
+from stratafl.base.errors import InvalidInput, integer
+from stratafl.base.files import check_writable
+from stratafl.base.signals import Interrupted, Stop
+from stratafl.config.schema import Config
+from stratafl.runs import layout
+from stratafl.runs.read import StoredRun, scan
 
 PATIENCE = 20.0
 """Seconds a worker that was told to stop at once may take for it."""
@@ -61,15 +63,16 @@ class Worker:
     process: subprocess.Popen
     log: Any
     name: str = ""
-    """Of the run it is at; empty when it has none."""
+    """The run it is at; empty when it has none."""
     path: Path | None = None
     heard: bytearray = field(default_factory=bytearray)
 
     @staticmethod
     def start(threads: int, number: int) -> Worker:
-        # beside it rather than in between: what a user's code prints must not run through the progress display
+        # beside it rather than in between: what a user's code prints must not run through the
+        # progress display
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
-        command = [sys.executable, "-m", "stratafl.sweep.worker", str(threads), str(number)]
+        command = [sys.executable, "-m", "stratafl.runs.sweep.worker", str(threads), str(number)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, bufsize=0
@@ -122,23 +125,27 @@ def run_all(
     say: Callable[[str], None] = lambda text: None,
     seconds: float | None = None,
 ) -> list[Outcome]:
-    """Run every config in a process of a few, each in its own directory in the folder, and say what became of each.
+    """Run every config in a process of a few, each in its own directory in the folder, and say what
+    became of each.
 
-    A run of the same name and config that is there already is skipped if it is done and goes on if it is not. One that
-    fails does not stop the others. A signal stops all of them after their rounds in progress, a second one at once;
-    either way `Interrupted` is raised, and the same call continues. When so many `seconds` have passed, what goes on is
-    stopped after its round in progress and no more is begun: the outcomes say so, and the same call continues. One
-    round is always done, so that calls with however little time come to an end.
+    A run of the same name and config that is there already is skipped if it is done and goes on if
+    it is not. One that fails does not stop the others. A signal stops all of them after their group
+    rounds in progress, a second one at once; either way `Interrupted` is raised, and the same call
+    continues. When so many `seconds` have passed, what goes on is stopped after its group round in
+    progress and no more is begun: the outcomes say so, and the same call continues. One round is
+    always done, so that calls with however little time come to an end.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
     for name in configs:
         layout.check_name(name)
-    check_parent(folder)
+    check_writable("--runs", folder)
     outcomes, waiting = _sorted_out(configs, folder, say)
     for outcome in outcomes.values():
         watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
-    count = min(default_workers(configs) if workers is None else whole("--workers", workers, at_least=1), len(waiting))
+    count = min(
+        default_workers(configs) if workers is None else integer("--workers", workers, at_least=1), len(waiting)
+    )
     if count:
         _Pool(configs, folder, waiting, outcomes, count, watch).run(say, deadline)
     return [outcomes.get(name, Outcome(name, layout.INTERRUPTED, NO_TIME)) for name in configs]
@@ -148,7 +155,7 @@ def default_workers(configs: Mapping[str, Config]) -> int:
     """One for each GPU where runs use them, otherwise one for each core."""
     if any(config.run.device.startswith("cuda") for config in configs.values()):
         return max(torch.cuda.device_count(), 1)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def _sorted_out(

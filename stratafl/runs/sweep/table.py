@@ -1,17 +1,19 @@
-"""A sweep in a table: each group's final accuracy and rounds to a target, mean and standard deviation over seeds."""
+"""A sweep in a table: each group's final value of a metric and rounds to a target, mean and
+standard deviation over seeds."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratafl.divergence import measured
-from stratafl.metrics import rounds_to
-from stratafl.store.read import StoredRun
-from stratafl.sweep.plan import Entry
+from stratafl.core.measure.divergence import measured
+from stratafl.core.objective.goal import Goal
+from stratafl.core.objective.metric import ACCURACY, LOSS
+from stratafl.runs.read import StoredRun
+from stratafl.runs.statistics import over_seeds
+from stratafl.runs.sweep.plan import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -23,19 +25,22 @@ class Row:
     done: int
     diverged: int
     """How many of those that are done ended with a loss that is not finite."""
-    accuracy: float | None
-    """Mean over those that are done and did not diverge."""
-    accuracy_deviation: float | None
-    """Standard deviation (of a sample); None for fewer than two."""
+    metric: str
+    """What is looked at: the target's metric; without a target the accuracy, or else the loss."""
+    final: float | None
+    """Its mean over those that are done and did not diverge."""
+    final_deviation: float | None
+    """None for fewer than two."""
     reached: int
     """How many reached the target."""
     rounds: float | None
-    """Mean rounds to the target; one that never reached it counts with all its rounds, so the mean is then too low."""
+    """Mean rounds to the target; one that never reached it counts with all its rounds, so the mean
+    is then too low."""
     rounds_deviation: float | None
 
     @property
-    def accuracy_text(self) -> str:
-        known = _text(self.accuracy, self.accuracy_deviation, 4)
+    def final_text(self) -> str:
+        known = _text(self.final, self.final_deviation, 4)
         if not self.diverged:
             return known
         return f"{known}, {self.diverged} diverged" if known else "diverged"
@@ -50,39 +55,56 @@ class Row:
         return _text(self.rounds, self.rounds_deviation, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "accuracy_text": self.accuracy_text, "rounds_text": self.rounds_text}
+        return {**vars(self), "final_text": self.final_text, "rounds_text": self.rounds_text}
 
 
-def table(entries: Sequence[Entry], stored: Mapping[str, StoredRun], target: float | None = None) -> list[Row]:
-    """One row per group, in the order of the entries; `stored` holds the runs that are done, by name."""
+def table(entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], target: Goal | None = None) -> list[Row]:
+    """One row per group, in the order of the entries; `stored` holds the runs that are done, by
+    name."""
     groups = dict.fromkeys(entry.group for entry in entries)
-    return [_row(group, [e for e in entries if e.group == group], stored, target) for group in groups]
+    metric = _metric(stored.values()) if target is None else target.metric
+    return [_row(group, [e for e in entries if e.group == group], stored, metric, target) for group in groups]
 
 
-def _row(group: str, entries: Sequence[Entry], stored: Mapping[str, StoredRun], target: float | None) -> Row:
+def _metric(runs: Collection[StoredRun]) -> str:
+    """What runs are judged by where nobody says."""
+    has_loss_alone = bool(runs) and all(_values(run, LOSS)[1] and not _values(run, ACCURACY)[1] for run in runs)
+    return LOSS if has_loss_alone else ACCURACY
+
+
+def _row(
+    group: str, entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], metric: str, target: Goal | None
+) -> Row:
     runs = [stored[entry.name] for entry in entries if entry.name in stored]
     alive = [run for run in runs if run.diverged is None]
-    finals = [values[-1] for values in (_accuracies(run)[1] for run in alive) if values]
+    finals = [values[-1] for values in (_values(run, metric)[1] for run in alive) if values]
     reached, rounds = 0, []
     if target is not None:
         for run in runs:
-            first = rounds_to(target, *_accuracies(run))
+            first = target.towards(run.better).first(*_values(run, metric))
             reached += first is not None
             rounds.append(run.round if first is None else first)
-    dead = len(runs) - len(alive)
-    return Row(group, len(entries), len(runs), dead, *_moments(finals), reached, *_moments(rounds))
+    final, final_deviation = over_seeds(finals) if finals else (None, None)
+    mean_rounds, rounds_deviation = over_seeds(rounds) if rounds else (None, None)
+    return Row(
+        group=group,
+        runs=len(entries),
+        done=len(runs),
+        diverged=len(runs) - len(alive),
+        metric=metric,
+        final=final,
+        final_deviation=final_deviation,
+        reached=reached,
+        rounds=mean_rounds,
+        rounds_deviation=rounds_deviation,
+    )
 
 
-def _accuracies(run: StoredRun) -> tuple[list[int], list[float]]:
-    """Of the evaluated rounds that have one."""
-    found = [(record["round"], measured(record).get("accuracy", math.nan)) for record in run.rounds]
-    seen = [(round, value) for round, value in found if not math.isnan(value)]
+def _values(run: StoredRun, metric: str) -> tuple[list[int], list[float]]:
+    """The evaluated rounds that have such a metric, and these."""
+    evaluated = [(record["round"], measured(record).get(metric, math.nan)) for record in run.rounds]
+    seen = [(round, value) for round, value in evaluated if not math.isnan(value)]
     return [round for round, _ in seen], [value for _, value in seen]
-
-
-def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    mean = statistics.fmean(values) if values else None
-    return mean, statistics.pstdev(values) if len(values) > 1 else None
 
 
 def _text(mean: float | None, deviation: float | None, digits: int) -> str:

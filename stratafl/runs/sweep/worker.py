@@ -1,7 +1,8 @@
-"""One process of a sweep: it takes runs from its standard input, one JSON line each, and answers in JSON lines.
+"""One process of a sweep: it takes runs from its standard input, one JSON line each, and answers in
+JSON lines.
 
-{"name": ..., "config": ..., "folder": ..., "resume": null or a run's path}
--> {"event": "began", "rounds": ..., "done": ...}, {"event": "round", ...}, {"event": "ended", "status": ...}
+{"name": ..., "config": ..., "folder": ..., "resume": null or a run's path} -> {"event": "began",
+"rounds": ..., "done": ...}, {"event": "round", ...}, {"event": "ended", "status": ...}
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from typing import Any, TextIO
 
 import torch
 
-from stratafl.checks import first_line
-from stratafl.config import Config
-from stratafl.errors import InvalidInput
-from stratafl.launch import Launch
-from stratafl.simulate import RoundResult
-from stratafl.store import layout
-from stratafl.store.signals import Interrupted
+from stratafl.base.errors import told
+from stratafl.base.signals import Interrupted
+from stratafl.config.schema import Config
+from stratafl.core.measure.record import RoundResult
+from stratafl.runs import layout
+from stratafl.runs.launch import Launch
 
 
 class Answers:
@@ -57,10 +57,8 @@ def work(task: dict[str, Any], answers: Answers) -> None:
         status, reason = layout.DONE, ""
     except Interrupted:
         status, reason = layout.INTERRUPTED, "it was stopped"
-    except InvalidInput as problem:
-        status, reason = layout.FAILED, str(problem)
     except Exception as problem:
-        status, reason = layout.FAILED, f"{type(problem).__name__}: {first_line(problem)}"
+        status, reason = layout.FAILED, told(problem)
     answers.send("ended", status=status, reason=reason, path=str(path) if path else None)
 
 

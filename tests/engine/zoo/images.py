@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import models
+from stratafl.models.logistic import logistic
+from stratafl.models.mlp import mlp
 from tests.engine.zoo.entry import Zoo, codes, reals
 
 ZOO = Zoo()
 add, net = ZOO.add, ZOO.net
 IMAGE = reals(2, 8, 8)
 
-add("our logistic regression", IMAGE, lambda: models.logistic((2, 8, 8), 3))
-add("our perceptron", IMAGE, lambda: models.mlp((2, 8, 8), 3, (7, 5)))
+add("our logistic regression", IMAGE, lambda: logistic((2, 8, 8), 3))
+add("our perceptron", IMAGE, lambda: mlp((2, 8, 8), 3, (7, 5)))
 
 
 class Block(nn.Module):

@@ -41,7 +41,7 @@ def add(name: str, inputs: Sampler, *layers: Callable[[], nn.Module], **more: An
     ZOO.add(name, inputs, lambda: headed(inputs, *(layer() for layer in layers)), **more)
 
 
-# -- dense -----------------------------------------------------------------------------------------------------------
+# -- dense -----------------------------------------------------------------------------------------
 
 ZOO.add("linear", TABLE, lambda: nn.Linear(4, 3))
 add("perceptron", TABLE, lambda: nn.Linear(4, 6), nn.Tanh)
@@ -62,7 +62,7 @@ def _run_once(layer: nn.Module) -> nn.Module:
     return layer
 
 
-# -- convolutions ----------------------------------------------------------------------------------------------------
+# -- convolutions ----------------------------------------------------------------------------------
 
 for _name, _make in {
     "plain": lambda: nn.Conv2d(4, 3, 3),
@@ -85,7 +85,7 @@ add("convolution of volumes", VOLUME, lambda: nn.Conv3d(4, 3, 2), nn.ReLU)
 add("convolution of volumes, transposed", VOLUME, lambda: nn.ConvTranspose3d(4, 2, 2), nn.ReLU)
 add("convolution, ReLU, halved", IMAGE, lambda: nn.Conv2d(4, 3, 3), nn.ReLU, lambda: nn.MaxPool2d(2))
 
-# -- pools and shapes ------------------------------------------------------------------------------------------------
+# -- pools and shapes ------------------------------------------------------------------------------
 
 for _name, _make in {
     "max": lambda: nn.MaxPool2d(2),
@@ -115,7 +115,7 @@ for _name, _make in {
 add("volume, max", VOLUME, lambda: nn.Conv3d(4, 2, 1), lambda: nn.MaxPool3d(2), lambda: nn.AdaptiveAvgPool3d(2))
 add("image, fractional max", IMAGE, lambda: nn.Conv2d(4, 4, 1), lambda: nn.FractionalMaxPool2d(2, 3), draws=True)
 
-# -- norms -----------------------------------------------------------------------------------------------------------
+# -- norms -----------------------------------------------------------------------------------------
 
 for _name, _make in {
     "batch": lambda: nn.BatchNorm2d(4),
@@ -139,7 +139,7 @@ add("norm, batch of series", SERIES, lambda: nn.Conv1d(4, 4, 3), lambda: nn.Batc
 add("norm, batch of volumes", VOLUME, lambda: nn.Conv3d(4, 2, 2), lambda: nn.BatchNorm3d(2), pairs=True)
 add("norm, batch, evaluating", IMAGE, lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4).eval(), nn.ReLU)
 
-# -- activations and randomness --------------------------------------------------------------------------------------
+# -- activations and randomness --------------------------------------------------------------------
 
 for _kind in (
     nn.CELU, nn.ELU, nn.GELU, nn.GLU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
@@ -165,7 +165,7 @@ add("dropout of channels", IMAGE, lambda: nn.Conv2d(4, 3, 3), lambda: nn.Dropout
 add("dropout, alpha", TABLE, lambda: nn.Linear(4, 6), nn.SELU, lambda: nn.AlphaDropout(0.2), draws=True)
 add("randomised ReLU", TABLE, lambda: nn.Linear(4, 6), nn.RReLU, draws=True)
 
-# -- recurrent and attention -----------------------------------------------------------------------------------------
+# -- recurrent and attention -----------------------------------------------------------------------
 
 for _kind in (nn.RNN, nn.GRU, nn.LSTM):
     add(f"recurrent {_kind.__name__}", PLACES, lambda kind=_kind: First(kind(4, 3, batch_first=True)))
@@ -188,7 +188,7 @@ add(
 )  # fmt: skip
 add("encoder layer with dropout", PLACES, lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), draws=True)
 
-# -- weights made of other weights -----------------------------------------------------------------------------------
+# -- weights made of other weights -----------------------------------------------------------------
 
 add("weight norm", TABLE, lambda: parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh)
 add("weight norm of filters", IMAGE, lambda: parametrizations.weight_norm(nn.Conv2d(4, 3, 3)), nn.ReLU)

@@ -1,4 +1,5 @@
-"""Networks of other libraries, small and with random weights. Where a library is not installed they are skipped."""
+"""Networks of other libraries, small and with random weights. Where a library is not installed they
+are skipped."""
 
 from __future__ import annotations
 

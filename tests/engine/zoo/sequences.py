@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import models
+from stratafl.models.lstm import lstm
 from tests.engine.zoo.entry import Zoo, codes, reals
 
 ZOO = Zoo()
 add, net = ZOO.add, ZOO.net
 PLACES, TEXT = reals(5, 4), codes(9, 5)
 
-add("our LSTM", TEXT, lambda: models.lstm((5,), 3, vocabulary=9, embedding=3, hidden=4))
+add("our LSTM", TEXT, lambda: lstm((5,), 3, vocabulary=9, embedding=3, hidden=4))
 
 
 @net("attention", PLACES, lambda: {"attend": nn.MultiheadAttention(4, 2, batch_first=True), "out": nn.Linear(4, 3)})

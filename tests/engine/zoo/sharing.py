@@ -12,7 +12,7 @@ ZOO = Zoo()
 add, net = ZOO.add, ZOO.net
 TABLE, IMAGE, TEXT = reals(4), reals(2, 6, 6), codes(9, 5)
 
-# -- frozen, evaluating, tied, shared --------------------------------------------------------------------------------
+# -- frozen, evaluating, tied, shared --------------------------------------------------------------
 
 
 add("frozen first layer", TABLE, lambda: nn.Sequential(frozen(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3)))
@@ -144,7 +144,7 @@ def shared_batch_norm() -> nn.Module:
 add("batch norm used twice", TABLE, shared_batch_norm, pairs=True)
 
 
-# -- parameters of one's own -----------------------------------------------------------------------------------------
+# -- parameters of one's own -----------------------------------------------------------------------
 
 
 @net(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.canonical import Samples
-from stratafl.data.formats.files import Files
+from stratafl.data.sets.formats.files import Files
+from stratafl.data.sets.on_disk import Samples
 
 _PIXELS = 3 * 32 * 32
 # The last label byte of a record is used: CIFAR-100 puts the coarse label before the fine one.

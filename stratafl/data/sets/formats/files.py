@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
 
 # Far above any file read here, far below what a forged one could ask for.
 UNPACKED_LIMIT = 4 << 30

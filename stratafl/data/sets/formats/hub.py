@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.data.canonical import Samples
-from stratafl.data.formats.files import Files
-from stratafl.data.formats.text import Role, from_pairs, split_roles
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.sets.formats.files import Files
+from stratafl.data.sets.formats.text import Role, from_pairs, split_roles
+from stratafl.data.sets.on_disk import Samples
 
 
 class Table(NamedTuple):

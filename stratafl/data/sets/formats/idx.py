@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.canonical import Samples
-from stratafl.data.formats.files import Files
+from stratafl.data.sets.formats.files import Files
+from stratafl.data.sets.on_disk import Samples
 
 _IMAGES = r"(?:{prefix}-)?{part}-images[-.]idx3-ubyte(?:\.gz)?"
 _LABELS = r"(?:{prefix}-)?{part}-labels[-.]idx1-ubyte(?:\.gz)?"

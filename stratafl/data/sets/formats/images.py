@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.canonical import Samples
-from stratafl.data.formats.files import Files, numpy_archive
-from stratafl.errors import InvalidInput, MissingExtra
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.sets.formats.files import Files, numpy_archive
+from stratafl.data.sets.on_disk import Samples
 
 _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
 # The package's own spelling of "labels", and the right one.
@@ -24,7 +24,7 @@ def picture(files: Files, name: str, data: bytes, size: tuple[int, int] | None) 
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise MissingExtra("reading PNG and WebP images", "pillow", "data") from None
+        raise MissingExtra("reading PNG and WebP images", "pillow") from None
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "WEBP", "JPEG")) as image:
             if size and image.size != size:

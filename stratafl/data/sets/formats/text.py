@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.data.canonical import Samples
-from stratafl.data.formats.files import Files
-from stratafl.errors import InvalidInput
+from stratafl.base.errors import InvalidInput
+from stratafl.data.sets.formats.files import Files
+from stratafl.data.sets.on_disk import Samples
 
 LENGTH = 80
 TRAIN_PER_ROLE = 1_500

@@ -1,7 +1,9 @@
-"""Convolution of C clients, each with its own weights: forward, input gradient, weight and bias gradient.
+"""Convolution of C clients, each with its own weights: forward, input gradient, weight and bias
+gradient.
 
-C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, M rows of a product (pixels),
-R = one tap row of weights (w * CI values, contiguous in a channels-last image), K what is summed over.
+C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, M rows of a product
+(pixels), R = one tap row of weights (w * CI values, contiguous in a channels-last image), K what is
+summed over.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -16,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
-    Sink,
     Target,
     cdiv,
     operands,
@@ -27,7 +28,7 @@ from stratafl.engine.kernels.common import (
     storage,
     target,
 )
-from stratafl.engine.kernels.pack import (
+from stratafl.engine.kernels.convolution.pack import (
     Taps,
     as_channels_last,
     convert,
@@ -37,6 +38,7 @@ from stratafl.engine.kernels.pack import (
     taps_met,
 )
 from stratafl.engine.kernels.tuning import tuning
+from stratafl.engine.ops import Sink
 
 
 @triton.jit
@@ -82,7 +84,8 @@ def _input_gradient(
     STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, FORWARD_PACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One program: one image row, and of its pixels those that meet the same taps (x modulo the stride)."""
+    """One program: one image row, and of its pixels those that meet the same taps (x modulo the
+    stride)."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CI + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
@@ -126,6 +129,34 @@ def _input_gradient(
 
 
 @triton.jit
+def _image_columns(
+    x_ptr, start, left, there, r, W, R: tl.constexpr, CI: tl.constexpr, OUTSIDE: tl.constexpr,
+):  # fmt: skip
+    """Values `r` of a tap row, for each pixel of the output that starts there: (values, pixels)."""
+    inside = there[:, None] & (r < R)[None, :]
+    if OUTSIDE:
+        column = left[:, None] + (r // CI)[None, :]
+        inside &= (column >= 0) & (column < W)
+    return tl.trans(tl.load(x_ptr + start[:, None] + r[None, :], mask=inside, other=0.0))
+
+
+@triton.jit
+def _one_of(part: tl.constexpr, first, second, third, fourth, fifth):
+    """Triton has no lists of tensors that a loop could add to: they are variables with a number."""
+    if part == 0:
+        value = first
+    elif part == 1:
+        value = second
+    elif part == 2:
+        value = third
+    elif part == 3:
+        value = fourth
+    else:
+        value = fifth
+    return value
+
+
+@triton.jit
 def _weight_gradient(
     x_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
@@ -133,7 +164,8 @@ def _weight_gradient(
     OUTSIDE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: PARTS * BR values of one tap row, which share every load of the output's gradient."""
+    """One program: PARTS * BR values of one tap row, which share every load of the output's
+    gradient."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
@@ -161,13 +193,7 @@ def _weight_gradient(
         if OUTSIDE:
             there &= (top >= 0) & (top < H)
         for part in tl.static_range(PARTS):
-            r_part = r + part * BR
-            inside = there[:, None] & (r_part < R)[None, :]
-            if OUTSIDE:
-                column = left[:, None] + (r_part // CI)[None, :]
-                inside &= (column >= 0) & (column < W)
-            x_KR = tl.load(x_ptr + start[:, None] + r_part[None, :], mask=inside, other=0.0)
-            x_RK = tl.trans(x_KR)
+            x_RK = _image_columns(x_ptr, start, left, there, r + part * BR, W, R, CI, OUTSIDE)
             if part == 0:
                 acc0 = tl.dot(x_RK, dy_KN, acc0, input_precision=PRECISION)
             elif part == 1:
@@ -180,16 +206,7 @@ def _weight_gradient(
                 acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
     squares = 0.0
     for part in tl.static_range(PARTS):
-        if part == 0:
-            acc = acc0
-        elif part == 1:
-            acc = acc1
-        elif part == 2:
-            acc = acc2
-        elif part == 3:
-            acc = acc3
-        else:
-            acc = acc4
+        acc = _one_of(part, acc0, acc1, acc2, acc3, acc4)
         r_part = r + part * BR
         at = c * stride_client + (n * KH + ki)[None, :] * R + r_part[:, None]
         inside = (r_part < R)[:, None] & (n < CO)[None, :]
@@ -202,8 +219,8 @@ def _bias_gradient(
     dy_ptr, db_ptr, extra_ptr, squares_ptr, stride_b, scale, M, CO, EXTRA: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Not in the weight gradient's loop: what a product and a sum both read, Triton 3.6 gives one buffer too few, and
-    copies the next block over it while products still run."""
+    """Not in the weight gradient's loop: what a product and a sum both read, Triton 3.6 gives one
+    buffer too few, and copies the next block over it while products still run."""
     c = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     dy_ptr += c * M * CO
@@ -216,7 +233,8 @@ def _bias_gradient(
 
 
 def packed_for_both(dtype: torch.dtype) -> bool:
-    """Whether the input gradient takes weights packed for forward: tensor cores read 16-bit operands either way."""
+    """Whether the input gradient takes weights packed for forward: tensor cores read 16-bit
+    operands either way."""
     return dtype.itemsize == 2
 
 
@@ -227,7 +245,8 @@ def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
 def input_gradient(
     dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: Taps, stride: int, padding: int, compute: str,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the convolution's input, of height and width `size`; `packed` are these taps' weights."""
+    """The gradient of the convolution's input, of height and width `size`; `packed` are these taps'
+    weights."""
     clients, batch, out_height, out_width, outputs = dy_CBHWO.shape
     forward_pack = packed_for_both(packed.dtype)
     inputs = packed.shape[3] // taps.width if forward_pack else packed.shape[2]
@@ -249,7 +268,8 @@ def weight_gradient(
     x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, taps: Taps, stride: int, padding: int,
     compute: str, scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradients of weights and bias, times `scale`, to these targets; other taps than these have none."""
+    """Write the gradients of weights and bias, times `scale`, to these targets; other taps than
+    these have none."""
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = dw.grad.shape[3:]
@@ -262,7 +282,8 @@ def weight_gradient(
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
     programs = kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn)
     pixels = batch * out_height * out_width
-    # not `taps.outside`: a program's block of a tap row may also hold taps that never meet the image
+    # not `taps.outside`: a program's block of a tap row may also hold taps that never meet the
+    # image
     outside = padding > 0
     _weight_gradient[(programs, clients)](
         x, dy, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale / by.scale,
@@ -346,7 +367,7 @@ def conv2d(
 ) -> Tensor:
     """Each client's images convolved with its own weights, (C, B, H', W', CO).
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`, where
-    filters lie channels-last.
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
+    go to `sink`, where filters lie channels-last.
     """
     return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, compute, sink, grad_scale)

@@ -1,11 +1,13 @@
-"""Convolution + ReLU + pool of images with at most three channels, where a tap row is shorter than a tensor-core step.
+"""Convolution + ReLU + pool of images with at most three channels, where a tap row is shorter than
+a tensor-core step.
 
-The image is padded to four channels; the fourth is one, so its weight gradient is the bias gradient. A group of eight
-neighbouring pixels (32 values) starting at an even column holds the taps of both columns of a pool window: one load
-serves both, with weights shifted by one pixel for the second. No input gradient: these are the data.
+The image is padded to four channels; the fourth is one, so its weight gradient is the bias
+gradient. A group of eight neighbouring pixels (32 values) starting at an even column holds the taps
+of both columns of a pool window: one load serves both, with weights shifted by one pixel for the
+second. No input gradient: these are the data.
 
-C clients, B samples, CI/CO input and output channels, M pooled pixels, D = 2 columns of the window, G = 32 values of a
-group, u the image row under a window's top, E/D even and odd accumulators.
+C clients, B samples, CI/CO input and output channels, M pooled pixels, D = 2 columns of the window,
+G = 32 values of a group, u the image row under a window's top, E/D even and odd accumulators.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -18,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import TORCH, Target, cast, cdiv, pixel_operands, power, rows, settle
-from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.convolution.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
 GROUP = 32
@@ -60,7 +62,8 @@ def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> T
 def _pack(
     w_ptr, out_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]; w lies channels-last."""
+    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]; w lies
+    channels-last."""
     c = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     group = tl.arange(0, 32)[None, :]
@@ -88,7 +91,8 @@ def _forward(
     w_ptr += c * KH * 2 * CO * 32
     sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
     start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
-    # Both columns' weights side by side: a product twice as wide takes fewer reads of shared memory.
+    # Both columns' weights side by side: a product twice as wide takes fewer reads of shared
+    # memory.
     both = tl.arange(0, 2 * BN)
     o = (tl.program_id(0) % blocks_n) * BN + both % BN
     top = tl.zeros((BM, 2 * BN), tl.float32)
@@ -123,7 +127,7 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, co
     _pack[(cdiv(outputs, 64), clients)](w, packed, w.stride(0), outputs, inputs, kernel_height, kernel_width, 64)
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
-    t = tuning("thin forward", compute)
+    t = tuning("few channels forward", compute)
     bm, bn = min(t.m, power(pixels)), min(t.n, power(outputs))
     bias, stride_bias = (w, 0) if b is None else rows(b)
     _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
@@ -133,12 +137,24 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, co
 
 
 @triton.jit
+def _met(acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, PRECISION: tl.constexpr):
+    """Add what row `u` of the image below a window gives to row `row` of the filters: this row
+    meets it from the window's upper half, or one further down from its lower half."""
+    if u == row:
+        acc = tl.dot(upper, x_KG, acc, input_precision=PRECISION)
+    if u == row + 1:
+        acc = tl.dot(lower, x_KG, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
 def _weight_gradient(
     x_ptr, dy_ptr, place_ptr, part_ptr,
     M, SPAN, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, PRECISION: tl.constexpr,
     OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """part[client, split, row, shift, o, group]: SPAN pixels' sum, both columns of the window side by side."""
+    """part[client, split, row, shift, o, group]: SPAN pixels' sum, both columns of the window side
+    by side."""
     c = tl.program_id(1).to(tl.int64)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     column = tl.arange(0, 2 * BN)
@@ -165,30 +181,15 @@ def _weight_gradient(
         for u in tl.static_range(KH + 1):
             here = tl.multiple_of(start + u * WIDE * 4, 8)
             x_KG = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0)
-            if u == 0:
-                acc0 = tl.dot(upper, x_KG, acc0, input_precision=PRECISION)
-            if u == 1:
-                acc0 = tl.dot(lower, x_KG, acc0, input_precision=PRECISION)
+            acc0 = _met(acc0, upper, lower, x_KG, u, 0, PRECISION)
             if KH > 1:
-                if u == 1:
-                    acc1 = tl.dot(upper, x_KG, acc1, input_precision=PRECISION)
-                if u == 2:
-                    acc1 = tl.dot(lower, x_KG, acc1, input_precision=PRECISION)
+                acc1 = _met(acc1, upper, lower, x_KG, u, 1, PRECISION)
             if KH > 2:
-                if u == 2:
-                    acc2 = tl.dot(upper, x_KG, acc2, input_precision=PRECISION)
-                if u == 3:
-                    acc2 = tl.dot(lower, x_KG, acc2, input_precision=PRECISION)
+                acc2 = _met(acc2, upper, lower, x_KG, u, 2, PRECISION)
             if KH > 3:
-                if u == 3:
-                    acc3 = tl.dot(upper, x_KG, acc3, input_precision=PRECISION)
-                if u == 4:
-                    acc3 = tl.dot(lower, x_KG, acc3, input_precision=PRECISION)
+                acc3 = _met(acc3, upper, lower, x_KG, u, 3, PRECISION)
             if KH > 4:
-                if u == 4:
-                    acc4 = tl.dot(upper, x_KG, acc4, input_precision=PRECISION)
-                if u == 5:
-                    acc4 = tl.dot(lower, x_KG, acc4, input_precision=PRECISION)
+                acc4 = _met(acc4, upper, lower, x_KG, u, 4, PRECISION)
     out = part_ptr + (c * SPLITS + split) * (KH * 2 * CO * 32) + (shift * CO + n)[:, None] * 32 + group[None, :]
     inside = (n < CO)[:, None] & (group < 32)[None, :]
     tl.store(out, acc0, mask=inside)
@@ -238,7 +239,7 @@ def weight_gradient(
     inputs, kernel_height, kernel_width = dw.grad.shape[2:]
     by = pixel_operands(compute)
     pixels = batch * pooled_height * pooled_width
-    t = tuning("thin weight gradient", compute)
+    t = tuning("few channels weight gradient", compute)
     bn, bk = min(t.m, power(outputs)), t.k
     part = torch.empty((clients, SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
     span = cdiv(cdiv(pixels, SPLITS), bk) * bk

@@ -1,10 +1,12 @@
 """Convolution, bias, ReLU and 2x2 max-pool of C clients in one kernel, and its gradients.
 
-Four accumulators, one per place in the pool's window, so that everything after the product happens in registers. What
-backward needs is the winner's place (0 to 3, or 4 where ReLU cut it off), one byte per pooled value.
+Four accumulators, one per place in the pool's window, so that everything after the product happens
+in registers. What backward needs is the winner's place (0 to 3, or 4 where ReLU cut it off), one
+byte per pooled value.
 
-C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, p/q pooled height and width, M rows of a
-product (pooled pixels), R = one tap row of weights (w * CI values, contiguous in a channels-last image).
+C clients, B samples, H/W image, CI/CO input and output channels, h/w taps, p/q pooled height and
+width, M rows of a product (pooled pixels), R = one tap row of weights (w * CI values, contiguous in
+a channels-last image).
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -18,12 +20,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels import thin
-from stratafl.engine.kernels.common import Sink, cdiv, operands, power, rows, storage, target
-from stratafl.engine.kernels.conv import filter_target, input_gradient, out_size, packed_for_both, weight_gradient
-from stratafl.engine.kernels.pack import as_channels_last, pack, taps_met
-from stratafl.engine.kernels.pool import relu_pool
+from stratafl.engine.kernels.common import cdiv, operands, power, rows, storage, target
+from stratafl.engine.kernels.convolution import conv_few_channels
+from stratafl.engine.kernels.convolution.conv import (
+    filter_target,
+    input_gradient,
+    out_size,
+    packed_for_both,
+    weight_gradient,
+)
+from stratafl.engine.kernels.convolution.pack import as_channels_last, pack, taps_met
+from stratafl.engine.kernels.convolution.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
+from stratafl.engine.ops import Sink
 
 
 @triton.jit
@@ -33,8 +42,9 @@ def _forward(
     PAD: tl.constexpr, OUTSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The four places of a window are blocks of columns of one wide product, the weights its rows: that reads shared
-    memory less than pixels as rows would. Splitting the columns afterwards moves nothing between threads."""
+    """The four places of a window are blocks of columns of one wide product, the weights its rows:
+    that reads shared memory less than pixels as rows would. Splitting the columns afterwards moves
+    nothing between threads."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     first_m = (tl.program_id(0) // blocks_n) * BM
@@ -116,11 +126,11 @@ class _ConvReluPool(torch.autograd.Function):
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         w = as_channels_last(w)
         taps = taps_met((height, width), size, (kernel_height, kernel_width), 1, padding)
-        use_thin = not ctx.needs_input_grad[0] and thin.fits(inputs, kernel_height, kernel_width)
+        has_few_channels = not ctx.needs_input_grad[0] and conv_few_channels.fits(inputs, kernel_height, kernel_width)
         packed = None
-        if use_thin:
-            x = thin.prepare(x, padding, pooled[1], compute)
-            thin.forward(x, w, b, y, place, compute)
+        if has_few_channels:
+            x = conv_few_channels.prepare(x, padding, pooled[1], compute)
+            conv_few_channels.forward(x, w, b, y, place, compute)
         else:
             x = x.to(dtype).contiguous()
             packed = pack(w, dtype, taps)
@@ -134,19 +144,19 @@ class _ConvReluPool(torch.autograd.Function):
                 bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place, packed)
-        ctx.plan = (height, width), size, taps, padding, compute, sink, grad_scale, use_thin
+        ctx.plan = (height, width), size, taps, padding, compute, sink, grad_scale, has_few_channels
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, place, packed = ctx.saved_tensors
-        image, size, taps, padding, compute, sink, grad_scale, use_thin = ctx.plan
+        image, size, taps, padding, compute, sink, grad_scale, has_few_channels = ctx.plan
         dy = dy_[0].to(storage(compute)).contiguous()
         dw = filter_target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         dx = None
-        if use_thin:
-            thin.weight_gradient(x, dy, place, dw, db, compute, 1 / grad_scale)
+        if has_few_channels:
+            conv_few_channels.weight_gradient(x, dy, place, dw, db, compute, 1 / grad_scale)
         else:
             dense = unpool(dy, place, size)
             if ctx.needs_input_grad[0]:
@@ -167,6 +177,7 @@ def conv2d_relu_pool(
 ) -> Tensor:
     """max_pool2d(relu(conv2d(x)), 2) of each client, (C, B, H', W', CO).
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and go to `sink`.
+    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
+    go to `sink`.
     """
     return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, compute, sink, grad_scale)

@@ -1,7 +1,7 @@
 """Weights and images rearranged for the convolutions.
 
-C clients, CO/CI output and input channels, T = KH * KW taps. A client's filters lie channels-last, (CO, KH, KW, CI), in
-the rows the kernels compute with; `reorder` brings them there and back.
+C clients, CO/CI output and input channels, T = KH * KW taps. A client's filters lie channels-last,
+(CO, KH, KW, CI), in the rows the kernels compute with; `reorder` brings them there and back.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -17,13 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import TORCH, TRITON, cast, cdiv, power
-
-Pair = tuple[int, int]
+from stratafl.engine.ops import Pair
 
 
 class Taps(NamedTuple):
-    """A part of a kernel: so many rows and columns of it, from (first, first) on. One `first`, because the kernels
-    have one padding, which is less by it."""
+    """A part of a kernel: so many rows and columns of it, from (first, first) on. One `first`,
+    because the kernels have one padding, which is less by it."""
 
     first: int
     height: int
@@ -34,8 +33,8 @@ class Taps(NamedTuple):
 
 @functools.cache
 def taps_met(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) -> Taps:
-    """The taps that meet the image anywhere; the others' products and gradients are zero. Of ResNet-18's last 3x3
-    kernels, whose images are one pixel, it is a ninth."""
+    """The taps that meet the image anywhere; the others' products and gradients are zero. Of
+    ResNet-18's last 3x3 kernels, whose images are one pixel, it is a ninth."""
     places = [
         [[0 <= y * stride - padding + tap < size for y in range(outputs)] for tap in range(taps)]
         for size, outputs, taps in zip(image, out, kernel, strict=True)
@@ -84,8 +83,8 @@ def _pack(
 
 
 def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: Taps, for_input: bool = False) -> Tensor:
-    """Of filters that lie channels-last these taps, in another type: (C, KH, CO, KW * CI) for the forward product,
-    (C, KH * KW, CI, CO) for the input gradient, where what is summed is inner."""
+    """These taps of filters that lie channels-last, in another type: (C, KH, CO, KW * CI) for the
+    forward product, (C, KH * KW, CI, CO) for the input gradient, where what is summed is inner."""
     clients, outputs, inputs = w_COIhw.shape[:3]
     there = slice(taps.first, taps.first + taps.height), slice(taps.first, taps.first + taps.width)
     w = w_COIhw[(..., *there)]
@@ -119,7 +118,8 @@ def _reorder(
 
 
 def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
-    """Copy filters to where they lie in the other order: channels-last to as the module has them, or back.
+    """Copy filters to where they lie in the other order: channels-last to as the module has them,
+    or back.
 
     Reading and writing are coalesced only if both the taps and the inputs lie in one block.
     """

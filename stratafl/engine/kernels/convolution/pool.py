@@ -1,4 +1,5 @@
-"""The largest of some places, and which it was: of four accumulators in registers, and of the windows of an image.
+"""The largest of some places, and which it was: of four accumulators in registers, and of the
+windows of an image.
 
 C clients, B samples, H/W image, K channels, M pixels.
 """
@@ -15,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import cdiv, power
-
-Pair = tuple[int, int]
+from stratafl.engine.ops import Pair
 
 
 @triton.jit
 def relu_pool(acc0, acc1, acc2, acc3, bias_N):
-    """The larger of the four plus bias, cut at zero, and which it was (the first of equals; 4 where cut; NaN stays)."""
+    """The larger of the four plus bias, cut at zero, and which it was (the first of equals; 4 where
+    cut; NaN stays)."""
     best = acc0
     place = tl.zeros(acc0.shape, tl.int32)
     more = (acc1 > best) | (acc1 != acc1)
@@ -73,7 +74,8 @@ def _max_gradient(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """One program: some pixels, each of which asks the windows it lies in whether it was their largest."""
+    """One program: some pixels, each of which asks the windows it lies in whether it was their
+    largest."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (K + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -134,6 +136,6 @@ class _MaxPool(torch.autograd.Function):
 
 
 def max_pool2d(x_CBHWK: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The largest value of each window, (C, B, H', W', K). Which it was is kept in a byte: windows have at most 255
-    places."""
+    """The largest value of each window, (C, B, H', W', K). Which it was is kept in a byte: windows
+    have at most 255 places."""
     return _MaxPool.apply(x_CBHWK, kernel, stride, padding)

@@ -1,0 +1,1 @@
+"""What knows nothing of learning: errors, trees, random streams, files, states."""

@@ -1,0 +1,107 @@
+"""A user's own lines in a traceback: neither this package's, nor Python's, nor a library's."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
+
+MOST = 8
+"""Frames that are shown: the outermost and the innermost of them, where a function calls itself
+without end."""
+PACKAGE = Path(__file__).resolve().parents[1]
+TYPED = ("<stdin>", "<string>", "<ipython")
+"""How code is called that is in no file since it was typed."""
+
+
+class Frame(NamedTuple):
+    """A line of a user's own code."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+    """Empty where it cannot be read."""
+
+    def shown(self) -> str:
+        """The frame as two lines, or one."""
+        place = f"{self.file}, line {self.line}, in {self.function}"
+        return f"  {place}\n    {self.source}" if self.source else f"  {place}"
+
+
+def own_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[Frame, ...]:
+    """The user's own frames of what was raised, outermost first; where it has none, those of what
+    it was raised from. Files in `also` count as theirs."""
+    seen: set[int] = set()
+    each: BaseException | None = problem
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        frames = [
+            Frame(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
+            for frame in traceback.extract_tb(each.__traceback__)
+            if is_own(frame.filename, frame.name) or frame.filename in also
+        ]
+        if isinstance(each, SyntaxError) and each.filename and is_own(each.filename):
+            frames.append(Frame(each.filename, each.lineno or 0, "<module>", (each.text or "").strip()))
+        if frames:
+            return tuple(frames)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return ()
+
+
+def shown_frames(frames: Sequence[Frame]) -> str:
+    """The frames as lines to print below a complaint."""
+    if len(frames) > MOST:
+        half = MOST // 2
+        between = f"  ... {len(frames) - 2 * half:,} frames more ..."
+        return "\n".join([*(each.shown() for each in frames[:half]), between, *(e.shown() for e in frames[-half:])])
+    return "\n".join(each.shown() for each in frames)
+
+
+@functools.cache
+def is_own(file: str, function: str = "") -> bool:
+    """Whether a file, or what was typed, is the user's own."""
+    if file.startswith("<"):
+        # what a dataclass makes is a text, too
+        return file.startswith(TYPED) and not function.startswith("__")
+    path = os.path.realpath(file)
+    return not any(path.startswith(root + os.sep) for root in _others())
+
+
+@functools.cache
+def _others() -> frozenset[str]:
+    """The folders of this package, of Python itself and of installed libraries."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
+    # an environment may have its libraries in another's folder
+    libraries += [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
+    return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *filter(None, libraries)])
+
+
+def code_of(function: object) -> CodeType | None:
+    """The code that runs when something is called; None where it is not Python's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__wrapped__", function)
+    if not hasattr(function, "__code__") and not hasattr(function, "__func__"):
+        function = type(function).__call__ if callable(function) else None
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def definition(function: Callable) -> tuple[Frame, ...]:
+    """Where a user's function begins, as the frame to show for what it returned."""
+    code = code_of(function)
+    if code is None or not is_own(code.co_filename, code.co_name):
+        return ()
+    source = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return (Frame(code.co_filename, code.co_firstlineno, code.co_name, source),)

@@ -1,0 +1,45 @@
+"""The generators that a user's own code draws from: torch's, NumPy's and Python's, which are one
+for the whole process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+CPU = torch.device("cpu")
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """What torch's operations on a device draw from."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+
+
+@contextmanager
+def as_before(device: torch.device = CPU) -> Iterator[None]:
+    """Leave every generator as it was."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Every generator of the host set from a 63-bit seed, and left as it was afterwards."""
+    with as_before():
+        torch.default_generator.manual_seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        random.seed(seed)
+        yield
+
+
+def states() -> tuple[bytes, str, object]:
+    """Where the generators of the host stand; two that are equal saw no draw between them."""
+    return torch.default_generator.get_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()

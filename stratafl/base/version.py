@@ -1,0 +1,3 @@
+"""Of this package."""
+
+__version__ = "0.1.0"

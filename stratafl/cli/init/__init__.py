@@ -1,0 +1,1 @@
+"""The command that writes a project to begin with."""

@@ -1,0 +1,40 @@
+"""`stratafl init`: a folder with a study in it that runs, to be changed into one's own."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.files import make_folder, writing
+
+SUFFIX = ".txt"
+"""Of a template, behind the name of what is made of it."""
+
+
+def init_command(
+    name: Annotated[Path, typer.Argument(help="The folder; a new one, or one with nothing in it.")] = Path("study"),
+) -> None:
+    """Write a project that runs: a config, a model, data, a rule, and what to do with them."""
+    if name.exists() and (not name.is_dir() or any(name.iterdir())):
+        raise InvalidInput("NAME", name, "is there already; nothing is overwritten")
+    make_folder(name)
+    for file, text in project(name.absolute().name).items():
+        with writing(name / file, sync=False) as written:
+            written.write(text.encode())
+        print(printable(name / file))
+    here = "" if name.absolute() == Path.cwd() else f"cd {name} && "
+    print(printable(f"next: {here}stratafl run study.toml"))
+
+
+def project(title: str) -> dict[str, str]:
+    """Every file of a project of that name."""
+    templates = sorted(files("stratafl.cli.init").joinpath("template").iterdir(), key=lambda each: each.name)
+    return {
+        each.name.removesuffix(SUFFIX): Template(each.read_text(encoding="utf-8")).substitute(title=title)
+        for each in templates
+    }

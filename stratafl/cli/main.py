@@ -1,0 +1,80 @@
+"""The command line, put together from its commands.
+
+A command's file imports at its top only what is light, so that help comes at once; what the command
+works with is imported where it begins to work.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, printable, shown
+from stratafl.base.frames import shown_frames
+from stratafl.base.signals import Interrupted
+from stratafl.base.user_code import own_code
+from stratafl.base.version import __version__
+from stratafl.cli.bench import bench_command
+from stratafl.cli.data import data
+from stratafl.cli.demo import demo_command
+from stratafl.cli.deploy import deploy
+from stratafl.cli.init.command import init_command
+from stratafl.cli.methods import methods_command
+from stratafl.cli.models import models_command
+from stratafl.cli.report import report_command
+from stratafl.cli.reproduce.command import reproduce_command
+from stratafl.cli.run import run_command
+from stratafl.cli.runs import runs_command
+from stratafl.cli.sweep import sweep_command
+
+app = typer.Typer(
+    help="Hierarchical federated learning on trees of any depth.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo_command)
+app.command("init")(init_command)
+app.command("run")(run_command)
+app.command("sweep")(sweep_command)
+app.command("runs")(runs_command)
+app.command("report")(report_command)
+app.command("reproduce")(reproduce_command)
+app.command("methods")(methods_command)
+app.command("models")(models_command)
+app.command("bench")(bench_command)
+app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
+
+
+@app.callback(invoke_without_command=True)
+def version_option(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Errors a user can mend are one line and exit code 2, those in their own code come with its
+    lines and are 4; an interrupt is 130, a SIGTERM 143."""
+    try:
+        with own_code():
+            app(prog_name="stratafl", standalone_mode=True)
+    except (InvalidInput, MissingExtra) as problem:
+        print(printable(f"error: {problem}"), file=sys.stderr)
+        if not isinstance(problem, UserCodeError):
+            sys.exit(2)
+        for each in shown_frames(problem.frames).splitlines():
+            print(printable(each), file=sys.stderr)
+        sys.exit(problem.exit_code)
+    except OSError as problem:
+        where = "a file" if problem.filename is None else shown(Path(str(problem.filename)))
+        print(printable(f"error: {where}: {problem.strerror or first_line(problem)}"), file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as stopped:
+        print(printable(stopped.note), file=sys.stderr)
+        sys.exit(stopped.exit_code)

@@ -1,0 +1,25 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+CONFIG_FILE = typer.Argument(help="A TOML file; see docs/config.md.")
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; repeatable."),
+]
+Workers = Annotated[int | None, typer.Option(help="Processes; one per GPU or core unless given.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TRACKER", help="Tell a tracker of every round: tensorboard, wandb or mlflow. Repeatable."),
+]
+
+
+def tracked_by(track: list[str] | None, tensorboard: bool) -> list[str]:
+    """The trackers that were asked for, either way."""
+    return [*(track or ()), *(["tensorboard"] if tensorboard else [])]

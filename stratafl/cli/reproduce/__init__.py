@@ -1,0 +1,1 @@
+"""The command that makes the paper's tables and figures."""

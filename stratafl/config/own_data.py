@@ -1,0 +1,90 @@
+"""A config's data where it is the user's own: which reader it is for, and what a function of the
+user's may return."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stratafl.base.errors import InvalidInput, guarded, unknown
+from stratafl.base.generators import seeded
+from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.user_code import load_attribute
+from stratafl.config.paths import HUB
+from stratafl.config.schema import DataConfig
+from stratafl.data.given import Columns
+from stratafl.data.own import arrays, hub, images, tables
+from stratafl.data.own.found import Found
+
+RETURNED = ("train", "test", "partition", "owner", "classes")
+"""What a function may return in a table."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a data set's name is that of a user's own."""
+    return ":" in name or os.sep in name or name.endswith((*tables.SUFFIXES, *arrays.SUFFIXES))
+
+
+def is_function(name: str) -> bool:
+    return ":" in name and not name.startswith(HUB)
+
+
+def find(config: DataConfig, clients: int, seed: int) -> Found:
+    """What there is under a config's name, read as its kind is."""
+    name, columns = config.name, Columns.of("data.columns", config.columns)
+    if is_function(name):
+        refuse(config, "is not for a function", "test")
+        return _called(name, config.arguments, clients, seed)
+    if name.startswith(HUB):
+        return hub.read(name.removeprefix(HUB), config.test, columns, config.arguments)
+    refuse(config, "is not for a file or folder", "arguments", "lazy")
+    path = Path(name)
+    # os.path, since to pathlib some texts are errors and not files that are absent
+    if os.path.isdir(path):
+        refuse(config, "is not for a folder", "columns")
+        return images.read(path, config.test)
+    if not os.path.isfile(path) or path.suffix not in (*tables.SUFFIXES, *arrays.SUFFIXES):
+        allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
+        raise InvalidInput("data.name", name, f"{allowed}: there is none")
+    if path.suffix in tables.SUFFIXES:
+        return tables.read(path, config.test, columns)
+    refuse(config, "is not for an .npz file", "columns")
+    return arrays.read(path, config.test)
+
+
+def refuse(config: DataConfig, told: str, *keys: str) -> None:
+    """Refuse these keys where they say something."""
+    for key in keys:
+        if getattr(config, key) != getattr(DataConfig(), key):
+            raise InvalidInput(f"data.{key}", getattr(config, key), told)
+
+
+def _called(name: str, given: Mapping[str, Any], clients: int, seed: int) -> Found:
+    """What the user's function returns, called with all generators set from the run's seed."""
+    load = load_attribute("data.name", name)
+    if not (inspect.isfunction(inspect.unwrap(load)) or inspect.ismethod(load)):
+        raise InvalidInput("data.name", name, "must be a Python function")
+    accepted = inspect.signature(load).parameters
+    task = {key: value for key, value in {"clients": clients, "seed": seed}.items() if key in accepted}
+    if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
+        for key in given:
+            if key not in accepted:
+                raise unknown("data.arguments key", key, accepted)
+    with guarded("data.name", name), seeded(seed_of(seed, Purpose.READ, 1)):
+        found = load(**{**task, **given})
+    if isinstance(found, Mapping):
+        # of a table of splits, as Hugging Face's, others than these are left alone
+        keys = {key for key, value in found.items() if not hasattr(value, "column_names")}
+        for key in keys - set(RETURNED):
+            raise unknown("data.name returned", key, RETURNED)
+        if found.get("train") is None:
+            raise InvalidInput("data.name", name, "must return something to train on")
+        named = {key: found[key] for key in RETURNED if found.get(key) is not None}
+        return Found(**{**named, "classes": tuple(map(str, named.get("classes", ())))})
+    if not isinstance(found, tuple) or len(found) != 2:
+        allowed = f"must return (train, test), or a table with some of {', '.join(RETURNED)}"
+        raise InvalidInput("data.name", name, f"{allowed}; not {type(found).__name__}")
+    return Found(train=found[0], test=found[1])

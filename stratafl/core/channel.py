@@ -1,0 +1,68 @@
+"""How what two nodes exchange travels over an edge.
+
+A rule says what a child and its parent tell each other; a channel says in which form that goes over
+the network, one channel per edge level and direction. Rules never know of it: a parent reduces what
+it decoded, and a child later compares the parent's answer with what the parent decoded of it, so
+that corrections still sum to zero over siblings.
+
+A channel is a tuple of pure functions over rows, like a rule: called with all rows of a level (a
+simulation) or with one row (a deployed node), it is the same channel. A payload is a table of named
+matrices with one row per sender; its bytes are what is counted and what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from stratafl.core.rule import Edge, Rows
+
+MODEL, BUFFERS = "model", "buffers"
+"""What every message and every parcel has besides what a rule adds."""
+
+
+class Key(NamedTuple):
+    """Where in a run something is sent: a channel that draws random numbers draws them by this."""
+
+    seed: int
+    level: int
+    """Of the edge."""
+    round: int
+    """How many rounds this edge level has begun."""
+    nodes_N: np.ndarray
+    """The senders' numbers in the whole tree."""
+
+
+class Channel(NamedTuple):
+    """The functions of one edge level in one direction."""
+
+    init: Callable[[Rows], Rows]
+    """The sender's memory of this channel, given something of the form it is going to send."""
+    encode: Callable[[Rows, Rows, Edge | None, Key], tuple[Rows, Rows]]
+    """The sender's new memory and the payload, from its memory, the message, what both sides know
+    since they last met (None on the way down, where a child may have missed that) and the key."""
+    decode: Callable[[Rows, Edge | None], Rows]
+    """The message as it is understood, from the payload and what both sides know."""
+
+
+def identity() -> Channel:
+    """A channel that sends everything as it is."""
+    return Channel(
+        init=lambda message: {},
+        encode=lambda memory, message, known, key: (memory, message),
+        decode=lambda payload, known: payload,
+    )
+
+
+class Channels(NamedTuple):
+    """Those of one edge level."""
+
+    up: Channel = identity()
+    down: Channel = identity()
+
+
+def row_bytes(payload: Rows) -> int:
+    """The bytes that each sender's row takes."""
+    return sum(matrix.shape[1] * matrix.element_size() for matrix in payload.values())

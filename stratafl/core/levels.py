@@ -1,0 +1,59 @@
+"""The state of a level of a federation: a value, replaced as a whole when something changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from torch import Tensor
+
+from stratafl.base.state import State
+from stratafl.core.rule import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class LevelState:
+    """Everything that the nodes of one level have; rows are nodes in the tree's order."""
+
+    model: Tensor
+    """As each node last sent it up, before its parent's answer replaced it."""
+    buffers: Tensor
+    """With the node's path behind them, where the tree has paths."""
+    given: Rows
+    """To its children, as they understand it: model, buffers and the rule's note; nothing on the
+    leaves' level."""
+    given_bytes: int
+    """What that took on its way to a child."""
+    memory: Rows
+    """The rule's, of a parent for the edge level below; nothing on the leaves' level."""
+    state: Rows
+    """The rule's, of a child for the edge to its parent; nothing on the root's level."""
+    correction: Tensor | None
+    """What a node's subtree adds to its gradients for that edge."""
+    up_channel: Rows
+    """The channel's memory on the way to the parent."""
+    down_channel: Rows
+    """The channel's memory on the way to the children."""
+    rate_N: np.ndarray
+    """The sum of learning rates since a node last met its parent."""
+    active_N: np.ndarray
+    """Who takes part in the round that is under way."""
+    rounds: int
+    """How many rounds of the edge level above have begun."""
+    optimiser: Rows
+    """The states of the leaves' optimiser, where they are kept; nothing on other levels."""
+    advanced: Rows
+    """The same after the work of those that take part, which counts once their reports do; nothing
+    between a meeting and the next work."""
+
+    def as_dict(self) -> State:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def completed(state: State) -> State:
+    """A federation's state with what one that was stored before it was known does not have: kept
+    states of optimisers, of which there were none."""
+    if not isinstance(state.get("levels"), list):
+        return state
+    none: State = {"optimiser": {}, "advanced": {}}
+    return {**state, "levels": [{**none, **each} if isinstance(each, dict) else each for each in state["levels"]]}

@@ -1,0 +1,153 @@
+"""Losses: by name, by import path, or a user's own function.
+
+A loss of PyTorch's, by name or as its function or module, is given the scores in what the model
+returned; a function of the user's own is given all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl.base.errors import InvalidInput, guarded, named, unknown
+from stratafl.base.user_code import load_attribute
+from stratafl.core.objective.outputs import scores
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""(what a model returned, targets) -> one number with a gradient."""
+LossLike = str | Mapping[str, Any] | Loss
+"""A name or an import path, a table of one with its parameters, or the function itself."""
+
+IGNORED = -100
+"""The label that the library's losses pass over, unless they are told of another."""
+
+
+@dataclass(frozen=True)
+class OnScores:
+    """A loss of tensors, given the scores in whatever a model returned."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        return self.loss(outputs if isinstance(outputs, Tensor) else scores(outputs), targets)
+
+    @property
+    def __name__(self) -> str:
+        return str(getattr(self.loss, "__name__", self.loss))
+
+
+def bare(loss: Loss) -> Loss:
+    """The loss itself, without what hands it the scores."""
+    return loss.loss if isinstance(loss, OnScores) else loss
+
+
+def adds_up(loss: Loss) -> bool:
+    """Whether the losses of parts give that of the whole, each weighted by its labels that are not
+    ignored."""
+    return bare(loss) is F.cross_entropy
+
+
+def ignored(loss: Loss) -> int:
+    """The label a loss passes over."""
+    loss = bare(loss)
+    given = loss.keywords if isinstance(loss, functools.partial) else {}
+    label = given.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
+    return label if isinstance(label, int) else IGNORED
+
+
+def matched(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Predicted values and targets of one shape and type: a model's single column of values is for
+    targets without one, which the library would spread over each other."""
+    if values.shape == (*targets.shape, 1):
+        values = values.squeeze(-1)
+    if values.shape != targets.shape:
+        shapes = f"{tuple(values.shape)} and {tuple(targets.shape)}"
+        raise ValueError(f"outputs and targets must be of one shape, and are of {shapes}")
+    return values, targets.to(values.dtype)
+
+
+def _of_values(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of values and targets that must be of one shape."""
+
+    @functools.wraps(loss)
+    def matching(values: Tensor, targets: Tensor, **params: Any) -> Tensor:
+        return loss(*matched(values, targets), **params)
+
+    return matching
+
+
+def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None = None) -> Tensor:
+    """Of yes-or-no scores; pos_weight: what a yes counts for."""
+    weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
+    return F.binary_cross_entropy_with_logits(*matched(values, targets), pos_weight=weight)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "nll": F.nll_loss,
+    "bce_with_logits": _bce_with_logits,
+    "mse": _of_values(F.mse_loss),
+    "l1": _of_values(F.l1_loss),
+    "huber": _of_values(F.huber_loss),
+    "smooth_l1": _of_values(F.smooth_l1_loss),
+    "poisson_nll": _of_values(F.poisson_nll_loss),
+}
+PARAMETERS = {
+    "cross_entropy": ("label_smoothing", "ignore_index"),
+    "nll": ("ignore_index",),
+    "bce_with_logits": ("pos_weight",),
+    "huber": ("delta",),
+    "smooth_l1": ("beta",),
+    "poisson_nll": ("log_input", "full"),
+}
+
+
+def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
+    """The loss that a user gave, cross-entropy unless they gave one."""
+    if given is None:
+        return OnScores(F.cross_entropy)
+    if not isinstance(given, str | Mapping):
+        if not callable(given):
+            raise InvalidInput(field, given, "must be a name, a table with one, or a function (outputs, targets)")
+        return OnScores(given) if _is_library(given) else given
+    name, params = named(field, given)
+    if ":" in name:
+        return loss_of(own(field, name, params), field)
+    if name not in LOSSES:
+        raise unknown(field, name, LOSSES)
+    allowed = PARAMETERS.get(name, ())
+    for key in params:
+        if key not in allowed:
+            raise unknown(f"{field} key", key, allowed)
+    return OnScores(functools.partial(LOSSES[name], **params) if params else LOSSES[name])
+
+
+def own(field: str, path: str, params: Mapping[str, Any]) -> Any:
+    """What an import path names, with its parameters: a class is made with them, a function called
+    with them."""
+    found = load_attribute(field, path)
+    with guarded(field, path, "does not say what it takes"):
+        takes = inspect.signature(found)
+    try:
+        takes.bind_partial(**params)
+    except TypeError as problem:
+        raise InvalidInput(field, path, f"cannot be made: {problem}") from None
+    if inspect.isclass(found):
+        with guarded(field, path, "cannot be made"):
+            return found(**params)
+    return functools.partial(found, **params) if params else found
+
+
+def _is_library(loss: object) -> bool:
+    """Whether it is PyTorch's own, which takes tensors only."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    where = type(loss).__module__ if isinstance(loss, nn.Module) else getattr(loss, "__module__", None)
+    return isinstance(where, str) and where.partition(".")[0] == "torch"

@@ -1,0 +1,142 @@
+"""What a model takes: one tensor, or several with names; a sample is a place in the first axis of
+each.
+
+`Fields` is taken, moved and copied like a tensor, so that few have to know which of the two they
+have: those who map over it, and whoever calls a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.base.errors import InvalidInput
+
+
+class Fields:
+    """Tensors of the same samples by name, such as a text's codes and its mask."""
+
+    def __init__(self, named: Mapping[str, Tensor]):
+        self.named = dict(named)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Fields:
+        return Fields({name: function(value) for name, value in self.named.items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.named.values())))
+
+    def __getitem__(self, index: Any) -> Fields:
+        return self.map(lambda value: value[index])
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.named.values())).device
+
+    def clone(self) -> Fields:
+        return self.map(torch.clone)
+
+    def split(self, size: int) -> list[Fields]:
+        return [self[first : first + size] for first in range(0, len(self), size)]
+
+    def tensor_split(self, parts: int) -> list[Fields]:
+        split = {name: value.tensor_split(parts) for name, value in self.named.items()}
+        return [Fields({name: pieces[part] for name, pieces in split.items()}) for part in range(parts)]
+
+
+Inputs = Tensor | Fields
+Kind = TypeVar("Kind", bound=Inputs)
+Pair = tuple[Inputs, Tensor]
+"""Inputs and targets."""
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
+"""A sample's; by name where inputs have names."""
+
+
+def mapped(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
+    """A function of a tensor, of each tensor there is."""
+    return cast(Kind, inputs.map(function) if isinstance(inputs, Fields) else function(inputs))
+
+
+def merged(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
+    """One of several alike, by a function such as `torch.cat`."""
+    tables = [each.named for each in several if isinstance(each, Fields)]
+    if not tables:
+        return function([each for each in several if isinstance(each, Tensor)])
+    return Fields({name: function([table[name] for table in tables]) for name in tables[0]})
+
+
+def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
+    """Every tensor there is by its name; one alone has none."""
+    return inputs.named if isinstance(inputs, Fields) else {"": inputs}
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What a module is called with: one argument, or keywords."""
+    return ((), inputs.named) if isinstance(inputs, Fields) else ((inputs,), {})
+
+
+def typed(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
+    """Real numbers in this type, on a device."""
+
+    def changed(each: Tensor) -> Tensor:
+        return each.to(device or each.device, dtype if each.is_floating_point() else each.dtype)
+
+    return mapped(changed, inputs)
+
+
+def shape_of(inputs: Inputs) -> Shape:
+    """A sample's."""
+    shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
+    return shapes if isinstance(inputs, Fields) else shapes[""]
+
+
+def sample_bytes(inputs: Inputs) -> int:
+    """Of one sample."""
+    return sum(each[:1].nbytes for each in tensors_of(inputs).values())
+
+
+def tensor(field: str, value: object) -> Tensor:
+    """A dense tensor with values, from one, from an array or from an image."""
+    if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array_interface__"):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray):
+        if np.ma.is_masked(value):
+            raise InvalidInput(field, type(value).__name__, "must have all its values, and some are masked")
+        if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
+            value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
+    try:
+        made = torch.as_tensor(value).detach()
+    except Exception:
+        raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
+    odd = peculiar(made)
+    if odd:
+        raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {odd}")
+    return made
+
+
+def peculiar(given: Tensor) -> str:
+    """What keeps a tensor from being used like any other, if anything does."""
+    if given.is_nested:
+        return "is nested: pad its rows to one length"
+    if given.is_meta:
+        return "is on the meta device and has none"
+    if given.is_quantized:
+        return "is quantised: call its dequantize()"
+    if given.layout is not torch.strided:
+        return f"is of layout {given.layout}: call its to_dense()"
+    return ""
+
+
+def named_inputs(field: str, value: object) -> Inputs:
+    """Inputs from a tensor or an array, or from a table of them by name."""
+    if not isinstance(value, Mapping):
+        return tensor(field, value)
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InvalidInput(f"{field} input", name, "must be the name of an argument of the model")
+    if not value:
+        raise InvalidInput(field, dict(value), "has no inputs")
+    return Fields({name: tensor(f"{field} input {name}", each) for name, each in value.items()})

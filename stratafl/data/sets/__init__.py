@@ -1,0 +1,1 @@
+"""The data sets there are: prepared from their published files, and read."""

@@ -1,0 +1,2 @@
+"""The transport: Flower's SuperLink, SuperNode and grid, in more of a hurry and in fewer
+processes."""

@@ -1,0 +1,1 @@
+"""A host's sites: their processes, watched over, started again, looked at and stopped."""

@@ -1,0 +1,117 @@
+"""Lines of a log: date, time, level and one printable text; and files that stay small.
+
+What a process warns of also goes on its board, so that it is told further up: see
+stratafl.deploy.news.entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from stratafl.base import files
+from stratafl.base.errors import line, printable
+from stratafl.deploy.notes import boards
+
+INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
+LARGEST = 5 << 20
+"""Bytes of a log; then it begins anew, and the one before is kept as NAME.1."""
+LAST, LONGEST = 4, 400
+"""Warnings that are on the board, and characters of each."""
+
+_last: deque[tuple[int, str]] = deque(maxlen=LAST)
+_number = 0
+_problem = "", 0.0
+"""What stands in the way of this process, and since when."""
+
+
+def say(text: str, level: int = INFO) -> None:
+    """Into the log; that it cannot be written, as the disk is full, ends nobody."""
+    begin = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {logging.getLevelName(level)}"
+    with contextlib.suppress(OSError):
+        for each in filter(None, text.splitlines()):
+            print(begin, printable(each), file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Something an operator may have to look after."""
+    say(text, WARNING)
+    _note(text)
+
+
+def fail(text: str) -> None:
+    """Why this process cannot do its work now; until it says that it can."""
+    global _problem
+    say(text, ERROR)
+    short = line(text, LONGEST)
+    if short != _problem[0]:
+        _problem = short, time.monotonic()
+    boards.own.put(problem=short, since=_problem[1], well=False)
+
+
+def well() -> None:
+    """This process does its work."""
+    global _problem
+    _problem = "", 0.0
+    boards.own.put(problem="", well=True)
+
+
+def _note(text: str) -> None:
+    """The same text again is not news."""
+    global _number
+    short = line(text, LONGEST)
+    if short not in (each for _, each in _last):
+        _number += 1
+        _last.append((_number, short))
+        boards.own.put(said=list(_last))
+
+
+class Handler(logging.Handler):
+    """What loggers have to tell, said as everything else is."""
+
+    def __init__(self, travels: bool):
+        super().__init__(INFO)
+        self._travels = travels
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record), record.levelno)
+        if self._travels and record.levelno >= WARNING:
+            _note(record.getMessage())
+
+
+def listen(*names: str, travels: bool = False) -> None:
+    """From now on, in this process, these loggers write lines as ours are. `travels`: their
+    warnings do, as ours."""
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [Handler(travels)]
+        logger.setLevel(INFO)
+        logger.propagate = False
+
+
+def keep_small(logs: Iterable[Path], largest: int = LARGEST) -> None:
+    """Copy and cut what has grown too large: whoever writes it goes on at its end, which is then
+    its beginning."""
+    for path in logs:
+        with contextlib.suppress(OSError):
+            if path.stat().st_size > largest and not path.is_symlink():
+                _keep(path)
+                os.truncate(path, 0)
+
+
+def _keep(path: Path) -> None:
+    """As NAME.1; where there is no room for it, the one before stays."""
+    partial = path.with_name(f".{path.name}{files.PARTIAL}")
+    try:
+        with open(path, "rb") as source, files.create(partial, files.PRIVATE) as copy:
+            shutil.copyfileobj(source, copy)
+        os.replace(partial, path.with_name(f"{path.name}.1"))
+    except OSError:
+        files.remove(partial)

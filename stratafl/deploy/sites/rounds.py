@@ -1,0 +1,104 @@
+"""The run folder of a deployed run: its root's own site, which `stratafl runs` and `report` read
+like any other.
+
+Every round is in its record once. The root's state holds the record of its last round. So whenever
+the root dies, rounds.jsonl holds at least the records before that one, and at its next start that
+one is added if it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput
+from stratafl.config.schema import Config
+from stratafl.config.setup import CPU, RootSetup
+from stratafl.core.measure.record import RoundResult
+from stratafl.deploy.sites.site import TOPOLOGY, Site
+from stratafl.engine.loop import LoopEngine
+from stratafl.engine.precision import honoured
+from stratafl.runs import layout
+from stratafl.runs.folder import RunFacts, RunFolder, summary
+from stratafl.runs.origins import Origins
+
+
+class RootRun:
+    """The root's alone to write: its process holds the lock of the root's state."""
+
+    def __init__(self, folder: Path, site: Site, config: Config, made: RootSetup, last: str):
+        """Bring the folder to where the state is; `last` is the record of the last round, empty
+        before the first."""
+        self.history = _history(folder, last)
+        precision = honoured("fp32", CPU, made.start.flat.dtype, casts=False)
+        counts = made.counts.without(_with_own_data(folder, made.tree.names[-1]))
+        engine, better = LoopEngine.name, made.objective.better
+        facts = RunFacts(config.as_dict(), made.tree, counts, engine, engine, precision, job=site.job, better=better)
+        self._folder = RunFolder.adopt(folder, layout.slug(folder.absolute().parent.name), facts, self.history)
+
+    @property
+    def last(self) -> RoundResult | None:
+        return self.history[-1] if self.history else None
+
+    def add(self, line: str) -> RoundResult:
+        """A round more, on the disk when this returns: the state of the next round will not hold
+        it."""
+        record = _record(self._folder.path / layout.ROUNDS, line)
+        self._folder.add(record, sync=True)
+        self.history.append(record)
+        return record
+
+    def finish(
+        self, tensors: Mapping[str, Tensor], bytes_per_client: float, totals: Mapping[int, Mapping[str, int]]
+    ) -> None:
+        """The run is over. totals: what was sent between a level and its parents, as far as the
+        root knows."""
+        self._folder.finish(tensors, summary(self.history, bytes_per_client, totals))
+
+    def close(self) -> None:
+        self._folder.close()
+
+
+def read_lines(folder: Path) -> list[str]:
+    """The records that are wholly written."""
+    path = folder / layout.ROUNDS
+    return [line.decode(errors="replace") for line in _whole_lines(files.read_bytes(path))] if path.exists() else []
+
+
+def _history(folder: Path, last: str) -> list[RoundResult]:
+    """What the record holds of the rounds before the last one, and that."""
+    if not last:
+        return []
+    path = folder / layout.ROUNDS
+    ending = _record(path, last)
+    lines = _whole_lines(files.read_bytes(path)) if path.exists() else []
+    # beyond that there is what a state told that is gone, or never was saved
+    before = [record for line in lines if (record := _known(path, line)) is not None and record.round < ending.round]
+    return [*before, ending]
+
+
+def _record(path: Path, line: str) -> RoundResult:
+    return RoundResult.of(files.parse_json(path, line.encode()))
+
+
+def _known(path: Path, line: bytes) -> RoundResult | None:
+    """None where a line is no record of ours."""
+    try:
+        return _record(path, line.decode())
+    except (InvalidInput, UnicodeDecodeError):
+        return None
+
+
+def _whole_lines(text: bytes) -> list[bytes]:
+    return text.split(b"\n")[:-1]
+
+
+def _with_own_data(folder: Path, leaves: Sequence[str]) -> list[int]:
+    """The numbers of the leaves whose labels only they know."""
+    path = folder / TOPOLOGY
+    topology: dict[str, Any] = Origins.read(path, files.read_json(path)).config if path.exists() else {}
+    return [number for number, name in enumerate(leaves) if name in topology.get("data", {})]

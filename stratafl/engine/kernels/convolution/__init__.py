@@ -1,0 +1,1 @@
+"""Convolutions and pooling of images, and how filters are packed for them."""

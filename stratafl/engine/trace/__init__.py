@@ -1,0 +1,1 @@
+"""From a plain module to operations on all clients at once."""

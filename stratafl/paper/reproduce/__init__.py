@@ -1,0 +1,1 @@
+"""From stored runs to the paper's tables, figures and claims."""

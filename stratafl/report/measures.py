@@ -1,0 +1,102 @@
+"""What a run was measured by: metrics, which way they are better, and how they are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stratafl.core.objective.metric import Better
+from stratafl.report.curves import Curve, is_metric
+from stratafl.runs import StoredRun
+from stratafl.runs.statistics import OverSeeds
+
+LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "distance")
+"""Words in the names of metrics that are the better the lower they are."""
+ABSENT = "—"
+MINUS = "−"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric and how it is shown."""
+
+    name: str
+    title: str
+    """As it stands above a chart and in a table."""
+    better: Better
+    percent: bool
+    digits: int | None
+    """Decimals in a table; None for powers of ten."""
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.percent else ""
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def scaled(self, value: OverSeeds) -> OverSeeds:
+        """In the unit of the tables: a share in per cent."""
+        factor = 100.0 if self.percent else 1.0
+        return OverSeeds(factor * value.mean, None if value.deviation is None else factor * value.deviation)
+
+    def goal_text(self, target: float) -> str:
+        return f"{100 * target:.6g} %" if self.percent else f"{target:.6g}"
+
+
+def measures(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[Measure]:
+    """Every metric of these runs: accuracy first, the loss last."""
+    values: dict[str, list[float]] = {}
+    for curve in curves:
+        for name, points in curve.y.items():
+            if is_metric(name):
+                values.setdefault(name, []).extend(value for value in points if value is not None)
+    order = sorted(values, key=lambda name: (name != "accuracy", name == "loss", name))
+    return [_measure(name, values[name], _direction(name, runs)) for name in order]
+
+
+def chief(found: Sequence[Measure]) -> Measure | None:
+    """What settings are judged by unless somebody asks for another."""
+    return found[0] if found else None
+
+
+def number_text(value: OverSeeds | None, digits: int | None) -> str:
+    """ "0.912 ± 0.003", or the mean alone where there is one run."""
+    if value is None:
+        return ABSENT
+    mean = _written(value.mean, digits)
+    return mean if value.deviation is None else f"{mean} ± {_written(value.deviation, digits)}"
+
+
+def _written(value: float, digits: int | None) -> str:
+    if digits is not None:
+        return f"{value:.{digits}f}".replace("-", MINUS)
+    mantissa, _, power = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(power)}".replace("-", MINUS)
+
+
+def _measure(name: str, values: Sequence[float], better: Better) -> Measure:
+    percent = name == "accuracy"
+    title = {"accuracy": "Test accuracy", "loss": "Test loss"}.get(name, name)
+    return Measure(name, title, better, percent, 1 if percent else _digits(values))
+
+
+def _digits(values: Sequence[float]) -> int | None:
+    """Decimals that show three or four digits of the usual value."""
+    sizes = sorted(abs(value) for value in values if value)
+    if not sizes:
+        return 3
+    usual = math.floor(math.log10(sizes[len(sizes) // 2]))
+    return None if usual > 5 or usual < -3 else max(0, 3 - usual if usual > 0 else 3 - min(usual + 1, 0))
+
+
+def _direction(name: str, runs: Sequence[StoredRun]) -> Better:
+    for run in runs:
+        told = run.better.get(name)
+        if told in ("higher", "lower"):
+            return told  # type: ignore[return-value]
+    words = name.lower().replace("-", "_").replace(" ", "_").split("_")
+    return "lower" if any(word in LOWER for word in words) else "higher"

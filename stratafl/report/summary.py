@@ -1,0 +1,208 @@
+"""Settings in a table: how good they got, how soon, and what that took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from stratafl.core.objective.goal import Goal
+from stratafl.core.objective.metric import Better
+from stratafl.report.compare import Setting
+from stratafl.report.curves import Curve
+from stratafl.report.measures import ABSENT, Measure, number_text
+from stratafl.runs import StoredRun
+from stratafl.runs.statistics import OverSeeds, over_seeds
+
+TARGET_STEP = 0.05
+MEGA = 1e-6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows, and the number it is ordered by; None where there is none."""
+
+    text: str
+    mean: float | None = None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the summary, with a cell per setting."""
+
+    title: str
+    cells: list[Cell]
+    better: Better | Literal[""] = ""
+    """Which of its values is marked as the best, if one is."""
+
+    @property
+    def best(self) -> set[int]:
+        """The settings that are best in it; nobody where there is nobody else."""
+        known = {place: cell.mean for place, cell in enumerate(self.cells) if cell.mean is not None}
+        if not self.better or len(self.cells) < 2 or not known:
+            return set()
+        top = (max if self.better == "higher" else min)(known.values())
+        # what reads the same is as good
+        texts = {self.cells[place].text for place, value in known.items() if value == top}
+        alike = {text.partition(" ±")[0] for text in texts}
+        found = {place for place in known if self.cells[place].text.partition(" ±")[0] in alike}
+        return found if len(found) < len(self.cells) else set()
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "better": self.better, "cells": [asdict(cell) for cell in self.cells]}
+
+
+def columns(
+    found: Sequence[Setting], metrics: Sequence[Measure], metric: Measure | None = None, targets: Sequence[float] = ()
+) -> list[Column]:
+    """The whole table: with a metric, also the best of it, and the rounds to each target."""
+    before, after = fixed_columns(found, metrics)
+    return before + ([] if metric is None else chosen_columns(found, metric, targets)) + after
+
+
+def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple[list[Column], list[Column]]:
+    """What is there whatever metric and targets are chosen: before them, and behind them."""
+    before = [
+        Column("setting", [Cell(setting.label) for setting in found]),
+        Column("runs", [_count(len(setting.runs)) for setting in found]),
+        Column("rounds", [_count(min(len(curve.x["rounds"]) for curve in setting.curves)) for setting in found]),
+    ]
+    for metric in metrics:
+        before.append(Column(_titled(metric), [_final(setting, metric) for setting in found], metric.better))
+    after = [
+        _cost("MB per client", found, lambda curve: _last(curve, "bytes"), lambda mean: f"{mean:.2f}", MEGA),
+        _cost("s per round", found, _per_round, lambda mean: f"{mean:.3g}"),
+    ]
+    for why in ("refused", "absent"):
+        counts = [sum(_times(run, why) for run in setting.runs) for setting in found]
+        after += [Column(why, list(map(_count, counts)))] if any(counts) else []
+    return before, after
+
+
+def chosen_columns(found: Sequence[Setting], metric: Measure, targets: Sequence[float]) -> list[Column]:
+    """The best value of each run on the way, and the first round that was as good as a target."""
+    top = max if metric.better == "higher" else min
+    best = [
+        of_all([top((value for _, value in curve.known(metric.name)), default=None) for curve in setting.curves])
+        for setting in found
+    ]
+    cells = [_cell(value, metric) for value in best]
+    made = [Column(f"best {_titled(metric)}", cells, metric.better)]
+    for target in targets:
+        cells = [reached(setting.curves, metric, target) for setting in found]
+        made.append(Column(f"rounds to {metric.goal_text(target)}", cells, "lower"))
+    return made
+
+
+def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
+    """When a target was reached, as the paper writes it: "52.7 ± 1.2", or ">500" where a run did
+    not get there."""
+    when = [first_round(curve, metric, target) for curve in curves]
+    mean = of_all(when)
+    if mean is None:
+        lacking = [len(curve.x["rounds"]) for curve, at in zip(curves, when, strict=True) if at is None]
+        return Cell(f">{min(lacking, default=0)}")
+    return Cell(number_text(mean, 0 if mean.deviation is None else 1), *mean)
+
+
+def first_round(curve: Curve, metric: Measure, target: float) -> float | None:
+    """The first round that is as good as the target; None where none is."""
+    known = curve.known(metric.name)
+    goal = Goal(metric.name, target).towards({metric.name: metric.better})
+    return goal.first([int(r) for r, _ in known], [value for _, value in known])
+
+
+def usual_targets(found: Sequence[Setting], metric: Measure | None) -> list[float]:
+    """A round number that at least half of the settings reached with every run: for a share, the
+    highest multiple of five per cent."""
+    if metric is None or not found:
+        return []
+    sign = 1 if metric.better == "higher" else -1
+    best = sorted(
+        min(max((sign * value for _, value in curve.known(metric.name)), default=-math.inf) for curve in setting.curves)
+        for setting in found
+    )
+    value = sign * best[len(best) // 2]
+    if not math.isfinite(value):
+        return []
+    if metric.percent:
+        # counted in whole steps, since 0.9 / 0.05 is a hair below 18
+        steps = int(value / TARGET_STEP + 1e-9)
+        return [round(steps * TARGET_STEP, 2)] if steps > 0 else []
+    return [_round_number(value, sign)]
+
+
+def of_all(values: Sequence[float | None]) -> OverSeeds | None:
+    """Mean and deviation where every run has a value."""
+    known = [value for value in values if value is not None]
+    return over_seeds(known) if known and len(known) == len(values) else None
+
+
+def _round_number(value: float, sign: int) -> float:
+    """Two digits of a value, not better than it."""
+    if value == 0:
+        return 0.0
+    unit = math.floor(math.log10(abs(value))) - 1
+    steps = value / 10.0**unit
+    whole = math.floor(steps + 1e-9) if sign > 0 else math.ceil(steps - 1e-9)
+    return float(f"{whole}e{unit}")
+
+
+def _final(setting: Setting, metric: Measure) -> Cell:
+    dead = [curve.diverged for curve in setting.curves if curve.diverged is not None]
+    if dead:
+        return Cell(diverged_text(dead, len(setting.curves)))
+    return _cell(of_all([curve.last(metric.name) for curve in setting.curves]), metric)
+
+
+def _cell(value: OverSeeds | None, metric: Measure) -> Cell:
+    """ "91.2 ± 0.3", in per cent where it is a share, without the sign."""
+    if value is None:
+        return Cell(ABSENT)
+    scaled = metric.scaled(value)
+    return Cell(number_text(scaled, metric.digits), *scaled)
+
+
+def diverged_text(rounds: Sequence[int], runs: int) -> str:
+    """What stands in the place of a final value."""
+    if runs == 1:
+        return f"diverged at round {rounds[0]}"
+    return f"{len(rounds)} of {runs} diverged, the first at round {min(rounds)}"
+
+
+def _titled(metric: Measure) -> str:
+    return f"{metric.name}, %" if metric.percent else metric.name
+
+
+def _count(number: int) -> Cell:
+    return Cell(str(number), float(number))
+
+
+def _cost(
+    title: str,
+    found: Sequence[Setting],
+    value: Callable[[Curve], float | None],
+    text: Callable[[float], str],
+    scale: float = 1.0,
+) -> Column:
+    """What is the better the less it is; the deviation says little, and is left to the exports."""
+    means = [of_all([value(curve) for curve in setting.curves]) for setting in found]
+    scaled = [mean and OverSeeds(scale * mean.mean, mean.deviation and scale * mean.deviation) for mean in means]
+    return Column(title, [Cell(ABSENT) if mean is None else Cell(text(mean.mean), *mean) for mean in scaled], "lower")
+
+
+def _last(curve: Curve, axis: str) -> float | None:
+    return curve.x[axis][-1] if curve.x[axis] else None
+
+
+def _per_round(curve: Curve) -> float | None:
+    total = _last(curve, "seconds")
+    return None if total is None else total / len(curve.x["seconds"])
+
+
+def _times(run: StoredRun, why: str) -> int:
+    """How often a node was left out of a meeting."""
+    return sum(run.left_out.get(why, {}).values())

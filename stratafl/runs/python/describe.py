@@ -1,0 +1,227 @@
+"""A run from Python as plain tables in the shape of a config, as far as it can be said in one.
+
+A user's objects are named by where they are imported from ("my_nets:Net"), so that a change of that
+file is noticed, as it is for a config's. What a program defines itself, where a change of any other
+line says nothing, has a digest of its own source instead; numbers and texts that a function was
+made with are named, too ({"name": "fedprox", "mu": 0.1}).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stratafl.base.tree import Tree
+from stratafl.core.rule import Rule, average
+from stratafl.core.schedule import Schedule
+from stratafl.runs.origins import INSTALLED
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.run import Simulation
+
+Table = dict[str, Any]
+IN_MEMORY = "in memory"
+MOST_BYTES = 1 << 26
+"""Of an array that are looked at for its digest: of a larger one, rows at equal distances."""
+MOST_ENTRIES = 64
+"""Of a list that is repeated; a longer one has a digest."""
+DEEPEST = 5
+PLACES = {
+    "weights": "tree", "augment": "data", "test": "data", "initial": "model",
+    "periods": "schedule", "participation": "schedule", "leaf": "leaf", "batch": "leaf", "sampling": "leaf",
+    "loss": "objective", "metrics": "objective",
+}  # fmt: skip
+"""The tables of a config that arguments are in; those of the problem are otherwise in `data`, all
+others in `run`."""
+ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks")
+"""What is said in another way: who holds which samples is in the fingerprint of the data."""
+
+
+def as_config(
+    simulation: Simulation, problem: Problem, method: Method, evaluation: Evaluation, execution: Execution
+) -> Table:
+    """What a run was set up from, in tables."""
+    tables: dict[str, Table] = {
+        "tree": {"shape": str(simulation.federation.tree.whole)},
+        "data": named(problem.data),
+        "model": named(problem.model),
+        "method": _method(method.rules),
+        "schedule": {},
+        "leaf": _leaf(method.leaf, simulation),
+        "run": {},
+    }
+    if isinstance(problem.tree, Tree):
+        tables["tree"]["own_weights"] = digest(np.concatenate(problem.tree.weights))
+    for group in (problem, method, evaluation, execution):
+        usual = "data" if group is problem else "run"
+        for each in dataclasses.fields(group):
+            if each.name not in ELSEWHERE:
+                value = getattr(group, each.name)
+                place = tables.setdefault(PLACES.get(each.name, usual), {})
+                place[each.name] = None if value is None else described(value)
+    return tables
+
+
+def objects_of(problem: Problem, method: Method) -> dict[str, str]:
+    """What of a run are objects that only its program has, by argument: where each is imported
+    from, or that it is in memory."""
+    given = {each.name: getattr(problem, each.name) for each in dataclasses.fields(problem)}
+    given |= {name: getattr(method, name) for name in ("rules", "leaf", "participation")}
+    given.pop("tree")
+    given.pop("weights")
+    return {name: _where(value) for name, value in given.items() if not _is_plain(value)}
+
+
+def _method(rules: object) -> Table:
+    if isinstance(rules, str):
+        return {"name": rules}
+    if isinstance(rules, Mapping | Rule):
+        return dict(described(rules))
+    return {"rules": described(rules)}
+
+
+def _leaf(leaf: object, simulation: Simulation) -> Table:
+    """The chain; the rate it begins with is a number, whatever becomes of it."""
+    chain = {} if isinstance(leaf, int | float) else described(leaf)
+    chain = {key: value for key, value in chain.items() if key != "name"}
+    return {**({"schedule": chain["lr"]} if "lr" in chain else {}), **chain, "lr": float(simulation.leaf.lr(0))}
+
+
+# -- one value -------------------------------------------------------------------------------------
+
+
+def described(value: Any, depth: int = 0) -> Any:
+    """A value as plain data that is the same whenever the value is; what cannot be looked into is
+    named."""
+    if _is_plain(value):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path | torch.device | torch.dtype):
+        return str(value)
+    if isinstance(value, Schedule):
+        return list(value.periods)
+    if isinstance(value, Tensor | np.ndarray):
+        return {"name": IN_MEMORY, "shape": list(value.shape), "sha256": digest(value)}
+    if depth > DEEPEST:
+        return IN_MEMORY
+    if isinstance(value, Mapping):
+        return {str(key): described(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, Rule):
+        return _rule(value, depth)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {**named(value), **described(value._asdict(), depth + 1)}
+    if isinstance(value, list | tuple):
+        entries = [described(each, depth + 1) for each in value]
+        if len(entries) <= MOST_ENTRIES:
+            return entries
+        return {"name": IN_MEMORY, "entries": len(entries), "sha256": _of_text(json.dumps(entries))}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kept = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {**named(value), **{name: described(each, depth + 1) for name, each in kept.items()}}
+    return named(value, depth)
+
+
+def named(value: Any, depth: int = 0) -> Table:
+    """An object by its name, with what a function was made with."""
+    kind, where = _kind(value), _where(value)
+    table: Table = {"name": where}
+    if _is_the_users(kind) and (where.startswith("__main__:") or "<" in kind.__qualname__):
+        table |= _source_digest(kind)
+    if isinstance(value, nn.Module):
+        table["parameters"] = sum(each.numel() for each in value.parameters())
+    made_with = inspect.isfunction(value) and zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    for name, cell in made_with or ():
+        with contextlib.suppress(ValueError):  # one that is not filled yet
+            kept = cell.cell_contents
+            table |= {name: described(kept, depth + 1)} if _is_plain(kept) or callable(kept) else {}
+    return table
+
+
+def _rule(rule: Rule, depth: int) -> Table:
+    """By the functions that are not those of averaging, and what these were made with."""
+    usual = average()._asdict()
+    own = {name: each for name, each in rule._asdict().items() if _origin(each) != _origin(usual[name])}
+    table: Table = {"name": "+".join(dict.fromkeys(map(_origin, own.values()))) or "average", "own": list(own)}
+    for name, each in own.items():
+        details = described(each, depth + 1)
+        table |= {f"{name}.source" if key == "source" else key: each for key, each in details.items() if key != "name"}
+    return table
+
+
+def _origin(function: Any) -> str:
+    """The outermost function that made this one; nothing of None."""
+    if function is None:
+        return ""
+    kind = _kind(function)
+    outer = kind.__qualname__.partition(".")[0]
+    return outer if _is_ours(kind) else f"{kind.__module__}:{outer}"
+
+
+def _kind(value: Any) -> Any:
+    """A function or a class itself; the class of anything else."""
+    return value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+
+
+def _where(value: Any) -> str:
+    """Where an object, or its class, is imported from; or that it is in memory."""
+    kind = _kind(value)
+    name, module = getattr(kind, "__qualname__", ""), getattr(kind, "__module__", None)
+    if isinstance(value, Tensor | np.ndarray | list | tuple | dict) or not name or not module:
+        return IN_MEMORY
+    if _is_ours(kind):
+        return str(name).partition(".")[0]
+    if "<" in name:
+        return IN_MEMORY
+    return f"{module}:{name}" if _is_the_users(kind) else f"{module}.{name}"
+
+
+def _is_ours(kind: Any) -> bool:
+    return str(kind.__module__).startswith("stratafl.")
+
+
+def _is_the_users(kind: Any) -> bool:
+    """Whether it is neither the library's, nor Python's, nor of an installed package."""
+    module = str(kind.__module__)
+    if module == "__main__":
+        return True
+    source = getattr(sys.modules.get(module), "__file__", None)
+    is_installed = source is None or set(INSTALLED) & set(Path(source).parts)
+    return not (_is_ours(kind) or is_installed or module.partition(".")[0] in sys.stdlib_module_names)
+
+
+def _source_digest(kind: Callable[..., Any] | type) -> Table:
+    try:
+        return {"source": _of_text(inspect.getsource(kind))}
+    except (OSError, TypeError):
+        return {}
+
+
+def _of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return len(value) <= MOST_ENTRIES and all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
+    """Of an array's numbers, or of rows at equal distances where there are very many."""
+    rows = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
+    if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
+        rows = rows[:: -(-rows.nbytes // MOST_BYTES)]
+    return hashlib.sha256(rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]

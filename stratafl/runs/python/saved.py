@@ -1,0 +1,176 @@
+"""A Python program's run in a directory of its own: the same program, run again, goes on with
+it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput, integer, printable
+from stratafl.base.signals import Interrupted, Stop, Stopped
+from stratafl.config.data import LabelCounts
+from stratafl.core.measure.record import RoundResult
+from stratafl.core.measure.track import tracking
+from stratafl.runs import layout
+from stratafl.runs.folder import RunFacts, RunFolder
+from stratafl.runs.python.describe import as_config, objects_of
+from stratafl.runs.python.holdings import label_counts
+from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
+from stratafl.runs.resume import Reopening, is_done, opened
+from stratafl.runs.trackers import check_trackers, trackers_for
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.progress import in_notebook
+from stratafl.simulation.run import Simulation
+
+_open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDictionary()
+"""Those of this process that have not ended, by their folder: a program, such as a notebook, may
+set the same run up once more."""
+
+
+class SavedRun(Recorder):
+    """Records the rounds that a program asks for, one after another."""
+
+    def __init__(self, saving: Saving, folder: RunFolder | NullRunFolder, keeping: Keeping, tensorboard: bool):
+        super().__init__(saving.name, saving.simulation, folder, keeping)
+        self.path, self._say = saving.path, saving.say
+        self._stop: Stop | None = None
+        open_now = ExitStack()
+        open_now.callback(folder.close)
+        names = ["tensorboard"] if tensorboard and isinstance(folder, RunFolder) else []
+        trackers = trackers_for(names, folder.path, self.name, "", len(self.simulation.history))
+        self._watch = open_now.enter_context(tracking(trackers, saving.config))
+        # also where a program forgets the run before it is done
+        self.close = weakref.finalize(self, open_now.close)
+        _open_here[saving.path.absolute()] = self
+
+    @property
+    def go_on(self) -> str:
+        return f"the same program goes on from there: the run is kept in {self.path}"
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While this is open, a signal asks the run to stop at the next good moment."""
+        if self._stop is not None:
+            yield
+            return
+        if not self.close.alive:
+            raise InvalidInput("save", self.path, "this run was ended: set it up again, and it goes on")
+        try:
+            with self.ending(), Stop(self._say) as self._stop:
+                yield
+        except BaseException as problem:
+            self.close()
+            if not isinstance(problem, Interrupted):
+                raise
+            self._say(problem.note)
+            # a notebook goes on, and has words of its own for a program that ends
+            raise (KeyboardInterrupt(problem.note) if in_notebook() else Stopped(problem)) from None
+        finally:
+            self._stop = None
+
+    def next_round(self) -> RoundResult:
+        """The next one, recorded; after the last one the run is finished."""
+        with self.listening():
+            assert self._stop is not None
+            record = self.round(self._stop, self._watch)
+            if self.simulation.done:
+                self.finish(self._say)
+                self.close()
+            return record
+
+
+class Saving(NamedTuple):
+    """A simulation, where it is to be kept, and what it was made of."""
+
+    simulation: Simulation
+    path: Path
+    config: dict[str, Any]
+    objects: dict[str, str]
+    counts: LabelCounts
+
+    @property
+    def name(self) -> str:
+        return layout.slug(self.path.name)
+
+    def say(self, text: str) -> None:
+        """One line on the error stream, of the first rank."""
+        if self.simulation.ranks.is_first:
+            print(printable(f"{self.name}: {text}"), file=sys.stderr, flush=True)
+
+
+def saved(
+    groups: tuple[Problem, Method, Evaluation, Execution],
+    simulation: Simulation,
+    path: Path,
+    checkpoint_every: int,
+    keep_state: bool,
+    tensorboard: bool,
+    force: bool,
+) -> SavedRun | None:
+    """A recorder of the run, which goes on where it stood if it is there; None where it is done."""
+    ranks, keeping = simulation.ranks, Keeping(integer("checkpoint_every", checkpoint_every, at_least=0), keep_state)
+    with ranks.together():
+        if tensorboard:
+            check_trackers(["tensorboard"])
+        if ranks.is_first:
+            files.check_writable("save", path.absolute().parent)
+    config = as_config(simulation, *groups)
+    saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation))
+    ranks.same("config", config)
+    ranks.same("data", saving.counts.fingerprint)
+    before = _open_here.get(path.absolute())
+    if before is not None:
+        before.close()
+    is_there = ranks.first(os.path.lexists(path / layout.RUN))
+    folder = _gone_on_with(saving, force) if is_there else _new(saving)
+    if folder is None:
+        return None
+    recorder = SavedRun(saving, folder, keeping, tensorboard)
+    if simulation.done:
+        # all rounds were done when it was stopped, and only the end was not written
+        recorder.finish(saving.say)
+        recorder.close()
+        return None
+    return recorder
+
+
+def _new(saving: Saving) -> RunFolder | NullRunFolder:
+    simulation, path = saving.simulation, saving.path
+    folder: RunFolder | NullRunFolder = NullRunFolder()
+    with simulation.ranks.together():
+        if simulation.ranks.is_first:
+            if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+                raise InvalidInput("save", path, "there is something else: a run needs a folder of its own")
+            facts = RunFacts.of(saving.config, simulation, saving.counts, saving.objects)
+            folder = RunFolder.create(path, saving.name, layout.new_id(), facts, simulation.history)
+    return folder
+
+
+def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | None:
+    simulation, path, ranks = saving.simulation, saving.path, saving.simulation.ranks
+    if simulation.history or simulation.meetings:
+        raise InvalidInput("save", path, "is a run's folder already: a run that has begun needs another one")
+
+    def check(described: dict[str, Any]) -> None:
+        if "objects" not in described:
+            told = "is the folder of a run that did not begin in Python: see `stratafl run --resume`"
+            raise InvalidInput("save", path, told)
+
+    with opened(path, ranks, check) as (described, lock):
+        reopening = Reopening(path, described, lock, ranks, saving.say, force, option="save")
+        is_finished = bool(ranks.first(is_done(path)))
+        restored = reopening.restored(saving.config, lambda: (simulation, saving.counts))
+        if not is_finished:
+            return reopening.reopened(saving.config, restored)
+        if not simulation.done:
+            told = "this run is done, and was not to keep its state: `stratafl.runs.read_run` reads what it left"
+            raise InvalidInput("save", path, told)
+        if lock is not None:
+            lock.release()
+        return None

@@ -1,0 +1,1 @@
+"""A run: schedule, rules and engine, as a stream of round results."""

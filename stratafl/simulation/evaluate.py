@@ -1,0 +1,114 @@
+"""Models on the test data of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.core import checks
+from stratafl.core.flat import Flat
+from stratafl.core.measure.metrics import Tally, metrics, tally
+from stratafl.core.objective.losses import adds_up
+from stratafl.core.objective.objective import Objective
+from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.inputs import Pair
+from stratafl.ranks.collectives import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTest:
+    """Test data of each client's own; a group's is that of its clients."""
+
+    pair: Pair
+    parts: list[Tensor]
+    """Each client's sample numbers in it, in the order of the whole tree's leaves; empty for one
+    that has none."""
+
+    def of(self, tree: Tree, level: int, number: int) -> Pair:
+        """What a node of the whole tree is evaluated on."""
+        mine = np.flatnonzero(tree.ancestors(level) == number)
+        index = torch.cat([self.parts[leaf] for leaf in mine])
+        return self.pair[0][index], self.pair[1][index]
+
+
+def own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given | None:
+    """Each client's own test data: by its sample numbers in the test data, or by a data set for
+    each, None for one that has none."""
+    made: Given | None
+    if given is None:
+        made = test if test is not None and test.parts is not None else None
+    elif isinstance(given, Given):
+        made = given
+    else:
+        made = _own_test(given, tree, test, columns, seed)
+    if made is not None and len(made.parts or ()) != tree.leaves:
+        wanted = f"needs one per leaf of the tree, {tree.leaves} of them"
+        raise InvalidInput("test_partition" if given else "test", f"{len(made.parts or ())} parts", wanted)
+    return made
+
+
+def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given:
+    if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__"):
+        wanted = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
+        raise InvalidInput("test_partition", given, wanted)
+    present = [each for each in given if each is not None]
+    if is_several(present):
+        made = one_each("test_partition", present, columns=columns, seed=seed)
+        parts = iter(made.parts or ())
+        return made._replace(parts=[np.empty(0, dtype=np.int64) if each is None else next(parts) for each in given])
+    if test is None:
+        raise InvalidInput("test_partition", "sample numbers", "are those of test data, and there is none")
+    count = len(test.supply.targets_N)
+    numbers = [checks.sample_numbers(f"test_partition[{leaf}]", each, count) for leaf, each in enumerate(given)]
+    return test._replace(parts=numbers)
+
+
+def is_due(round: int, every: int, rounds: int) -> bool:
+    """Whether a global round, counted from 1, is one after which the root is evaluated; the last
+    one always is."""
+    return round % every == 0 or round == rounds
+
+
+def tally_of(flat: Flat, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> Tally:
+    """What a model did on test data; an evaluation leaves everything as it was."""
+    buffers_B = b_B.clone()
+    flat.eval()
+    loss, chosen = objective.loss, objective.metrics
+    return tally(lambda inputs: flat.call(x_P, buffers_B, inputs), loss, *test, metrics=chosen)
+
+
+def share_of(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
+    """The part of the test data that is this rank's to look at."""
+    if ranks.count == 1:
+        return test
+    if adds_up(objective.loss) and all(metric.adds_up for metric in objective.metrics):
+        return test[0].tensor_split(ranks.count)[ranks.rank], test[1].tensor_split(ranks.count)[ranks.rank]
+    # a loss or metric whose parts do not add up is asked once, of everything
+    return test if ranks.is_first else (test[0][:0], test[1][:0])
+
+
+def evaluate_level(
+    tree: Tree,
+    level: int,
+    flat: Flat,
+    objective: Objective,
+    test: Pair | OwnTest,
+    own_NP: Tensor,
+    own_NB: Tensor,
+) -> dict[str, dict[str, float]]:
+    """The metrics of all nodes of a level that this process answers for, by name; of those that
+    have test data, where each has its own."""
+    found = {}
+    for node in map(int, np.flatnonzero(tree.counted(level))):
+        name = tree.names[level][node]
+        pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, OwnTest) else test
+        if len(pair[1]):
+            done = tally_of(flat, objective, pair, own_NP[node], own_NB[node])
+            found[name] = metrics([done], objective.metrics)
+    return found

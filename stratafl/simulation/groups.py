@@ -1,0 +1,151 @@
+"""What a run is set up from, in four groups.
+
+`simulate` fills them from its arguments and a config from its tables; neither is checked here. The
+names that errors use are those of `simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from stratafl.base.tree import Shape, Tree
+from stratafl.core.leaf import Leaf
+from stratafl.core.objective.goal import GoalLike
+from stratafl.core.objective.losses import LossLike
+from stratafl.core.objective.metric import MetricsLike
+from stratafl.core.schedule import Participation, Schedule
+from stratafl.core.work import Augment
+from stratafl.data.given import Given
+from stratafl.data.splits.partition import Partition
+from stratafl.ranks.collectives import Ranks
+from stratafl.rules.registry import RuleLike
+
+Array = Tensor | np.ndarray
+Single = tuple[Array | Mapping[str, Array], Array] | Dataset
+"""(inputs, targets), where inputs may be a table of tensors that the model gets by name; or a
+map-style data set of such pairs, or of tables (see `columns`), such as one of Hugging Face's."""
+Data = Single | Sequence[Single] | Given
+"""One data set for all, or one for each client."""
+Parts = Sequence[Sequence[int] | np.ndarray | Tensor] | Partition
+
+
+Initial = Mapping[str, Array] | str | Path
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is trained, on what, and by whom."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    """A module, or a function that builds one, called with torch's generator set from the seed."""
+    data: Data
+    """(inputs, targets) tensors or arrays, or a map-style data set; or a list of these, one per
+    client, in the order of the tree's leaves."""
+    partition: Parts | None
+    """Each client's sample numbers, in the order of the tree's leaves; what `partition` of
+    `stratafl.data.splits.partition` returns; or None, where data is a list of the clients' own."""
+    tree: Tree | Shape
+    """A `Tree` or one of its notations, such as "4x5"."""
+    weights: str | Sequence | np.ndarray | None = None
+    """Of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless
+    given."""
+    test: Data | None = None
+    """In any of the forms of data; a list of data sets is one for each client, and all of them for
+    the root."""
+    loss: LossLike | None = None
+    """A name ("mse"), an import path ("my_file.py:loss"), a table of one with its parameters, or a
+    function (what the model returns, targets) -> scalar; cross-entropy unless given. Losses of
+    PyTorch are given the scores in what the model returns: see docs/objectives.md."""
+    augment: Augment | None = None
+    """(inputs, seed, client, step) -> inputs, applied to every training batch; see
+    `data.augment`."""
+    initial: Initial | None = None
+    """What to start from instead of the module's own values: a state dict, of tensors or arrays, or
+    the path of one, a .safetensors or .pt file."""
+    columns: Mapping[str, object] | None = None
+    """Of data whose items are tables: inputs (one name, or several that the model gets as
+    keywords; all others unless given), targets ("labels" or "label" unless given) and owner."""
+    lazy: bool = False
+    """Whether a data set's items are read anew for every batch, so that its random transforms draw
+    anew: from the client's own stream, keyed by seed, client and step."""
+    test_partition: Sequence[Any] | Given | None = None
+    """Test data of each client's own, in the order of the tree's leaves: its sample numbers in
+    `test`, or a data set for each beside it. Where clients have their own, the nodes of
+    `evaluate_levels` are evaluated on it, groups on that of all their clients."""
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """How it is trained."""
+
+    rules: RuleLike | Sequence[RuleLike]
+    """A method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one
+    rule per edge level, root first."""
+    periods: Sequence[int] | Schedule
+    """How often each level synchronises in units of the level below, root first ([E, H] of the
+    paper); their product is the local steps of a global round, a million at most. Where the leaf's
+    chain has `epochs`, these are the lowest level's, and the others are given."""
+    leaf: Leaf | float
+    """The clients' chain, or just its learning rate."""
+    batch: int | None
+    """Samples per step, None for full batches."""
+    sampling: str
+    """One of "epochs", which shuffles without replacement, and "replacement"."""
+    participation: Participation | Sequence[Participation]
+    """Per level, root first, or just the clients': all, a fraction, a number, or a function."""
+    seed: int
+    update_limit: float | None
+    """An update so many times larger than its siblings' median is refused, 0 for none; unless
+    given, ten thousand where a rule takes the mean of its children. See docs/rules.md."""
+    update_factor: float | Sequence[float] | None
+    """An update whose norm is so many times its siblings' median is refused, for all levels or one
+    number per level, root first; 0 or None for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How long it is trained, and what is measured on the way."""
+
+    rounds: int
+    evaluate_every: int
+    evaluate_levels: Sequence[int]
+    """Levels whose every node is evaluated besides the root."""
+    stop_at: float | None
+    """A test accuracy; the run ends after the first evaluated round that reaches it. The same as
+    stop_when={"accuracy": stop_at}."""
+    diagnose: str
+    """One of "none"; "drift", which measures how the levels drift apart, at every meeting; and
+    "ideal", which also measures how far corrections are from the ideal ones, and takes full
+    gradients once per edge level and round."""
+    metrics: MetricsLike | None = None
+    """What is measured on the test data besides the loss, and the accuracy where targets are
+    classes. By name: a function (outputs, targets) -> number, a torchmetrics object, the name of a
+    metric ("f1"), an import path, or a table of one: {"fn": my_function, "better": "lower"}."""
+    stop_when: GoalLike | None = None
+    """Values of metrics, {"f1": 0.8} or "loss <= 0.1"; the run ends after the first evaluated round
+    that reaches all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """What computes it. None of this changes the result, except in its last bits."""
+
+    device: str | torch.device
+    engine: str | None
+    """One of "loop" (one client after another: the reference, and the default on a CPU), "stacked"
+    (all clients at once: the default on a GPU), "vmap" (through `torch.func`), or "auto" (the
+    fastest, measured). All give the same result up to rounding."""
+    precision: str
+    """Of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections
+    stay float32."""
+    ranks: Ranks | None
+    """The processes that share the run, each of which must set it up in the same way; see
+    docs/ranks.md."""

@@ -1,0 +1,343 @@
+"""From the groups of arguments to a run, in steps with a value between them.
+
+checked     every argument alone, as what the run works with
+placed      model and data on their device, tried together on a few samples
+sharded     the part of the tree that is this rank's: its federation, and what its leaves train
+set_up      with the engine that trains them, the run
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from stratafl.base.errors import InvalidInput, choice, integer
+from stratafl.base.tree import Tree
+from stratafl.base.user_code import own_code
+from stratafl.core import checks
+from stratafl.core.federation import Federation
+from stratafl.core.flat import FROZEN
+from stratafl.core.leaf import Leaf
+from stratafl.core.measure.drift import Diagnose, Drift
+from stratafl.core.measure.traffic import Traffic
+from stratafl.core.objective.losses import loss_of
+from stratafl.core.objective.metric import metrics_of
+from stratafl.core.objective.objective import Objective, stopping
+from stratafl.core.optimise.trial import try_leaf
+from stratafl.core.rule import Rule
+from stratafl.core.schedule import Participation, Schedule, check_participation, expected
+from stratafl.core.work import Augment, Engine, Training
+from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.given import given as given_data
+from stratafl.data.inputs import Fields, Pair
+from stratafl.data.sampling import Sampling, steps_of_pass
+from stratafl.data.splits.partition import Partition
+from stratafl.data.supply import BatchKey, Supply
+from stratafl.engine import model_checks
+from stratafl.engine.augmenting import of_fields
+from stratafl.engine.choose import Name, differences, drift_kernel, make_engine
+from stratafl.engine.habits import FEW, habits, peculiarities, plain
+from stratafl.engine.loop import LoopEngine
+from stratafl.engine.model_checks import Subject
+from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.ranks.assignment import deal, leaf_work
+from stratafl.ranks.collectives import Ranks
+from stratafl.ranks.subtree import Branch
+from stratafl.rules.registry import method_label, rules_for
+from stratafl.rules.trial import try_rules
+from stratafl.simulation.evaluate import OwnTest, own_test
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.run import Simulation
+
+
+@own_code()
+def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Simulation:
+    """The run, ready to iterate."""
+    given = checked(problem, method, evaluation, execution)
+    here = placed(given, problem)
+    shard = sharded(given, here, method)
+    engine = _engine(given, shard)
+    notes = _notes(given, here, engine)
+    if given.ranks.is_first:
+        print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
+    subject = here.subject
+    simulation = Simulation(
+        shard.federation,
+        shard.traffic,
+        shard.drift,
+        engine,
+        subject.flat,
+        given.schedule,
+        here.objective,
+        here.test,
+        here.own_test,
+        given.evaluation,
+        given.ranks,
+        notes,
+    )
+    simulation.method = method_label(method.rules)
+    return simulation
+
+
+# -- checked ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Every argument, sound as far as it can be told alone."""
+
+    tree: Tree
+    data: Given
+    test: Given | None
+    own_test: Given | None
+    """Test data of each client's own, with the samples of each."""
+    parts: list[Tensor]
+    """Each leaf's sample numbers."""
+    rules: tuple[Rule, ...]
+    schedule: Schedule
+    leaf: Leaf
+    evaluation: Evaluation
+    batch: int | None
+    sampling: Sampling
+    seed: int
+    ranks: Ranks
+    device: torch.device
+    participation: tuple[Participation, ...]
+    engine: Name
+    precision: Compute
+
+    @property
+    def samples(self) -> list[int]:
+        """How many each leaf has."""
+        return [len(part) for part in self.parts]
+
+
+def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
+    tree = Tree.of(problem.tree)
+    seed = integer("seed", method.seed)
+    data, test = _data(problem, seed), _test(problem, seed)
+    own = own_test(problem.test_partition, tree, test, problem.columns, seed)
+    test = own if test is None else test
+    parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
+    if problem.weights is not None:
+        tree = tree.weighted(problem.weights, [len(part) for part in parts])
+    rules = rules_for(method.rules, tree.depth)
+    leaf = checks.chain(method.leaf)
+    if isinstance(method.periods, Schedule):
+        schedule = Schedule.of(method.periods.periods, tree.depth)
+    else:
+        schedule = Schedule.of(method.periods, tree.depth, leaf.epochs)
+    if leaf.epochs not in (None, schedule.periods[-1]):
+        raise InvalidInput("leaf.epochs", leaf.epochs, f"the schedule has {schedule.periods[-1]} between meetings")
+    evaluation = checked_evaluation(evaluation, tree.depth)
+    batch, sampling = checks.batching(method.batch, method.sampling)
+    ranks = Ranks() if execution.ranks is None else execution.ranks
+    if not isinstance(ranks, Ranks):
+        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
+    device = ranks.device(checks.place(execution.device))
+    participation = check_participation(method.participation, tree.depth)
+    default: Name = "loop" if device.type == "cpu" else "stacked"
+    engine = default if execution.engine is None else choice("engine", execution.engine, get_args(Name))
+    precision = choice("precision", execution.precision, COMPUTES)
+    return Checked(
+        tree, data, test, own, parts, rules, schedule, leaf, evaluation, batch, sampling, seed, ranks, device,
+        participation, engine, precision,
+    )  # fmt: skip
+
+
+def _data(problem: Problem, seed: int) -> Given:
+    """The samples to train on; client by client where there is no partition."""
+    lazy = problem.lazy
+    if not isinstance(lazy, bool):
+        raise InvalidInput("lazy", lazy, "must be True or False")
+    read = one_each if problem.partition is None and is_several(problem.data) else given_data
+    made = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
+    if problem.partition is None and made.parts is None:
+        raise InvalidInput("partition", None, "is left out only where data is a list, one data set per client")
+    return made
+
+
+def _test(problem: Problem, seed: int) -> Given | None:
+    """The samples to test on, which are read once; several data sets are the clients' own."""
+    if problem.test is None:
+        return None
+    read = one_each if is_several(problem.test) else given_data
+    return read("test", problem.test, columns=problem.columns, seed=seed)
+
+
+def _divided(problem: Problem, data: Given) -> Sequence[Any]:
+    """Each client's sample numbers, not yet looked at."""
+    parts = problem.partition
+    if isinstance(parts, Partition):
+        if parts.angles is not None:
+            raise InvalidInput("partition", "with rotation", "turns images in a config alone: rotate them yourself")
+        return parts.leaves
+    return (data.parts or ()) if parts is None else parts
+
+
+def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
+    """What is measured, if all of it can be."""
+    made = Evaluation(
+        rounds=integer("rounds", given.rounds, at_least=1),
+        evaluate_every=integer("evaluate_every", given.evaluate_every, at_least=1),
+        evaluate_levels=checks.levels("evaluate_levels", given.evaluate_levels, depth),
+        stop_at=given.stop_at,
+        diagnose=choice("diagnose", given.diagnose, get_args(Diagnose)),
+        metrics=given.metrics,
+        stop_when=given.stop_when,
+    )
+    stopping(given.stop_at, given.stop_when)
+    return made
+
+
+# -- placed ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Model and data where the run is computed."""
+
+    subject: Subject
+    train: Supply
+    test: Pair | None
+    own_test: OwnTest | None
+    objective: Objective
+    few: Pair
+    """Some samples of one client."""
+    augment: Augment | None
+
+
+def placed(given: Checked, problem: Problem) -> Placed:
+    """Put everything where it belongs, and try the model, its loss and its transform on it."""
+    flat = checks.flattened(problem.model, given.seed)
+    checks.strengths(flat.dtype, given.leaf, given.rules)
+    try_leaf(given.leaf, flat.parameters, flat.dtype, given.device)
+    row = checks.started(flat, problem.initial)
+    train = given.data.supply.to(given.device, flat.dtype)
+    test = None if given.test is None else held(given.test, given.device, flat.dtype)
+    flat.module.to(given.device)
+    x_P, b_B = (each.to(given.device) for each in row)
+    own = _own_pairs(given, test, flat.dtype)
+    subject = Subject(flat, x_P, b_B, loss_of(problem.loss))
+    tests = ("test", test), ("test_partition", None if own is None else own.pair)
+    for name, pair in (("data", (train.first(FEW), train.targets_N)), *tests):
+        if pair is not None:
+            model_checks.model_fits(name, subject, *pair, classes=problem.loss is None)
+    chosen, stops = metrics_of(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
+    objective = model_checks.objective_fits(subject, chosen, test, *stops)
+    inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
+    few = plain(inputs), plain(targets)
+    augment = problem.augment
+    if callable(augment) and isinstance(inputs, Fields):
+        augment = of_fields(augment)
+    model_checks.model_trains(subject, *few, augment, given.seed)
+    sizes = dict(zip(given.tree.names[-1], given.samples, strict=True))
+    model_checks.batches_of_one(subject, *few, given.batch, given.sampling, sizes)
+    return Placed(subject, train, test, own, objective, few, augment)
+
+
+def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> OwnTest | None:
+    """Each client's own test data where it is evaluated; not twice where it is that of all."""
+    own = given.own_test
+    if own is None or own.parts is None:
+        return None
+    is_same = given.test is not None and own.supply is given.test.supply
+    pair = test if is_same and test is not None else held(own, given.device, dtype)
+    return OwnTest(pair, [torch.as_tensor(part, device=given.device) for part in own.parts])
+
+
+def held(given: Given, device: torch.device, dtype: torch.dtype) -> Pair:
+    """All inputs and targets on a device, real numbers in the model's own type."""
+    supply = given.supply.to(device, dtype)
+    return supply.first(len(supply.targets_N)), supply.targets_N
+
+
+# -- sharded ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """This rank's part of the tree."""
+
+    federation: Federation
+    traffic: Traffic
+    drift: Drift | None
+    training: Training
+
+
+def sharded(given: Checked, here: Placed, method: Method) -> Sharded:
+    tree, first = _part(given)
+    flat, x_P, b_B, loss = here.subject
+    try_rules(given.rules, x_P)
+    limits = method.update_limit, method.update_factor
+    federation = Federation(
+        tree, given.rules, x_P, b_B, given.participation, given.seed, *limits, drift_kernel(x_P), leaf=given.leaf
+    )
+    training = Training(
+        flat=flat,
+        loss=loss,
+        supply=here.train,
+        partition=[part.to(given.device) for part in given.parts[first : first + tree.leaves]],
+        leaf=given.leaf,
+        batch=given.batch,
+        sampling=given.sampling,
+        seed=given.seed,
+        augment=here.augment,
+        first=first,
+    )
+    traffic, drift = Traffic(tree), _drift(federation, given.evaluation.diagnose, training)
+    federation.watchers = [traffic] if drift is None else [traffic, drift]
+    return Sharded(federation, traffic, drift, training)
+
+
+def _part(given: Checked) -> tuple[Tree, int]:
+    """The nodes that are on this rank, and the number of their first leaf."""
+    tree, ranks = given.tree, given.ranks
+    if ranks.count == 1:
+        return tree, 0
+    work_N = leaf_work(given.samples, given.batch, given.sampling) * expected(given.participation, tree)
+    if given.leaf.epochs is not None:
+        work_N = work_N * [steps_of_pass(size, given.batch) for size in given.samples]
+    cuts = deal(tree, work_N, given.schedule.meetings, ranks.count)
+    return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
+
+
+def _drift(federation: Federation, diagnose: str, training: Training) -> Drift | None:
+    """What measures meetings, where asked for: also against ideal corrections, which take gradients
+    on all of a leaf's data."""
+    if diagnose == "none":
+        return None
+    if diagnose == "drift":
+        return Drift(federation.tree)
+    whole_data = LoopEngine(replace(training, batch=None, augment=None))
+    return Drift(federation.tree, lambda level, x_MP: whole_data.gradients(federation.probe_work(level, x_MP)))
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+def _engine(given: Checked, shard: Sharded) -> Engine:
+    name = given.engine
+    if name == "auto" and given.ranks.count > 1 and given.device.type == "cpu":
+        raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
+    if name != "loop":
+        clients = float(expected(given.participation, given.tree).sum())
+        checks.drawn(given.schedule, clients, max(given.samples), given.batch, passes=given.leaf.epochs is not None)
+    return make_engine(name, shard.training, precision=given.precision)
+
+
+def _notes(given: Checked, here: Placed, engine: Engine) -> list[str]:
+    """What the user should know about how this run is done; a model that no engine can train is
+    refused."""
+    flat, x_P, b_B, loss = here.subject
+    known = habits(flat, loss, x_P, b_B, *here.few)
+    if FROZEN in known.writes:
+        told = "writes to parameters that are not trained, which clients share: make buffers of them, which each has"
+        raise InvalidInput("model", here.subject.kind, told)
+    read = [*given.data.notes, *(given.test.notes if given.test is not None else ())]
+    return differences(engine, given.engine, given.precision) + peculiarities(known) + read

@@ -1,0 +1,138 @@
+"""How a run shows itself while it goes on.
+
+On a terminal that is a live bar, in a notebook a line that is written over, elsewhere plain lines,
+or nothing at all. It moves with every group round.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import TracebackType
+from typing import Any, TextIO
+
+from stratafl.base.errors import listed, printable
+from stratafl.core.measure.record import RoundResult
+
+
+def in_notebook() -> bool:
+    """Whether what is printed lands below a notebook's cell."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def is_watched() -> bool:
+    """Whether somebody sees what is printed now: at a terminal, or in a notebook."""
+    return in_notebook() or sys.stderr.isatty()
+
+
+class Display:
+    """Writes to the error stream, so that what a command prints can be piped; in a notebook below
+    the cell."""
+
+    def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
+        self.title, self.rounds, self.quiet, self.done = title, rounds, quiet, done
+        self._bar = None if quiet or in_notebook() else _bar()
+        self._rewrites = not quiet and self._bar is None and is_watched()
+        self._task = None if self._bar is None else self._bar.add_task(
+            _escaped(title), total=rounds, completed=done, done=done, inside="", metrics=""
+        )  # fmt: skip
+        self._metrics, self._width = "", 0
+
+    def __enter__(self) -> Display:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._end_line()
+
+    def met(self, meetings: int, of: int) -> None:
+        """So many of a global round's group rounds are done."""
+        self._draw(self.done + meetings / of, f"group round {meetings}/{of}")
+
+    def show(self, result: RoundResult) -> None:
+        """A global round is done."""
+        self.done = result.round
+        text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
+        if result.refused:
+            text += printable(f"  refused {listed(sorted(set(result.refused)))}")
+        # of a round that was not evaluated there is nothing new to say
+        self._metrics = text or self._metrics
+        if self._bar is not None or self._rewrites:
+            self._draw(self.done, "")
+        elif not self.quiet:
+            self._write(f"{self.title}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s")
+
+    def say(self, text: str) -> None:
+        """One line besides the rounds."""
+        if not self.quiet:
+            self._end_line()
+            self._write(printable(f"{self.title}: {text}"))
+
+    def _draw(self, completed: float, inside: str) -> None:
+        if self._bar is not None:
+            values = {"done": self.done, "inside": inside, "metrics": _escaped(self._metrics)}
+            self._bar.update(self._task, completed=completed, **values)
+        elif self._rewrites:
+            parts = (f"{self.title}: round {self.done}/{self.rounds}", inside, self._metrics)
+            text = "  ".join(filter(None, parts))
+            if not in_notebook():
+                # a line that is wrapped cannot be written over
+                text = text[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{text:{self._width}}", end="", file=_stream(), flush=True)
+            self._width = len(text)
+
+    def _end_line(self) -> None:
+        if self._width:
+            print(file=_stream(), flush=True)
+            self._width = 0
+
+    def _write(self, text: str) -> None:
+        if self._bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _stream() -> TextIO:
+    return sys.stdout if in_notebook() else sys.stderr
+
+
+def _bar() -> Any:
+    """A live bar on a terminal, of one line however narrow that is; None elsewhere, or without what
+    draws it."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+
+    def text(words: str) -> TextColumn:
+        return TextColumn(words, table_column=Column(no_wrap=True, overflow="ellipsis"))
+
+    return Progress(
+        text("{task.description}"),
+        BarColumn(bar_width=20 if console.width >= 80 else 8),
+        text("round {task.fields[done]}/{task.total:.0f}"),
+        text("{task.fields[inside]}"),
+        text("{task.fields[metrics]}"),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        console=console,
+    )
+
+
+def _escaped(text: str) -> str:
+    """What the bar would take for its own markup is not."""
+    return text.replace("[", "\\[")

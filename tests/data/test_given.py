@@ -1,0 +1,253 @@
+"""What a user gives as data: every form of it trains as the tensors it stands for do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from stratafl import InvalidInput, simulate
+from stratafl.base.generators import states
+from stratafl.data.splits.partition import partition
+
+PARTS = [range(0, 7), range(7, 12), range(12, 21), range(21, 30)]
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(3)
+    x = torch.randn(30, 4, generator=drawn)
+    return x, (x.sum(dim=1) > 0).long() + (x[:, 0] > 1).long()
+
+
+def rows(simulation: Any) -> Tensor:
+    """The root's model after the run."""
+    return torch.cat([value.flatten() for value in simulation.run().module.state_dict().values()])
+
+
+def trained(model: Any, data: Any, parts: Any = PARTS, **more: Any) -> Any:
+    given: dict[str, Any] = {"periods": [2, 3], "rounds": 2, "leaf": 0.2, "batch": 4, **more}
+    return simulate(model, data, parts, "2x2", **given)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+class Masked(nn.Module):
+    """Takes keywords: codes and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 5), nn.Linear(5, 3)
+
+    def forward(self, codes: Tensor, mask: Tensor) -> Tensor:
+        return self.out((self.table(codes) * mask[:, :, None]).mean(dim=1))
+
+
+def texts() -> tuple[dict[str, Tensor], Tensor]:
+    drawn = torch.Generator().manual_seed(4)
+    codes = torch.randint(9, (30, 6), generator=drawn)
+    mask = (torch.rand(30, 6, generator=drawn) < 0.8).float()
+    return {"codes": codes, "mask": mask}, codes[:, 0] % 3
+
+
+class Tables(Dataset):
+    """Items as tables, in the way of Hugging Face."""
+
+    column_names = ("codes", "mask", "label", "speaker")
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        inputs, labels = texts()
+        item = {name: value[number].tolist() for name, value in inputs.items()}
+        return {**item, "label": int(labels[number]), "speaker": f"s{number % 4}"}
+
+
+class Noisy(Dataset):
+    """Its items are drawn anew from all three generators whenever they are read."""
+
+    def __init__(self) -> None:
+        self.x, self.y = samples()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(4) + np.random.rand() + random.random()
+        return self.x[number] + noise, self.y[number]
+
+
+class OwnGenerator(Noisy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(1)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.x[number] * self.random.random(), self.y[number]
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+def test_every_form_trains_as_its_tensors_do() -> None:
+    x, y = samples()
+    wanted = rows(trained(linear, (x, y)))
+    assert torch.equal(rows(trained(linear, (x.numpy(), y.numpy()))), wanted)
+    assert torch.equal(rows(trained(linear, TensorDataset(x, y))), wanted)
+    each = [(x[list(part)], y[list(part)]) for part in PARTS]
+    assert torch.equal(rows(trained(linear, each, None)), wanted)
+    assert torch.equal(rows(trained(linear, [TensorDataset(*pair) for pair in each], None)), wanted)
+    with_test = trained(linear, (x, y), test=each).run()
+    assert with_test.history[-1].metrics == trained(linear, (x, y), test=(x, y)).run().history[-1].metrics
+
+
+def test_the_librarys_own_partition_is_one() -> None:
+    x, y = samples()
+    parts = partition(y.numpy(), [[], [0, 0], [0, 0, 1, 1]], ["iid", "iid"], 0)
+    assert torch.equal(rows(trained(linear, (x, y), parts)), rows(trained(linear, (x, y), parts.leaves)))
+    turned = partition(y.numpy(), [[], [0, 0], [0, 0, 1, 1]], ["iid", "iid"], 0, rotation={"step": 10, "level": 1})
+    with pytest.raises(InvalidInput, match="rotate them yourself"):
+        trained(linear, (x, y), turned)
+
+
+def test_a_table_of_inputs_is_given_to_the_model_as_keywords() -> None:
+    inputs, labels = texts()
+    wanted = rows(trained(Masked, (inputs, labels)))
+    columns = {"inputs": ["codes", "mask"], "targets": "label"}
+    assert torch.equal(rows(trained(Masked, Tables(), columns=columns)), wanted)
+    assert torch.equal(rows(trained(Masked, Tables(), columns={"owner": "speaker"})), wanted), "all others"
+    assert torch.equal(rows(trained(Masked, Tables(), columns=columns, lazy=True)), wanted)
+
+    class Codes(nn.Sequential):
+        """One column by itself is no keyword."""
+
+        def __init__(self) -> None:
+            super().__init__(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(18, 3))
+
+    alone = trained(Codes, Tables(), columns={"inputs": "codes"})
+    assert torch.equal(rows(alone), rows(trained(Codes, (inputs["codes"], labels))))
+
+
+@pytest.mark.parametrize("engine", ["vmap", "stacked"])
+def test_engines_agree_on_inputs_with_names(engine: str) -> None:
+    inputs, labels = texts()
+
+    def flipped(inputs: Mapping[str, Tensor], seed: int, client: Any, step: Any) -> dict[str, Tensor]:
+        assert not isinstance(client, Tensor), "takes one client at a time"
+        return {**inputs, "mask": 1 - inputs["mask"] if (client + step) % 2 else inputs["mask"]}
+
+    more: dict[str, Any] = {
+        "test": (inputs, labels),
+        "evaluate_levels": [0, 2],
+        "diagnose": "ideal",
+        "augment": flipped,
+    }
+    wanted = trained(Masked, (inputs, labels), engine="loop", **more)
+    found = trained(Masked, (inputs, labels), engine=engine, **more)
+    assert found.engine.how == engine
+    assert torch.allclose(rows(found), rows(wanted), atol=1e-6)
+    assert found.history[-1].metrics == pytest.approx(wanted.history[-1].metrics, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "field", "told"),
+    [
+        (Tables(), {"columns": {"targets": "lable"}}, "data column", "did you mean 'label'"),
+        (Tables(), {"columns": {"target": "label"}}, "columns key", "did you mean 'targets'"),
+        (Tables(), {"columns": {"inputs": [1]}}, "columns.inputs", "a list of them"),
+        (samples(), {"lazy": True}, "lazy", "item by item"),
+        (samples(), {"lazy": 1}, "lazy", "True or False"),
+        (({"a b": samples()[0]}, samples()[1]), {}, "data input", "name of an argument"),
+        (({"input": samples()[0][:3]}, samples()[1]), {}, "data shapes", "as many targets"),
+        (({"nobody": samples()[0]}, samples()[1]), {}, "model", "nobody"),
+    ],
+    ids=["no column", "no key", "no name", "lazy tensors", "no truth", "no keyword", "too few", "no argument"],
+)
+def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told) as caught:
+        trained(linear, data, **more)
+    assert caught.value.field == field
+
+
+# -- lazy ------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_that_draws_is_read_once_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    before = states()
+    simulation = trained(linear, Noisy())
+    assert states() == before
+    (note,) = simulation.notes
+    assert "Noisy draws random numbers" in note and "lazy" in note
+    assert note in capsys.readouterr().err
+    torch.manual_seed(5)  # what it was frozen to follows from the run's own seed
+    assert torch.equal(rows(trained(linear, Noisy())), rows(simulation))
+    assert not trained(linear, Noisy(), lazy=True).notes
+    assert not trained(linear, TensorDataset(*samples())).notes
+
+
+def test_lazy_reading_draws_anew_for_every_batch_and_leaves_the_generators_alone() -> None:
+    read: list[int] = []
+
+    class Counted(Noisy):
+        def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+            read.append(number)
+            return super().__getitem__(number)
+
+    simulation = trained(linear, Counted(), lazy=True)
+    del read[:]
+    before = states()
+    lazy = rows(simulation)
+    assert states() == before
+    assert len(read) == 6 * 7 + 6 * 5 + 4 * 9 + 4 * 9, "12 steps, by batches of 4 and what is left of an epoch"
+    assert not torch.equal(lazy, rows(trained(linear, Noisy())))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
+def test_lazy_data_is_the_same_for_every_engine_and_chunk(engine: Any) -> None:
+    wanted = rows(trained(linear, Noisy(), lazy=True))
+    torch.manual_seed(9)
+    simulation = trained(linear, Noisy(), lazy=True, engine=engine)
+    assert torch.allclose(rows(simulation), wanted, atol=1e-6)
+    if engine != "loop":
+        chunked = trained(linear, Noisy(), lazy=True, engine=engine)
+        chunked.engine.chunk = 1
+        assert torch.allclose(rows(chunked), wanted, atol=1e-6)
+
+
+def test_lazy_data_goes_on_after_a_resume_to_the_same_bits() -> None:
+    wanted = rows(trained(linear, Noisy(), lazy=True))
+    half = trained(linear, Noisy(), lazy=True)
+    next(iter(half))
+    state = half.state()
+    later = trained(linear, Noisy(), lazy=True)
+    later.restore(state)
+    assert torch.equal(rows(later), wanted)
+
+
+def test_a_generator_of_its_own_is_told_of() -> None:
+    (note,) = trained(linear, OwnGenerator(), lazy=True).notes
+    assert "cannot be repeated" in note
+
+
+def test_a_run_that_is_kept_goes_on_with_lazy_data_and_notices_other(tmp_path: Path) -> None:
+    columns = {"inputs": ["codes", "mask"], "targets": "label"}
+
+    def kept(name: str, **more: Any) -> Any:
+        simulation = trained(Masked, Tables(), columns=columns, lazy=True, **more)
+        simulation.save(tmp_path / name, checkpoint_every=1)
+        return simulation
+
+    next(iter(kept("run")))
+    assert torch.equal(rows(kept("run")), rows(kept("whole")))
+    next(iter(kept("other")))
+    with pytest.raises(InvalidInput, match="is no longer what this run began with"):
+        trained(Masked, texts(), save=tmp_path / "other")

@@ -1,0 +1,156 @@
+"""A deployed tree of real processes on loopback, with TLS and keys on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.small_tree import processes, small_tree
+from stratafl.base import files
+from stratafl.config.setup import part_of
+from stratafl.core import federation
+from stratafl.core.schedule import draw
+from stratafl.deploy.host import this_machine
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.wire import decode
+from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.site import Site, tree_of
+from stratafl.deploy.sites.state_file import DIGEST, STATE
+from stratafl.runs.lock import is_held
+
+LIMIT = 600
+"""Seconds for one run, on a machine that is busy with other things."""
+
+
+class Run:
+    """The sites of one tree, and the processes that run them."""
+
+    def __init__(self, folder: Path, port: int, *, deadline: Any = 0, own: str = "", **settings: Any):
+        """`own`: a leaf whose part of the data lies at its own host."""
+        self.out, self.config = folder / "sites", small_tree(folder, **settings)
+        data = f'[data]\n"{own}" = "{self.keep_data(own, folder)}"\n' if own else ""
+        topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n{data}'
+        (folder / "topology.toml").write_text(topology)
+        self.folders = provision(Topology.load(folder / "topology.toml"), self.out)
+        self.hosts: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+
+    def keep_data(self, name: str, folder: Path) -> Path:
+        """The leaf's part, as a file beside it."""
+        (x, y), _ = part_of(self.config, tree_of(self.config).find(name)[1])
+        np.savez(folder / "own.npz", x=x.numpy(), y=y.numpy())
+        return folder / "own.npz"
+
+    def start(self, *names: str, apart: Sequence[Sequence[str]] = ()) -> None:
+        """These sites, or all, by one process: a host; `apart`: each of these groups by one of its
+        own."""
+        elsewhere = {name for group in apart for name in group}
+        names = names or tuple(name for name in self.folders if name not in elsewhere)
+        for group in (names, *map(tuple, apart)):
+            self.hosts[group] = this_machine.start(*(self.folders[name] for name in group))
+
+    def kill(self, *names: str) -> None:
+        """A host, as a power cut would: it takes its supervisors, and they their processes, with
+        it."""
+        folders = [self.folders[name] for name in names]
+        os.killpg(self.hosts[names].pid, signal.SIGKILL)
+        self.hosts.pop(names).wait()
+        self.wait(lambda: not any(is_held(folder) or is_held(folder / "state") for folder in folders))
+
+    def processes(self, name: str) -> dict[str, int]:
+        return processes(self.folders[name])
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.folders["root"] / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, until: Callable[[], bool] | None = None) -> None:
+        """Until something holds; until the run is over unless given."""
+        give_up = time.monotonic() + LIMIT
+        while not (until or self.is_over)():
+            assert time.monotonic() < give_up, self.report()
+            time.sleep(0.05)
+
+    def is_over(self) -> bool:
+        return self.status("root").get("doing") == "done" and not is_held(self.folders["root"])
+
+    def is_inside(self, number: int, name: str = "root") -> bool:
+        """Whether a site works on this round or a later one."""
+        seen = self.status(name)
+        return seen.get("doing") == "round" and seen["round"] >= number
+
+    def status(self, name: str) -> dict[str, Any]:
+        try:
+            return files.read_json(self.folders[name] / "state" / "status.json")
+        except ValueError:
+            return {}
+
+    def report(self) -> str:
+        return "\n".join(f"{name}: {self.status(name)}" for name in self.folders)
+
+    def difference(self) -> float:
+        """From the final model of a simulation in which the same nodes were absent in the same
+        rounds.
+
+        Of a tree whose groups meet more than once a round nobody may have been absent: the record
+        does not say when.
+        """
+        tree, absent = tree_of(self.config), [line["absent"] for line in self.rounds]
+
+        def here(participation: Any, whole_tree: Any, level: int, number: int, seed: int) -> np.ndarray:
+            drawn_N = draw(participation, whole_tree, level, number, seed)
+            for name in absent[number] if number < len(absent) else ():
+                if tree.find(name)[0] == level:
+                    drawn_N[tree.find(name)[1]] = False
+            return drawn_N
+
+        with pytest.MonkeyPatch.context() as patch:
+            if any(absent):
+                assert set(self.config.schedule.periods[:-1]) <= {1}
+                patch.setattr(federation, "draw", here)
+            wanted = study_of(self.config).simulation.run().module.state_dict()
+        found = load_file(self.folders["root"] / "model.safetensors")
+        return max(float((found[name] - value).abs().max()) for name, value in wanted.items())
+
+    def missed(self, name: str) -> bool:
+        return name in self.rounds[-1]["absent"]
+
+    def assert_corrections_sum_to_zero(self) -> None:
+        for name, folder in self.folders.items():
+            if not Site.load(folder).is_leaf:
+                assert self.correction_sum(name).abs().max() < 1e-4, name
+
+    def accuracy(self) -> float:
+        return self.rounds[-1]["metrics"]["accuracy"]
+
+    def correction_sum(self, parent: str) -> torch.Tensor:
+        """The weighted sum of what a node's children add to their gradients, as they keep it on
+        their disks."""
+        rows, counts = [], []
+        for child in Site.load(self.folders[parent]).children:
+            data = (self.folders[child] / "state" / STATE).read_bytes()[:-DIGEST].partition(b"\n")[2]
+            kept = decode(data, NodeState)
+            assert kept.above is not None and kept.above.correction is not None and kept.reply is not None
+            rows.append(kept.above.correction[0])
+            counts.append(kept.reply.samples)
+        weights = torch.tensor(counts) / sum(counts)
+        return weights @ torch.stack(rows)
+
+    def close(self) -> None:
+        this_machine.stop(self.out)
+        for process in self.hosts.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

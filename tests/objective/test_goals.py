@@ -1,0 +1,157 @@
+"""Where a run may stop: at any value of any metric, and never in silence at none."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stratafl import InvalidInput, Simulation, simulate
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment
+from stratafl.core.objective.goal import Goal, goal_from, goals_of, one_goal
+from stratafl.runs import StoredRun, read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.sweep import Plan, table
+
+X = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+TRUE = X @ torch.tensor([1.0, -2.0, 0.5])
+LABELS = (TRUE > 0).long()
+PARTS = [range(10 * client, 10 * client + 10) for client in range(4)]
+
+
+def regression(**settings: Any) -> Simulation:
+    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, TRUE), "loss": "mse", **settings}
+    return simulate(lambda: nn.Linear(3, 1), (X, TRUE), PARTS, "2x2", "mtgc", **made)
+
+
+def classes(**settings: Any) -> Simulation:
+    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, LABELS), **settings}
+    return simulate(lambda: nn.Linear(3, 2), (X, LABELS), PARTS, "2x2", "mtgc", **made)
+
+
+GIVEN = [
+    ("loss <= 0.1", (Goal("loss", 0.1, "<="),)),
+    ("f1>=.5", (Goal("f1", 0.5, ">="),)),
+    ("my metric >= -1e-3", (Goal("my metric", -1e-3, ">="),)),
+    ({"accuracy": 0.8, "loss": 1}, (Goal("accuracy", 0.8), Goal("loss", 1))),
+    (0.8, (Goal("accuracy", 0.8, ">="),)),
+]
+
+
+@pytest.mark.parametrize(("given", "goals"), GIVEN, ids=[str(each[0]) for each in GIVEN])
+def test_how_a_goal_is_written(given: Any, goals: tuple[Goal, ...]) -> None:
+    assert goals_of("stop_when", given) == goals
+
+
+@pytest.mark.parametrize(
+    "given", ["loss", "loss < 1", "<= 1", "loss <= x", "loss <= nan", {}, {"loss": "x"}, [1], True, 2]
+)
+def test_what_is_no_goal_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidInput, match="stop_when"):
+        goals_of("stop_when", given)
+
+
+def test_a_goal_knows_which_way_it_lies() -> None:
+    goal = Goal("error", 0.5)
+    assert goal.towards({"error": "lower"}).reached(0.4) and not goal.towards({}).reached(0.4)
+    assert Goal("loss", 0.5).towards({}).sign == "<=", "as in runs that do not say"
+    assert not Goal("loss", 0.5, "<=").reached(math.nan) and not Goal("loss", 0.5, "<=").reached(None)
+    assert Goal("loss", 0.5, "<=").first([2, 4, 6], [1.0, 0.5, 0.1]) == 4
+    assert str(Goal("loss", 0.5, "<=")) == "loss <= 0.5"
+    assert goal_from("--target", "0.7") == Goal("accuracy", 0.7, ">=") and goal_from("t", "f1 >= 2") == Goal(
+        "f1", 2, ">="
+    )
+    with pytest.raises(InvalidInput, match="one metric"):
+        one_goal("target", {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize("given", [{"loss": 0.05}, "loss <= 0.05", {"loss": 0.05, "rmse": 10}, "rmse <= 0.2236068"])
+def test_a_regression_stops_at_its_target(given: Any) -> None:
+    everything = [each.metrics["loss"] for each in regression().run().history]
+    first = next(round for round, loss in enumerate(everything, 1) if loss <= 0.05)
+    assert 1 < first < 30
+    assert len(regression(stop_when=given, metrics=["rmse"]).run().history) == first
+
+
+def test_all_of_several_are_to_be_reached() -> None:
+    one = len(regression(stop_when={"loss": 0.05}).run().history)
+    both = regression(stop_when={"loss": 0.05, "mae": 0.01}, metrics=["mae"]).run().history
+    assert len(both) > one and both[-1].metrics["mae"] <= 0.01 < both[-2].metrics["mae"]
+
+
+def test_stop_at_is_an_accuracy() -> None:
+    one, other = classes(stop_at=0.85).run().history, classes(stop_when={"accuracy": 0.85}).run().history
+    assert 1 < len(one) == len(other) < 30
+
+
+REFUSED = [
+    (regression, {"stop_at": 0.8}, "stop_at = 0.8: 'accuracy' is not measured; measured are loss"),
+    (regression, {"stop_when": {"f1": 0.8}, "metrics": ["mae"]}, "'f1' is not measured; measured are loss, mae"),
+    (classes, {"stop_at": 0.8, "test": None}, "'accuracy' is not measured; there is no test data"),
+    (classes, {"stop_when": "loss <= 1", "stop_at": 0.8}, "give either stop_at, an accuracy, or stop_when"),
+    (classes, {"stop_at": 1.5}, "stop_at = 1.5: must be a finite number above 0 and at most 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "said"), REFUSED, ids=[each[2] for each in REFUSED])
+def test_what_is_never_reached_is_refused(make: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        make(**settings)
+
+
+CONFIG = {
+    "tree": {"shape": "2x2"},
+    "data": {"name": "synthetic", "synthetic": {"samples": 30, "features": 5, "classes": 3}},
+    "model": {"name": "logistic"},
+    "schedule": {"periods": [1, 5]},
+    "objective": {"metrics": ["f1", "perplexity"]},
+    "run": {"rounds": 40},
+}
+
+
+def stored(folder: Path, **run: Any) -> StoredRun:
+    config = Config.of({**CONFIG, "run": {**CONFIG["run"], **run}})
+    return read_run(Launch.new(config, "one", folder).run().path)
+
+
+def test_a_config_stops_and_its_folder_says_which_way_is_better(tmp_path: Path) -> None:
+    run = stored(tmp_path, stop_when="perplexity <= 1.5")
+    values = [record["metrics"]["perplexity"] for record in run.rounds]
+    assert 1 < len(values) < 40 and values[-1] <= 1.5 < min(values[:-1])
+    assert run.better == {"loss": "lower", "accuracy": "higher", "f1": "higher", "perplexity": "lower"}
+    told = json.loads((run.path / "run.json").read_text())
+    del told["better"]
+    (run.path / "run.json").write_text(json.dumps(told))
+    assert read_run(run.path).better == {}, "a folder of an earlier version"
+
+
+def test_a_sweep_counts_rounds_to_any_target(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    values = [record["metrics"]["perplexity"] for record in run.rounds]
+    first = next(round for round, value in enumerate(values, 1) if value <= 1.5)
+
+    def rows(target: Any) -> Any:
+        plan = Plan.of({"base": CONFIG, **({} if target is None else {"target": target})}, "study")
+        return table(plan.entries, {plan.entries[0].name: run}, plan.target)[0]
+
+    for target in ({"perplexity": 1.5}, "perplexity <= 1.5"):
+        row = rows(target)
+        assert (row.metric, row.reached, row.rounds, row.final) == ("perplexity", 1, first, values[-1])
+    assert rows({"perplexity": 0.1}).rounds_text == ">40"
+    assert rows(0.2).metric == rows(None).metric == "accuracy"
+    for record in run.rounds:
+        record["metrics"].pop("accuracy")
+    assert rows(None).metric == "loss"
+    with pytest.raises(InvalidInput, match="target"):
+        rows({"loss": "low"})
+
+
+def test_a_config_that_stops_at_nothing_measured_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'auc' is not measured; measured are loss, accuracy, f1, perplexity"):
+        experiment(Config.of({**CONFIG, "run": {"stop_when": {"auc": 0.9}}}))

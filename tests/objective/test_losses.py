@@ -1,0 +1,168 @@
+"""Losses by name, by import path, and as functions, from Python and from a config."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stratafl import InvalidInput, Simulation, simulate
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment
+from stratafl.core.objective.losses import LOSSES, adds_up, bare, ignored, loss_of
+
+random = torch.Generator().manual_seed(1)
+VALUES, TARGETS = torch.randn(7, generator=random), torch.randn(7, generator=random)
+SCORES, LABELS = torch.randn(7, 3, generator=random), torch.randint(3, (7,), generator=random)
+BY_NAME = [
+    ("cross_entropy", SCORES, LABELS, F.cross_entropy(SCORES, LABELS)),
+    (
+        {"name": "cross_entropy", "label_smoothing": 0.2},
+        SCORES,
+        LABELS,
+        F.cross_entropy(SCORES, LABELS, label_smoothing=0.2),
+    ),
+    ("nll", SCORES.log_softmax(1), LABELS, F.cross_entropy(SCORES, LABELS)),
+    ("mse", VALUES, TARGETS, F.mse_loss(VALUES, TARGETS)),
+    ("l1", VALUES, TARGETS, F.l1_loss(VALUES, TARGETS)),
+    ("huber", VALUES, TARGETS, F.huber_loss(VALUES, TARGETS)),
+    ({"name": "huber", "delta": 0.3}, VALUES, TARGETS, F.huber_loss(VALUES, TARGETS, delta=0.3)),
+    ({"name": "smooth_l1", "beta": 0.3}, VALUES, TARGETS, F.smooth_l1_loss(VALUES, TARGETS, beta=0.3)),
+    ("poisson_nll", VALUES, TARGETS.abs(), F.poisson_nll_loss(VALUES, TARGETS.abs())),
+    ("bce_with_logits", VALUES, LABELS, F.binary_cross_entropy_with_logits(VALUES, LABELS.float())),
+    (
+        {"name": "bce_with_logits", "pos_weight": 3},
+        VALUES,
+        LABELS.clamp(max=1),
+        F.binary_cross_entropy_with_logits(VALUES, LABELS.clamp(max=1).float(), pos_weight=torch.tensor(3.0)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "outputs", "targets", "expected"), BY_NAME, ids=[str(each[0]) for each in BY_NAME])
+def test_by_name(given: Any, outputs: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor) -> None:
+    assert loss_of(given)(outputs, targets) == expected
+    assert loss_of(given)({"logits": outputs}, targets) == expected
+    assert {name if isinstance(name, str) else name["name"] for name, *_ in BY_NAME} == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits"])
+def test_a_column_of_values_is_not_spread_over_the_targets(name: str) -> None:
+    """PyTorch would take (7, 1) and (7,) for 49 pairs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loss_of(name)(VALUES[:, None], TARGETS) == loss_of(name)(VALUES, TARGETS)
+    with pytest.raises(ValueError, match="one shape"):
+        loss_of(name)(SCORES, TARGETS)
+
+
+def test_what_is_known_of_a_loss() -> None:
+    assert adds_up(loss_of(None)) and adds_up(loss_of("cross_entropy")) and adds_up(loss_of(F.cross_entropy))
+    assert not adds_up(loss_of("mse")) and bare(loss_of(F.mse_loss)) is F.mse_loss
+    smooth = functools.partial(F.cross_entropy, ignore_index=-1)
+    assert (ignored(loss_of(smooth)), ignored(loss_of({"name": "nll", "ignore_index": 2}))) == (-1, 2)
+
+    def own(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.sum()
+
+    assert loss_of(own) is own
+
+
+WRONG = [
+    ("mean_squared", r"loss = 'mean_squared': unknown; .*mse"),
+    ({"name": "mse", "delta": 1}, r"loss key = 'delta': unknown"),
+    ({"delta": 1}, "must be a name, or a table with a name"),
+    (3, "must be a name, a table with one, or a function"),
+    ("nowhere.py:loss", "no such Python file"),
+    ("os:remove", "is a part of Python itself"),
+    ("stratafl.nonesuch:loss", "cannot be imported"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
+def test_what_is_wrong_is_said_before_the_first_round(given: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        loss_of(given)
+
+
+FILE = """
+import torch
+from torch import nn
+
+def power(outputs, targets, exponent=2.0):
+    return (outputs.squeeze(-1) - targets).abs().pow(exponent).mean()
+
+class Power(nn.Module):
+    def __init__(self, exponent):
+        super().__init__()
+        self.exponent = exponent
+
+    def forward(self, outputs, targets):
+        return power(outputs, targets, self.exponent)
+
+notaloss = 3
+"""
+
+
+def test_by_import_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    expected = (VALUES - TARGETS).abs().pow(3).mean()
+    assert loss_of({"name": f"{path}:power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
+    assert loss_of({"name": f"{path}:Power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
+    assert loss_of("torch.nn.functional:mse_loss")({"logits": VALUES}, TARGETS) == F.mse_loss(VALUES, TARGETS)
+    for given, said in (
+        (f"{path}:powr", "did you mean 'power'"),
+        (f"{path}:notaloss", "unknown"),
+        ({"name": f"{path}:power", "exponents": 3}, "unexpected keyword argument 'exponents'"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(said)):
+            loss_of(given)
+
+
+def regression(engine: str = "loop", **settings: Any) -> Simulation:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+    y = x @ torch.tensor([1.0, -2.0, 0.5])
+    parts = [range(10 * client, 10 * client + 10) for client in range(4)]
+    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.1, "test": (x, y), "loss": "mse", **settings}
+    return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **made)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "stacked"])
+def test_engines_agree_on_a_named_loss(engine: str) -> None:
+    fast, slow = regression(engine, rounds=2), regression(rounds=2)
+    assert fast.engine.how == engine
+    torch.testing.assert_close(fast.run().models, slow.run().models)
+
+
+CONFIG = {
+    "tree": {"shape": "2x2"},
+    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+    "model": {"name": "logistic"},
+    "schedule": {"periods": [1, 2]},
+    "run": {"rounds": 1},
+}
+
+
+def test_a_config_names_its_loss(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch.nn.functional as F\n\n\n"
+        "def smooth(o, t, by):\n    return F.cross_entropy(o, t, label_smoothing=by)\n"
+    )
+
+    def models(loss: Any) -> list[torch.Tensor]:
+        return experiment(Config.of({**CONFIG, "objective": {"loss": loss}})).run().models
+
+    own = models({"name": f"{path}:smooth", "by": 0.3})
+    torch.testing.assert_close(own, models({"name": "cross_entropy", "label_smoothing": 0.3}), rtol=0, atol=0)
+    assert not torch.equal(own[0], models("cross_entropy")[0])
+    with pytest.raises(InvalidInput, match="objective key = 'los': unknown; did you mean 'loss'"):
+        Config.of({"objective": {"los": "mse"}})

@@ -1,0 +1,191 @@
+"""Test data of each client's own, against a computation by hand."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from stratafl import InvalidInput, Simulation, simulate
+from stratafl.base.tree import Tree
+from stratafl.config.data import prepared
+from stratafl.config.schema import Config, DataConfig
+from stratafl.config.setup import experiment
+from stratafl.core.measure.over_nodes import over_nodes
+from stratafl.core.measure.record import RoundResult
+from stratafl.data.splits.like_train import Labels, like_train
+
+random = torch.Generator().manual_seed(5)
+X = torch.randn(60, 4, generator=random)
+Y = (X + 0.5 * torch.randn(60, 4, generator=random)).argmax(dim=1)
+TEST_X = torch.randn(50, 4, generator=random)
+TEST_Y = TEST_X.argmax(dim=1)
+PARTS = [range(15 * client, 15 * client + 15) for client in range(4)]
+OWN = [list(range(0, 11)), list(range(11, 18)), [], list(range(5, 50))]
+NAMES = Tree.of("2x2").names
+
+
+def run(**settings: Any) -> Simulation:
+    made = {
+        "periods": [2, 2], "rounds": 2, "leaf": 0.2, "batch": 4, "test": (TEST_X, TEST_Y), "evaluate_levels": [0, 1, 2],
+        "test_partition": OWN, "metrics": ["f1"],
+    }  # fmt: skip
+    return simulate(lambda: nn.Linear(4, 4), (X, Y), PARTS, "2x2", "hfedavg", seed=1, **{**made, **settings})
+
+
+def by_hand(result: Any, name: str, own: list[int]) -> dict[str, float]:
+    scores = result.model_of(name)(TEST_X[own]).detach()
+    said, true = scores.argmax(dim=1), TEST_Y[own]
+    f1 = [
+        2 * int(((said == k) & (true == k)).sum()) / count
+        for k in range(4)
+        if (count := int((said == k).sum() + (true == k).sum()))
+    ]
+    return {
+        "loss": float(F.cross_entropy(scores, true)),
+        "accuracy": float((said == true).double().mean()),
+        "f1": sum(f1) / len(f1),
+    }
+
+
+def test_every_node_is_evaluated_on_its_own() -> None:
+    """A client on its own test data, a group on that of its clients, the root on all there is."""
+    result = run().run()
+    last = result.history[-1]
+    expected = {NAMES[2][client]: by_hand(result, NAMES[2][client], own) for client, own in enumerate(OWN) if own}
+    expected |= {NAMES[1][g]: by_hand(result, NAMES[1][g], OWN[2 * g] + OWN[2 * g + 1]) for g in range(2)}
+    assert set(last.nodes) == set(expected), "one that has none is left out"
+    for name, found in expected.items():
+        assert last.nodes[name] == pytest.approx(found, rel=1e-5)
+    assert last.metrics == pytest.approx(by_hand(result, "root", list(range(50))), rel=1e-5)
+    for level in (1, 2):
+        for metric, worst in (("loss", max), ("accuracy", min), ("f1", min)):
+            values = [expected[name][metric] for name in NAMES[level] if name in expected]
+            assert last.over_nodes[str(level)][metric] == pytest.approx(
+                {"mean": statistics.fmean(values), "worst": worst(values), "deviation": float(np.std(values))}, rel=1e-5
+            )
+
+
+def test_a_data_set_for_each_is_the_same_and_together_they_are_the_test_data() -> None:
+    own = [None if not mine else (TEST_X[mine], TEST_Y[mine]) for mine in OWN]
+    own[1] = TensorDataset(*own[1])  # type: ignore[misc, assignment, call-overload]
+    both, alone = run(test_partition=own).run().history[-1], run(test_partition=own, test=None).run()
+    assert both.nodes == run().run().history[-1].nodes
+    together = [number for mine in OWN for number in mine]
+    assert alone.history[-1].nodes == both.nodes
+    assert alone.history[-1].metrics == pytest.approx(by_hand(alone, "root", together), rel=1e-5)
+
+
+def test_without_it_all_nodes_have_the_same_test_data() -> None:
+    result = run(test_partition=None).run()
+    expected = [by_hand(result, name, list(range(50))) for name in NAMES[2]]
+    assert [result.history[-1].nodes[name] for name in NAMES[2]] == [pytest.approx(each, rel=1e-5) for each in expected]
+    assert result.history[-1].over_nodes["2"]["accuracy"]["worst"] == min(each["accuracy"] for each in expected)
+
+
+def test_records_keep_it_and_earlier_ones_lack_it() -> None:
+    last = run().run().history[-1]
+    values = vars(last)
+    assert RoundResult.of(values) == last
+    assert RoundResult.of({key: value for key, value in values.items() if key != "over_nodes"}).over_nodes == {}
+    for wrong in ({"1": 3}, {"1": {"loss": 3}}, {"1": {"loss": {"mean": "x"}}}):
+        with pytest.raises(InvalidInput, match=r"record\.metrics"):
+            RoundResult.of({**values, "over_nodes": wrong})
+
+
+def test_with_one_that_is_no_number_there_is_no_mean() -> None:
+    tree = Tree.of(2)
+    found = over_nodes(tree, {"0": {"loss": math.nan}, "1": {"loss": 1.0}}, {"loss": "lower"})["1"]["loss"]
+    assert list(found) == ["mean", "worst", "deviation"] and all(map(math.isnan, found.values()))
+
+
+WRONG = [
+    ({"test_partition": OWN[:3]}, "needs one per leaf of the tree, 4 of them"),
+    ({"test_partition": [[0], [1], [2], [50]]}, r"test_partition\[3\] = 50: sample numbers go from 0 to 49"),
+    ({"test_partition": [[0], [1], [2], [0.5]]}, r"test_partition\[3\] = \[0.5\]: must be a list of whole numbers"),
+    ({"test": None}, "there is none"),
+    ({"test_partition": "like_train"}, "must be a list of sample numbers"),
+    ({"test_partition": [(X, Y), (X, Y), (X, Y), (X[:, :2], Y)]}, "of one shape"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG, ids=[each[1] for each in WRONG])
+def test_what_is_wrong_is_said(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        run(**settings)
+
+
+# -- like the training data ------------------------------------------------------------------------
+
+
+def test_each_client_has_its_share_of_each_class() -> None:
+    y_train = np.array([0] * 30 + [1] * 60 + [2] * 10)
+    leaves = [np.arange(0, 20), np.arange(20, 60), np.arange(60, 90)]  # nobody holds class 2
+    y_test = np.array([0, 1, 2] * 30)
+    parts = like_train(Labels(y_train, y_test), leaves, seed=0)
+    counts = [np.bincount(y_test[part], minlength=3).tolist() for part in parts]
+    assert counts == [[20, 0, 0], [10, 15, 0], [0, 15, 0]]
+    assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+    again, other = (like_train(Labels(y_train, y_test), leaves, seed) for seed in (0, 1))
+    assert all(map(np.array_equal, parts, again)) and not all(map(np.array_equal, parts, other))
+
+
+def test_owners_keep_their_test_samples() -> None:
+    owner_train, owner_test = np.array([0, 0, 1, 1, 2, 2]), np.array([2, 0, 1, 3, 0])
+    data = Labels(np.zeros(6, int), np.zeros(5, int), owner_train=owner_train, owner_test=owner_test)
+    mine, yours = like_train(data, [np.array([0, 1, 4, 5]), np.array([2, 3])], 0)
+    assert (mine.tolist(), yours.tolist()) == ([0, 1, 4], [2])
+    divided = like_train(data, [np.array([0, 2, 4]), np.array([1, 3, 5])], 0)
+    assert sorted(np.concatenate(divided)) == [0, 1, 2, 3, 4], "by class where an owner's samples are divided"
+
+
+def test_what_is_no_class_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="needs one class for each sample"):
+        like_train(Labels(np.zeros(4), np.zeros(4)), [np.arange(4)], 0)
+
+
+def test_a_config_has_it() -> None:
+    config = Config.of({
+        "tree": {"shape": "2x2"}, "model": {"name": "logistic"}, "schedule": {"periods": [1, 2]},
+        "data": {"name": "digits", "partition": ["iid", {"name": "classes", "k": 2}], "test_partition": "like_train"},
+        "run": {"rounds": 1, "evaluate_levels": [1, 2]},
+    })  # fmt: skip
+    made = experiment(config)
+    assert made.own_test is not None and made.test is not None
+    assert 0 < sum(map(len, made.own_test.parts)) <= len(made.test[1])
+    last = made.run().history[-1]
+    assert set(last.over_nodes) == {"1", "2"} and set(last.over_nodes["2"]["accuracy"]) == {
+        "mean",
+        "worst",
+        "deviation",
+    }
+    held = prepared(config.data, Tree.of("2x2"), 0)
+    for client, mine in enumerate(held.partition.leaves):
+        tested = made.test[1][made.own_test.parts[client]]
+        assert set(held.train.supply.targets_N[mine].tolist()) == set(tested.tolist())
+
+
+def test_its_images_are_turned_as_the_client_s_are() -> None:
+    data = DataConfig(rotation={"start": 0, "step": 90, "level": 1}, test_partition="like_train")
+    held = prepared(data, Tree.of("2x1"), 0)
+    upright = prepared(DataConfig(), Tree.of("2x1"), 0)
+    assert held.own_test is not None and held.own_test.parts is not None
+    images, (first, second) = held.own_test.supply.first(400), held.own_test.parts
+    straight = upright.test.supply.first(400)
+    assert torch.equal(images[first], straight[first])
+    assert not torch.equal(images[second], straight[second])
+    turned = torch.rot90(straight[second], 1, (2, 3)), torch.rot90(straight[second], -1, (2, 3))
+    assert any(torch.allclose(images[second], each, atol=0.05) for each in turned)
+    assert torch.equal(held.test.supply.first(400), straight), "the root's stay upright"
+
+
+def test_an_unknown_one_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"data\.test_partition = 'like': unknown; did you mean 'like_train'"):
+        prepared(DataConfig(test_partition="like"), Tree.of("2x2"), 0)

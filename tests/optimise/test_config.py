@@ -1,0 +1,120 @@
+"""Optimisers from a config: by name, by table, by import path; stored, killed and gone on with."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratafl.base.errors import InvalidInput
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment, leaf_trainer, part_of
+from stratafl.core.optimise.optimiser import SGD, Adam, AdamW
+from stratafl.runs.origins import sources
+from tests.runs.conftest import Server, contents, server
+
+__all__ = ["server"]
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "optimisers.md"
+CONFIG = """
+[tree]
+shape = "2x2"
+[model]
+name = "logistic"
+[schedule]
+periods = [2, 2]
+participation = [1.0, 1]
+[leaf]
+lr = 0.01
+batch = 10
+optimiser = {optimiser}
+optimiser_state = "keep"
+[run]
+rounds = {rounds}
+checkpoint_every = 1
+keep_state = true
+evaluate_every = 20
+"""
+
+
+def config(optimiser: object, **more: object) -> Config:
+    return Config.of({"leaf": {"lr": 0.1, "optimiser": optimiser, **more}, "schedule": {"periods": [1, 1]}})
+
+
+def own(folder: Path) -> Path:
+    """The example of the docs, in a file."""
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S) if "class Signs" in block]
+    path = folder / "my_optimiser.py"
+    path.write_text(code)
+    return path
+
+
+def test_names_tables_and_paths(tmp_path: Path) -> None:
+    assert config(None).leaf.chain(1).optimiser == SGD()
+    assert config(None, momentum=0.5).leaf.chain(1).optimiser == SGD(0.5)
+    assert config("adam").leaf.chain(1).optimiser == Adam()
+    made = config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimiser_state="keep").leaf.chain(1)
+    assert made.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and made.keeps
+    path = own(tmp_path)
+    assert config({"name": f"{path}:Signs", "beta": 0.5}).leaf.chain(1).optimiser == (0.5,)
+    assert config(f"{path}:Signs").leaf.chain(1).optimiser == (0.9,)
+    # a run notices when the file changes
+    for given in (f"{path}:Signs", {"name": f"{path}:Signs"}):
+        assert path in sources(config(given).as_dict()).values()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Sign", "Signs"), ("Tensor", "cannot be made"), ("Signs", "cannot be made")],
+)
+def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words: str) -> None:
+    path = own(tmp_path)
+    with pytest.raises(InvalidInput, match=words) as caught:
+        config({"name": f"{path}:{name}", "gamma": 1}).leaf.chain(1)
+    assert str(caught.value).startswith("leaf.optimiser")
+
+
+def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
+    given = config("adam", optimiser_state="keep")
+    engine = leaf_trainer(given, 1, *part_of(given, 1))
+    assert engine.leaf.optimiser == Adam() and engine.leaf.keeps
+
+
+def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
+    path = own(tmp_path)
+    text = CONFIG.format(optimiser=f'"{path}:Signs"', rounds=3)
+    (tmp_path / "study.toml").write_text(text)
+    models = []
+    for engine in ("loop", "stacked", "vmap"):
+        sim = experiment(Config.load(tmp_path / "study.toml", [f"run.engine={engine}"]))
+        models.append(sim.run().models[0])
+        assert sim.engine.name == engine
+    assert sim.history[-1].metrics["accuracy"] > 0.5
+    for each in models[1:]:
+        torch.testing.assert_close(models[0], each, rtol=0, atol=0.02)  # a sign may fall either way
+
+
+@pytest.mark.parametrize("optimiser", ['{ name = "adamw", betas = [0.9, 0.99] }', '"my_optimiser.py:Signs"'])
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path: Path, optimiser: str) -> None:
+    own(tmp_path)
+    study = tmp_path / "study.toml"
+    study.write_text(CONFIG.format(optimiser=optimiser, rounds=30))
+    code, said = server.run("run", study, "--quiet", "--runs", tmp_path / "whole", cwd=tmp_path)
+    assert code == 0, said
+    process = server.start("run", study, "--quiet", "--runs", tmp_path / "killed", cwd=tmp_path)
+    until = time.monotonic() + 60
+    while not list((tmp_path / "killed").glob("*/checkpoints/00000[2-9]")):
+        assert time.monotonic() < until, process.said()
+        time.sleep(0.001)
+    process.kill(signal.SIGKILL)
+    assert process.ends() == -signal.SIGKILL
+    (run,) = (path for path in (tmp_path / "killed").iterdir() if not path.name.startswith("."))
+    code, said = server.run("run", "--resume", run, "--quiet", cwd=tmp_path)
+    assert code == 0, said
+    (whole,) = (tmp_path / "whole").iterdir()
+    assert contents(run) == contents(whole)
+    assert '"optimiser"' in (whole / "checkpoints" / "000030" / "state.json").read_text()

@@ -1,0 +1,154 @@
+"""Corrections enter the gradient, before the optimiser: what they are, that they sum to zero, and
+where MTGC with Adam comes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratafl import Tree, leaf, mtgc, place
+from stratafl.core.leaf import step_decay
+from stratafl.deploy.protocol.node import NodeState
+from stratafl.deploy.protocol.wire import decode, encode
+from tests.deploy.test_nodes import assert_agrees
+from tests.deploy.trees import Deployed, simulation
+from tests.problems import LeastSquares, root
+from tests.test_invariants import weights_of
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+    "kept momentum": {"momentum": 0.8, "optimiser_state": "keep"},
+    "adam": {"optimiser": "adam"},
+    "kept adam": {"optimiser": "adam", "optimiser_state": "keep"},
+    "adamw": {"optimiser": "adamw", "weight_decay": 0.0, "clip_norm": 1.0},
+}
+
+
+def two_levels_of_adam(problem: LeastSquares, restart: str, keep: bool, E: int, H: int, lr: float) -> Any:
+    """Algorithm 1 with Adam in the place of SGD, line by line: a correction is the mean of the
+    siblings' mean directions less one's own, which has the correction in it."""
+    parents, rounds = problem.tree.parents[2], 3
+    groups, clients = range(problem.tree.sizes[1]), range(problem.tree.leaves)
+    w1, w2 = problem.tree.weights[1], problem.tree.weights[2]
+    x = problem.x0.copy()
+    z, y = np.zeros((len(clients), 3)), np.zeros((len(groups), 3))
+    m, v, t = np.zeros_like(z), np.zeros_like(z), np.zeros(len(clients))
+    for _ in range(rounds):
+        x_group, group_mean = np.stack([x for _ in groups]), np.zeros_like(y)
+        if restart == "zero":
+            z[:] = 0
+        for _ in range(E):
+            mine, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
+            if not keep:
+                m[:], v[:], t[:] = 0, 0, 0
+            for i in clients:
+                for _ in range(H):
+                    d = problem.gradient(i, mine[i]) + z[i] + y[parents[i]]
+                    t[i] += 1
+                    m[i] = 0.9 * m[i] + 0.1 * d
+                    v[i] = 0.999 * v[i] + 0.001 * d * d
+                    mine[i] -= lr * m[i] / (1 - 0.9 ** t[i]) / (np.sqrt(v[i] / (1 - 0.999 ** t[i])) + 1e-8)
+                    mean[i] += d / H
+            for j in groups:
+                family = [i for i in clients if parents[i] == j]
+                x_group[j] = sum(w2[i] * mine[i] for i in family)
+                together = sum(w2[i] * mean[i] for i in family)
+                group_mean[j] += together / E
+                for i in family:
+                    z[i] += together - mean[i]
+        x = sum(w1[j] * x_group[j] for j in groups)
+        overall = sum(w1[j] * group_mean[j] for j in groups)
+        y += overall - group_mean
+    return x, y, z
+
+
+@pytest.mark.parametrize("restart", ["zero", "keep"])
+@pytest.mark.parametrize("state", ["restart", "keep"])
+def test_mtgc_with_adam_line_by_line(restart: str, state: str) -> None:
+    problem = LeastSquares([2, 3, 1], weights_of([2, 3, 1], 0))
+    x, y, z = two_levels_of_adam(problem, restart, state == "keep", 3, 2, 0.05)
+    chain = leaf(0.05, optimiser="adam", optimiser_state=state)
+    result = problem.run([mtgc(restart)] * 2, periods=[3, 2], rounds=3, lr=chain)
+    np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(result.corrections[0], y, rtol=0, atol=1e-10)
+    if restart == "keep":
+        np.testing.assert_allclose(result.corrections[1], z, rtol=0, atol=1e-10)
+    assert np.abs(y).max() > 0.1
+
+
+groups = st.lists(st.integers(1, 3), min_size=1, max_size=3)
+shapes = st.one_of(st.integers(1, 5), groups, st.lists(groups, min_size=1, max_size=2))
+methods = st.sampled_from([*({"name": "mtgc", "restart": r} for r in ("zero", "gradient", "keep")), "scaffold"])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(shapes, methods, st.sampled_from(list(CHAINS)), st.integers(0, 10_000), st.sampled_from([None, 0.5, 1]))
+def test_corrections_sum_to_zero_per_parent(shape, method, chain, seed, participation) -> None:
+    """Over all children of a parent, present or not, whatever turns a direction into a change."""
+    problem = LeastSquares(shape, weights_of(shape, seed), seed)
+    rules = [method] * problem.tree.depth
+    sim = problem.simulation(rules, rounds=2, participation=participation, seed=seed, lr=leaf(0.05, **CHAINS[chain]))
+    moved = 0.0
+    for _ in sim:
+        for level in range(1, problem.tree.depth + 1):
+            correction = sim.federation.levels[level].correction
+            moved = max(moved, float(correction.abs().max()))
+            np.testing.assert_allclose(problem.tree.mean(level, correction), 0, atol=1e-11)
+    if participation is None and problem.tree.leaves > 1 and Tree.of(shape).sizes[1] > 1:
+        assert moved > 0
+
+
+@pytest.mark.parametrize("restart", ["gradient", "keep"])
+def test_mtgc_with_adam_that_is_kept_finds_the_minimiser(restart: str) -> None:
+    problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
+
+    def miss(rules: Any, rounds: int = 60) -> float:
+        chain = leaf(0.1, optimiser={"name": "adam", "betas": [0.9, 0.99]}, optimiser_state="keep")
+        sim = problem.simulation(rules, periods=[2, 2, 2], rounds=rounds, lr=chain)
+        return float(np.linalg.norm(root(sim.run()) - problem.minimiser()))
+
+    assert miss({"name": "mtgc", "restart": restart}) < 1e-4
+    assert miss("hfedavg") > 0.5
+
+
+def test_adam_that_restarts_comes_as_near_as_its_learning_rate_is_small() -> None:
+    """From rest its first step is as long as the learning rate, however short the gradient."""
+    problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
+    chain = leaf(step_decay(0.1, every=15, factor=0.3), optimiser="adam")
+    sim = problem.simulation({"name": "mtgc", "restart": "keep"}, periods=[2, 2, 2], rounds=75, lr=chain)
+    assert np.linalg.norm(root(sim.run()) - problem.minimiser()) < 0.02
+
+
+@pytest.mark.parametrize("rules", ["mtgc", "scaffold", "hfedavg", {"name": "mtgc", "restart": "keep"}], ids=str)
+@pytest.mark.parametrize("chain", ["adam", "kept adam", "kept momentum"])
+def test_a_deployed_tree_does_the_same(rules: Any, chain: str) -> None:
+    depth = 2 if chain == "kept momentum" else 3
+    settings = {"leaf": leaf(0.05, **CHAINS[chain]), "participation": 0.6}
+    sim = simulation(place(rules, depth), depth, **settings)
+    deployed = Deployed(sim, by_samples=True).run()
+    sim.run()
+    assert_agrees(deployed, sim)  # also in what was sent
+
+
+@pytest.mark.parametrize("chain", ["kept adam", "kept momentum"])
+def test_deployed_nodes_that_start_again_from_their_files_end_the_same(chain: str) -> None:
+    """A leaf's moments and count are in its own state, and nowhere else."""
+    sim = simulation("mtgc", 2, leaf=leaf(0.05, **CHAINS[chain]))
+    whole, broken = Deployed(sim).run(), Deployed(sim)
+    broken.root.greet()
+    while broken.root.round < broken.job.rounds:
+        broken.root.one_round()
+        stored = {name: encode(kept, once=True) for name, kept in broken.kept.items()}
+        for level in range(broken.job.tree.depth, -1, -1):
+            for number, name in enumerate(broken.job.tree.names[level]):
+                broken.make(level, number, decode(stored[name], NodeState))
+    assert np.array_equal(broken.model(), whole.model())
+    kept = broken.kept["0/0"].above
+    assert kept is not None and kept.sent is not None
+    assert set(kept.sent.optimiser) == ({"m", "v", "steps"} if chain == "kept adam" else {"velocity"})
+    above = broken.kept["0"].above
+    assert above is not None and above.sent is not None and above.sent.optimiser == {}

@@ -1,0 +1,159 @@
+"""Passes over a client's own data in the place of steps: unequal clients make unequal numbers of
+them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stratafl import InvalidInput, leaf, mtgc, scaffold, simulate
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment, schedule_of
+from stratafl.data.sampling import batches
+from tests.deploy.test_nodes import assert_agrees
+from tests.deploy.trees import Deployed, simulation
+from tests.engine import pairs
+from tests.problems import LeastSquares, root
+
+SEED, BATCH = 7, 2
+
+
+def transcribed(problem: LeastSquares, method: str, E: int, epochs: int, lr: float, rounds: int = 3) -> Any:
+    """Two levels by hand: each client goes `epochs` times through its own data, and what a
+    correction compares is each client's mean direction, whatever the number of its steps."""
+    parents, w1, w2 = problem.tree.parents[2], problem.tree.weights[1], problem.tree.weights[2]
+    groups, clients = range(problem.tree.sizes[1]), range(problem.tree.leaves)
+    x, passes = problem.x0.copy(), 0
+    z, y = np.zeros((len(clients), 3)), np.zeros((len(groups), 3))
+    control, server = np.zeros_like(z), np.zeros_like(y)
+    for _ in range(rounds):
+        x_group, group_mean = np.stack([x for _ in groups]), np.zeros_like(y)
+        for _ in range(E):
+            mine, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
+            for i in clients:
+                size = problem.sizes[i]
+                each = -(-size // BATCH)
+                added = {
+                    "mtgc": z[i] + y[parents[i]],
+                    "scaffold": server[parents[i]] - control[i],
+                    "hfedavg": 0 * z[i],
+                }[method]
+                for chosen in batches(SEED, i, size, passes * each, epochs * each, BATCH):
+                    A, b = problem.A[i][chosen.numpy()], problem.b[i][chosen.numpy()]
+                    d = A.T @ (A @ mine[i] - b) / len(b) + added
+                    mine[i] = mine[i] - lr * d
+                    mean[i] += d / (epochs * each)
+                if method == "scaffold":
+                    mean[i] = mean[i] - added
+            for j in groups:
+                family = [i for i in clients if parents[i] == j]
+                x_group[j] = sum(w2[i] * mine[i] for i in family)
+                together = sum(w2[i] * mean[i] for i in family)
+                group_mean[j] += together / E
+                server[j] += sum(w2[i] * (mean[i] - control[i]) for i in family)
+                for i in family:
+                    z[i] += together - mean[i]
+                    control[i] = mean[i]
+            passes += epochs
+        x = sum(w1[j] * x_group[j] for j in groups)
+        y += sum(w1[j] * group_mean[j] for j in groups) - group_mean
+    return x, y, z
+
+
+RULES: dict[str, Any] = {"mtgc": [mtgc("keep")] * 2, "scaffold": ["hfedavg", scaffold()], "hfedavg": "hfedavg"}
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_line_by_line(method: str) -> None:
+    problem = LeastSquares([2, 3, 1], "samples")
+    assert len({-(-size // BATCH) for size in problem.sizes}) > 1
+    x, y, z = transcribed(problem, method, 2, 3, 0.03)
+    given = {"periods": [2], "rounds": 3, "lr": leaf(0.03, epochs=3), "batch": BATCH, "seed": SEED}
+    for engine in ("loop", "stacked"):
+        result = problem.run(RULES[method], engine=engine, **given)
+        np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-11)
+        if method == "mtgc":
+            np.testing.assert_allclose(result.corrections[0], y, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(result.corrections[1], z, rtol=0, atol=1e-10)
+            assert np.abs(problem.tree.mean(2, result.corrections[1]).numpy()).max() < 1e-11
+    assert np.linalg.norm(x - problem.x0) > 0.1
+
+
+def test_every_sample_is_seen_once_in_every_pass() -> None:
+    sizes = [3, 7, 4]
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    data = torch.eye(14, dtype=torch.float64), torch.zeros(14, 1, dtype=torch.float64)
+
+    def total(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.sum()
+
+    for engine in ("loop", "stacked"):
+        sim = simulate(
+            nn.Linear(14, 1, bias=False, dtype=torch.float64), data, parts, 3, "hfedavg", periods=[], rounds=2,
+            leaf=leaf(1.0, epochs=4), batch=2, loss=total, initial={"weight": np.zeros((1, 14))}, engine=engine,
+        )  # fmt: skip
+        next(sim)
+        seen = -sim.result().models[1]
+        expected = torch.zeros(3, 14, dtype=torch.float64)
+        for client, part in enumerate(parts):
+            expected[client, part] = 4.0
+        torch.testing.assert_close(seen, expected)
+        assert sim.step == 4
+
+
+def test_with_full_batches_a_pass_is_a_step() -> None:
+    problem = LeastSquares([2, 1])
+    passes = problem.run("mtgc", periods=[3], rounds=2, lr=leaf(0.05, epochs=2))
+    steps = problem.run("mtgc", periods=[3, 2], rounds=2, lr=leaf(0.05))
+    np.testing.assert_allclose(root(passes), root(steps), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(passes.corrections[0], steps.corrections[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rules", ["mtgc", ["scaffold", "fedprox"], {"name": "mtgc", "restart": "gradient"}], ids=str)
+@pytest.mark.parametrize("chain", [{}, {"optimiser": "adam", "optimiser_state": "keep", "clip_norm": 0.2}], ids=str)
+@pytest.mark.parametrize("participation", [None, [1.0, 0.7]], ids=["everybody", "some"])
+def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any], participation: Any) -> None:
+    given = {"rules": rules, "leaf": leaf(0.05, epochs=2, **chain), "periods": [2], "participation": participation}
+    for options in ({"chunk": 2}, {"chunk": None}, {"chunk": 3, "ways": ("vmap",)}):
+        loop, other = pairs.federation(**given), pairs.stacked(pairs.federation(**given), **options)
+        loop.run(), other.run()
+        assert other.engine.name != "loop"
+        for a, b in zip(loop.federation.levels, other.federation.levels, strict=True):
+            torch.testing.assert_close(a.model, b.model, rtol=0, atol=1e-9)
+            torch.testing.assert_close(a.buffers, b.buffers, rtol=0, atol=1e-9)
+            assert all(torch.allclose(a.optimiser[name], b.optimiser[name]) for name in a.optimiser)
+        assert loop.engine.clipped == other.engine.clipped
+
+
+def test_a_run_that_goes_on_and_a_deployed_tree_do_the_same() -> None:
+    given = {"leaf": leaf(0.05, epochs=2, optimiser="adam"), "participation": 0.6}
+    sim = simulation("mtgc", 2, periods=[2], **given)
+    deployed = Deployed(sim, by_samples=True).run()
+    next(sim)
+    state = copy.deepcopy(sim.state())
+    sim.run()
+    assert_agrees(deployed, sim)
+    other = simulation("mtgc", 2, periods=[2], **given)
+    other.restore(state)
+    assert torch.equal(other.run().models[0], sim.result().models[0])
+
+
+def test_from_a_config() -> None:
+    values = {"leaf": {"epochs": 2, "batch": 40}, "schedule": {"periods": [2]}, "tree": {"shape": "2x2"}}
+    config = Config.of({**values, "run": {"rounds": 1}, "model": {"name": "logistic"}})
+    assert schedule_of(config, 2).periods == (2, 2)
+    assert experiment(config).run().history[-1].steps == 4
+    for schedule, words in [
+        ({"periods": [2, 2]}, "but the lowest, 1 of them"),
+        ({"steps_per_sync": [4, 2]}, "goes with schedule.periods"),
+    ]:
+        with pytest.raises(InvalidInput, match=words):
+            schedule_of(Config.of({**values, "schedule": schedule}), 2)
+    with pytest.raises(InvalidInput, match=r"leaf\.epochs.*at least 1"):
+        leaf(0.1, epochs=0)

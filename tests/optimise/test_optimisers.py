@@ -1,0 +1,323 @@
+"""Optimisers of a leaf: against torch's own, on every engine, kept or restarted, resumed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stratafl import leaf
+from stratafl.base.errors import InvalidInput
+from stratafl.core.leaf import Leaf, clip, constant, corrections
+from stratafl.core.optimise.optimiser import SGD, Adam, AdamW
+from tests.engine import pairs
+from tests.problems import LeastSquares, half_squares, root
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {"optimiser": {"name": "sgd", "momentum": 0.9}},
+    "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+    "adam": {"optimiser": "adam"},
+    "adam, clip and decay": {
+        "optimiser": {"name": "adam", "betas": [0.5, 0.9], "eps": 1e-3},
+        "clip_norm": 0.3,
+        "weight_decay": 0.1,
+    },
+    "adamw": {"optimiser": {"name": "adamw", "weight_decay": 0.2}},
+}
+KNOWN = pytest.mark.parametrize("chain", CHAINS)
+STATES = pytest.mark.parametrize("state", ["restart", "keep"])
+
+
+class Signs(NamedTuple):
+    """A user's own."""
+
+    beta: float = 0.9
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"m": torch.zeros_like(x)}
+
+    def step(
+        self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: float | Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        m = self.beta * state["m"] + (1 - self.beta) * direction
+        return {"m": m}, lr * m.sign()
+
+
+def torch_s_own(name: str, module: nn.Module) -> torch.optim.Optimizer:
+    made: dict[str, Any] = {
+        "sgd": lambda p: torch.optim.SGD(p, 0.05),
+        "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+        "nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, nesterov=True),
+        "adam": lambda p: torch.optim.Adam(p, 0.05),
+        "adam, clip and decay": lambda p: torch.optim.Adam(p, 0.05, (0.5, 0.9), 1e-3),
+        "adamw": lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.2),
+    }
+    return made[name](module.parameters())
+
+
+@KNOWN
+@STATES
+def test_a_client_alone_is_torch_s_own(chain: str, state: str) -> None:
+    problem = LeastSquares(1)
+    inputs, targets = problem.data
+    module = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor(problem.x0))
+    optimiser = torch_s_own(chain, module)
+    for _ in range(3):
+        if state == "restart":
+            optimiser = torch_s_own(chain, module)
+        for _ in range(6):
+            optimiser.zero_grad()
+            half_squares(module(inputs), targets).backward()
+            if "clip_norm" in CHAINS[chain]:
+                nn.utils.clip_grad_norm_(module.parameters(), 0.3)
+                module.weight.grad += 0.1 * module.weight.detach()
+            optimiser.step()
+    mine = leaf(0.05, optimiser_state=state, **CHAINS[chain])
+    result = problem.run("hfedavg", periods=[6], rounds=3, lr=mine)
+    # torch divides a clip's norm by a little more than it
+    atol = 1e-6 if "clip_norm" in CHAINS[chain] else 1e-12
+    np.testing.assert_allclose(root(result), module.weight.detach()[0], rtol=0, atol=atol)
+
+
+RULES = {
+    "mtgc": "mtgc",
+    "kept corrections": {"name": "mtgc", "restart": "keep"},
+    "scaffold, a pull": ["scaffold", "fedprox"],
+}
+
+
+@pytest.mark.parametrize("chain", [*CHAINS, "own"])
+@pytest.mark.parametrize("rules", RULES)
+def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
+    given = {"optimiser": Signs()} if chain == "own" else CHAINS[chain]
+    for state in ("restart", "keep"):
+        mine = leaf(0.05, optimiser_state=state, **given)
+        settings = {"rules": RULES[rules], "leaf": mine, "participation": [1.0, 0.6], "rounds": 2}
+        assert pairs.compare(**settings) < 1e-9
+        vmapped = pairs.stacked(pairs.federation(**settings), chunk=3, ways=("vmap",))
+        assert vmapped.engine.name == "vmap"
+        expected, got = pairs.federation(**settings).run(), vmapped.run()
+        assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < 1e-9
+
+
+def test_filters_that_lie_channels_last_have_states_that_do() -> None:
+    """Kept states come back in the module's order."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4, 3)).double()
+
+    inputs = torch.randn(60, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    mine = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    settings = {"model": model, "inputs": inputs, "leaf": mine, "initial": model().state_dict()}
+    loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk=2)
+    loop.run(), stacked.run()
+    kept = [sim.federation.levels[-1].optimiser for sim in (loop, stacked)]
+    assert set(kept[0]) == {"m", "v", "steps"}
+    for name in kept[0]:
+        torch.testing.assert_close(kept[0][name], kept[1][name], rtol=0, atol=1e-12)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_a_state_is_kept_by_who_does_not_take_part_and_by_who_is_refused() -> None:
+    mine = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    sim = pairs.federation(leaf=mine, participation=[1.0, 1], rounds=3, diagnose="none")
+    counts = torch.zeros(5, 1, dtype=torch.int64)
+    for _ in range(3):
+        for steps, top in sim.schedule.events():
+            sim.federation.begin()
+            active = torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
+            sim.federation.trained(sim.engine.train(sim.federation.work(sim.step, steps, 0)), mine.rate(0, steps))
+            sim.federation.meet(top)
+            sim.step += steps
+            counts += steps * active
+            assert torch.equal(sim.federation.levels[-1].optimiser["steps"], counts)
+            assert sim.federation.levels[-1].advanced == {}
+    assert len(set(counts.flatten().tolist())) > 1
+    before = {name: rows.clone() for name, rows in sim.federation.levels[-1].optimiser.items()}
+    sim.federation.begin()
+    trained = sim.engine.train(sim.federation.work(sim.step, 1, 0))
+    trained.x_AP[0] = float("nan")
+    sim.federation.trained(trained, 0.05)
+    assert len(sim.federation.meet(2).refused) == 1
+    (first, *_) = np.flatnonzero(sim.federation.levels[-1].active_N)
+    after = sim.federation.levels[-1].optimiser
+    assert torch.equal(after["m"][first], before["m"][first]) and torch.equal(
+        after["steps"][first], before["steps"][first]
+    )
+    assert not torch.equal(after["m"], before["m"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_run_that_goes_on_from_its_state_has_the_same_bits(engine: str) -> None:
+    mine = leaf(0.05, optimiser="adamw", optimiser_state="keep", clip_norm=0.5)
+    settings = {"leaf": mine, "engine": engine, "participation": [1.0, 0.6], "rounds": 4}
+    whole = pairs.federation(**settings)
+    whole.run()
+    half = pairs.federation(**settings)
+    next(half), next(half)
+    state = copy.deepcopy(half.state())
+    resumed = pairs.federation(**settings)
+    resumed.restore(state)
+    resumed.run()
+    for a, b in zip(whole.federation.levels, resumed.federation.levels, strict=True):
+        assert torch.equal(a.model, b.model) and torch.equal(a.buffers, b.buffers)
+        assert all(torch.equal(a.optimiser[name], b.optimiser[name]) for name in a.optimiser)
+    assert int(whole.federation.levels[-1].optimiser["steps"].max()) > 6
+    other = pairs.federation(**{**settings, "leaf": leaf(0.05, optimiser="adamw")})
+    with pytest.raises(InvalidInput, match="does not fit this run"):
+        other.restore(state)
+
+
+def test_a_state_from_before_optimisers_were_kept_still_fits() -> None:
+    sim = pairs.federation(rounds=3)
+    next(sim)
+    state = copy.deepcopy(sim.state())
+    for level in state["federation"]["levels"]:
+        del level["optimiser"], level["advanced"]
+    other = pairs.federation(rounds=3)
+    other.restore(state)
+    assert torch.equal(other.run().models[0], sim.run().models[0])
+    keeping = pairs.federation(rounds=3, leaf=leaf(0.1, momentum=0.5, optimiser_state="keep"))
+    with pytest.raises(InvalidInput, match="does not fit this run"):
+        keeping.restore(state)
+
+
+def test_a_kept_optimiser_cannot_be_exchanged_in_a_run() -> None:
+    sim = pairs.federation(leaf=leaf(0.1, optimiser="adam", optimiser_state="keep"))
+    with pytest.raises(InvalidInput, match="cannot be changed in a run"):
+        sim.leaf = leaf(0.1)
+    sim.leaf = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    assert next(sim).lr == 0.05
+    plain = pairs.federation()
+    with pytest.raises(InvalidInput, match="from the start"):
+        plain.leaf = leaf(0.1, optimiser="adam")
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"optimiser": "adan"}, "leaf.optimiser", "adam"),
+    ({"optimiser": {"name": "adam", "beta": 0.9}}, "leaf.optimiser.adam key", "betas"),
+    ({"optimiser": {"name": "adam", "betas": [0.9]}}, "leaf.optimiser.betas", "two numbers"),
+    ({"optimiser": {"name": "adam", "betas": [0.9, 1.0]}}, "leaf.optimiser.betas", "below 1"),
+    ({"optimiser": {"name": "adam", "eps": 0}}, "leaf.optimiser.eps", "above 0"),
+    ({"optimiser": {"name": "adamw", "weight_decay": -1}}, "leaf.optimiser.weight_decay", "at least 0"),
+    ({"optimiser": {"name": "sgd", "nesterov": True}}, "leaf.optimiser.nesterov", "momentum"),
+    ({"optimiser": {"name": "sgd", "momentum": 1}}, "leaf.momentum", "below 1"),
+    ({"optimiser": "adam", "momentum": 0.5}, "leaf.momentum", "optimiser's own"),
+    ({"optimiser": "adamw", "weight_decay": 0.1}, "leaf.weight_decay", "decay of its own"),
+    ({"optimiser": Adam}, "leaf.optimiser", "a value with the functions init and step"),
+    ({"optimiser": 3}, "leaf.optimiser", "a value with the functions init and step"),
+    ({"optimiser_state": "forget"}, "leaf.optimiser_state", "keep"),
+]
+
+
+@pytest.mark.parametrize(("given", "field", "allowed"), BAD, ids=lambda each: str(each)[:40])
+def test_what_cannot_be_is_refused(given: dict[str, Any], field: str, allowed: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        leaf(0.1, **given)
+    assert str(caught.value).startswith(field) and allowed in str(caught.value)
+
+
+def test_names_and_values_are_the_same() -> None:
+    assert leaf(0.1, optimiser="adam").optimiser == Adam()
+    assert leaf(0.1, optimiser={"name": "adamw", "betas": [0.8, 0.9]}).optimiser == AdamW((0.8, 0.9))
+    assert leaf(0.1, momentum=0.9).optimiser == leaf(0.1, optimiser=SGD(0.9)).optimiser == SGD(0.9)
+    assert leaf(0.1).optimiser == SGD()
+
+
+class Hidden:
+    """A hand-written Adam as a stage: it remembers the last client."""
+
+    def __init__(self) -> None:
+        self.m: Tensor | float = 0.0
+
+    def __call__(self, direction: Tensor, x: Tensor, correct: Any) -> Tensor:
+        self.m = 0.9 * self.m + 0.1 * correct(x, direction)
+        return self.m
+
+
+class Counting(NamedTuple):
+    """Remembers outside of its state."""
+
+    calls: Any
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def step(self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: Any) -> tuple[dict[str, Tensor], Tensor]:
+        self.calls[0] += 1
+        return state, lr * direction / self.calls[0]
+
+
+class Calls:
+    """A number that can be hashed and changed."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def __getitem__(self, at: int) -> int:
+        return self.value
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self.value = value
+
+
+class Coupled(NamedTuple):
+    """Looks at a client's neighbours."""
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def step(self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: Any) -> tuple[dict[str, Tensor], Tensor]:
+        return state, lr * direction / direction.norm()
+
+
+class InPlace(NamedTuple):
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"m": torch.zeros_like(x)}
+
+    def step(self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: Any) -> tuple[dict[str, Tensor], Tensor]:
+        return state, lr * state["m"].add_(direction)
+
+
+class Forgetful(NamedTuple):
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"m": x}
+
+    def step(self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: Any) -> tuple[dict[str, Tensor], Tensor]:
+        return {}, lr * direction
+
+
+IMPURE = {
+    "again": (Counting(Calls()), "all it remembers must be in its state"),
+    "neighbours": (Coupled(), "among others"),
+    "in place": (InPlace(), "changes m in place"),
+    "forgets": (Forgetful(), "a state like the one of init"),
+}
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_an_optimiser_that_is_not_pure_is_refused_before_the_run(name: str) -> None:
+    optimiser, why = IMPURE[name]
+    with pytest.raises(InvalidInput, match=why):
+        pairs.federation(leaf=leaf(0.1, optimiser=optimiser))
+
+
+def test_a_stage_that_remembers_is_refused_and_told_what_to_use_instead() -> None:
+    with pytest.raises(InvalidInput, match=r"leaf\.stages.*Hidden.*optimiser"):
+        pairs.federation(leaf=Leaf(constant(0.1), (corrections, Hidden())))
+    fine: list[Any] = [lambda d, x, correct: d * x.cos(), lambda d, x, correct: d * x.log().nan_to_num(1) + d.sqrt()]
+    for stage in fine:  # also one that makes no numbers of some
+        pairs.federation(leaf=Leaf(constant(0.1), (corrections, clip(0.1), stage)))
+    with pytest.raises(InvalidInput, match="a direction of the model's shape"):
+        pairs.federation(leaf=Leaf(constant(0.1), (lambda d, x, correct: None,)))

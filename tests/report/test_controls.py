@@ -1,0 +1,274 @@
+"""What a reader does with the page: sorts, exports, chooses targets and axes, moves the slider."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratafl.report.compare import settings
+from stratafl.report.export import as_csv, as_latex
+from stratafl.report.gather import gather
+from stratafl.report.payload import judged_by
+from stratafl.report.summary import columns, usual_targets
+from stratafl.runs.launch import Launch
+from tests.report.conftest import METHODS, ROUNDS, Page, config, edit
+from tests.report.test_page import write
+
+SAVED = """(() => {
+  window.saved = {};
+  download = (name, text) => { window.saved[name] = text; };
+})()"""
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every node was evaluated."""
+    folder = tmp_path_factory.mktemp("nodes") / "runs"
+    Launch.new(config(evaluate_levels=[0, 1, 2]), "nodes", folder).run()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(runs, tmp_path_factory.mktemp("controls") / "report.html")
+
+
+def column(page: Page, number: int) -> list[str]:
+    cells = f"#summary tbody tr > :nth-child({number})"
+    return page.js(f"[...document.querySelectorAll('{cells}')].map((cell) => cell.textContent)")
+
+
+def heads(page: Page) -> list[str]:
+    return page.js(
+        "[...document.querySelectorAll('#summary th button')].map((button) => button.firstChild.textContent)"
+    )
+
+
+def test_settings_have_one_name_everywhere(page: Page, report: Path) -> None:
+    page.open(report)
+    assert column(page, 1) == list(METHODS)
+    chips = (
+        "[...document.querySelectorAll('#curves-title ~ .chips span:nth-of-type(1)')].map((each) => each.textContent)"
+    )
+    assert page.js(chips) == [line["label"] for line in page.drawn("curve-loss")] == list(METHODS)
+    assert sorted(page.js("[...document.querySelectorAll('.bar-name')].map((each) => each.title)")) == sorted(METHODS)
+    assert page.js("[...document.querySelectorAll('#differences th')].map((each) => each.textContent)")[1:] == list(
+        METHODS
+    )
+    runs = page.js("[...document.querySelectorAll('#split option')].map((each) => each.textContent)")
+    assert runs == [f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)]
+
+
+def test_the_table_is_sorted_by_click_and_by_key(page: Page, copied: Path, tmp_path: Path) -> None:
+    page.open(write(copied, tmp_path / "report.html"))
+    for number, title in enumerate(heads(page), 1):
+        before = column(page, 1)
+        values = page.js(f"allColumns()[{number - 1}].cells.map((cell) => cell.mean ?? null)")
+        better = page.js(f"allColumns()[{number - 1}].better")
+        head = f"#summary th:nth-child({number})"
+        page.press(f"{head} button", "\ue007")  # enter
+        assert page.js(f"document.querySelector('{head}').ariaSort") == (
+            "descending" if better == "higher" else "ascending"
+        )
+        if title == "setting":
+            assert column(page, 1) == sorted(before)
+        elif None not in values and values[0] != values[1]:
+            first = before[values.index((max if better == "higher" else min)(values))]
+            assert column(page, 1)[0] == first, title
+            page.click(f"{head} button")
+            assert column(page, 1)[1] == first, title
+            page.click(f"{head} button")
+        assert page.js("document.activeElement.closest('th')?.cellIndex") == number - 1, "the key can be pressed again"
+        page.js("(state.sort = null, drawSummary())")
+        assert column(page, 1) == before
+    assert page.errors() == []
+
+
+def test_the_best_of_each_column_is_marked(page: Page, report: Path, runs: Path) -> None:
+    page.open(report)
+    found = settings(gather([runs])[0])
+    metrics, judged = judged_by(found)
+    expected = columns(found, metrics, judged, usual_targets(found, judged))
+    assert heads(page) == [each.title for each in expected]
+    for number, each in enumerate(expected[1:], 2):
+        marked = page.js(
+            f"[...document.querySelectorAll('#summary tbody td:nth-child({number})')].map((c) => c.className)"
+        )
+        assert marked == ["best" if place in each.best else "" for place in range(len(found))], each.title
+        assert column(page, number) == [cell.text for cell in each.cells], each.title
+
+
+@pytest.mark.parametrize(("metric", "targets"), [("accuracy", [0.3, 0.55]), ("loss", [2.0])])
+def test_exports_are_what_the_command_line_writes(
+    page: Page, report: Path, runs: Path, metric: str, targets: list[float]
+) -> None:
+    page.open(report)
+    page.js(SAVED)
+    page.js(f"(document.getElementById('metric').value = '{metric}', "
+            "document.getElementById('metric').dispatchEvent(new Event('change')))")  # fmt: skip
+    page.browser.find_element("css selector", "#target").clear()
+    page.press("#target", ", ".join(f"{100 * each if metric == 'accuracy' else each:g}" for each in targets))
+    found = settings(gather([runs])[0])
+    metrics, judged = judged_by(found, metric)
+    table = columns(found, metrics, judged, targets)
+    for button in ("#save-csv", "#save-latex"):
+        page.click(button)
+    saved = page.js("window.saved")
+    assert saved["summary.tex"] == as_latex(table)
+    assert saved["summary.csv"] == as_csv(table)
+    page.click("#copy-latex")
+    page.until("['Copied', 'Not allowed'].includes(document.getElementById('copy-latex').textContent)")
+    assert page.errors() == []
+
+
+def test_targets_and_metric_are_chosen_on_the_page(page: Page, report: Path) -> None:
+    page.open(report)
+    field = page.browser.find_element("css selector", "#target")
+    field.clear()
+    field.send_keys("30 55")
+    assert [title for title in heads(page) if title.startswith("rounds to")] == ["rounds to 30 %", "rounds to 55 %"]
+    assert page.js("document.querySelectorAll('#curve-accuracy .goal').length") >= 1
+    assert page.js("[...document.querySelectorAll('#goal button')].map((each) => each.textContent)") == ["30 %", "55 %"]
+    field.send_keys(" nonsense")
+    assert page.js("document.getElementById('target').ariaInvalid") == "true"
+    assert "rounds to 55 %" in heads(page)
+    page.js("(document.getElementById('metric').value = 'loss', "
+            "document.getElementById('metric').dispatchEvent(new Event('change')))")  # fmt: skip
+    assert any(title.startswith("rounds to") and "%" not in title for title in heads(page))
+    assert "best loss" in heads(page) and "at most" in page.text("bars-note")
+    assert page.errors() == []
+
+
+def test_bars_show_what_a_target_costs(page: Page, report: Path) -> None:
+    page.open(report)
+    page.js("chooseTargets('5')")
+    costs = page.js("state.data.settings.map((setting) => costOf(setting, metricOf('accuracy'), 0.05, 'bytes'))")
+    page.click('#cost [data-value="bytes"]')
+    row = "[row.querySelector('.bar-name').title, row.querySelector('.fill').getBoundingClientRect().width]"
+    widths = page.js(f"[...document.querySelectorAll('.bar-row')].map((row) => {row})")
+    assert [name for name, _ in widths] == [
+        name for _, name in sorted((cost["mean"], name) for cost, name in zip(costs, METHODS, strict=True))
+    ]
+    assert "per client" in page.js("document.querySelector('.bar-value').textContent")
+    by_name = dict(widths)
+    ratio = costs[0]["mean"] / costs[1]["mean"]
+    assert by_name["HFedAvg"] / by_name["MTGC"] == pytest.approx(ratio, rel=0.02), "one scale for all bars"
+    page.js("chooseTargets('99.9')")
+    assert f"not within {ROUNDS} rounds" in page.text("bars")
+    assert page.js("document.querySelectorAll('.fill.lacking').length") == len(METHODS)
+    page.js("chooseTargets('')")
+    assert page.js("document.getElementById('bars').offsetParent") is None
+    assert page.errors() == []
+
+
+def test_logarithmic_axes(page: Page, report: Path) -> None:
+    page.open(report)
+    chart = "document.querySelector('#curve-loss .plot').chart"
+    ends = f"[{chart}.x.domain[0] > 0, {chart}.x.log, {chart}.y.log]"
+    assert page.js(ends)[1:] == [False, False]
+    page.click("#log-x")
+    page.click("#log-y")
+    assert page.js(ends) == [True, True, True]
+    assert page.js("document.querySelector('#drift-1 .plot').chart.x.log") is True
+    assert page.lines("curve-loss", len(METHODS)) == len(METHODS)
+    # equal factors are equal distances
+    steps = page.js(f"[1, 2, 4].map((round) => {chart}.x.at(round))")
+    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1])
+    page.click("#log-x")
+    steps = page.js(f"[1, 2, 3].map((round) => {chart}.x.at(round))")
+    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1])
+    assert page.js("document.getElementById('log-y').ariaPressed") == "true"
+    assert page.errors() == []
+
+
+def opacities(page: Page) -> list[float]:
+    return page.js("document.getElementById('tree').cells.map(({ cell }) => Number(cell.getAttribute('fill-opacity')))")
+
+
+def test_the_tree_is_coloured_round_by_round(page: Page, nodes: Path, tmp_path: Path) -> None:
+    page.open(write(nodes, tmp_path / "report.html"))
+    records = gather([nodes])[0][0].rounds
+    assert page.js("[...document.querySelectorAll('#colour button')].map((each) => each.dataset.value)") == [
+        "accuracy", "loss", "drift.drift", "drift.correction", "drift.progress", "samples",
+    ]  # fmt: skip
+    assert f"round {ROUNDS} of {ROUNDS}" in page.text("stop-text")
+    last = opacities(page)
+    assert len(last) == 1 + 2 + 4
+    page.press("#stop", "\ue011")  # home
+    assert f"round 1 of {ROUNDS}" in page.text("stop-text")
+    first = opacities(page)
+    assert first != last
+    # the more accurate, the darker: order as in the record
+    clients = [records[0]["nodes"][name]["accuracy"] for name in ("0/0", "0/1", "1/0", "1/1")]
+    assert sorted(range(4), key=clients.__getitem__) == sorted(range(4), key=first[3:].__getitem__)
+    page.click('#colour [data-value="drift.drift"]')
+    assert len(set(opacities(page)[3:])) == 1, "drift is known of a level"
+    page.click('#colour [data-value="samples"]')
+    assert page.js("document.getElementById('slider').offsetParent") is None
+    assert page.errors() == []
+
+
+def test_nodes_are_told_by_hover_and_in_a_table(page: Page, nodes: Path, tmp_path: Path) -> None:
+    page.open(write(nodes, tmp_path / "report.html"))
+    record = gather([nodes])[0][0].rounds[-1]
+    page.click("#nodes summary")
+    page.until("document.querySelector('#node-table tbody')")
+    assert page.js("document.querySelectorAll('#node-table tbody tr').length") == 1 + 2 + 4
+    accuracy = [f"{100 * record['nodes'][name]['accuracy']:.3g} %" for name in ("0", "1", "0/0", "0/1", "1/0", "1/1")]
+    cells = "[...document.querySelectorAll('#node-table tbody td:nth-child(4)')].map((cell) => cell.textContent)"
+    assert page.js(cells) == [f"{100 * record['metrics']['accuracy']:.3g} %", *accuracy]
+    page.click("#node-table th:nth-child(4) button")
+    numbers = [float(text.split()[0]) for text in page.js(cells) if text != "—"]
+    assert numbers == sorted(numbers)
+    tree = "document.getElementById('tree')"
+    left, top = page.js(f"[{tree}.getBoundingClientRect().left + {tree}.box.left, {tree}.getBoundingClientRect().top]")
+    page.js(f"nodeHover({tree}, {{clientX: {left + 4}, clientY: {top + 100}}})")
+    assert "0/0" in page.text("tip") and accuracy[2] in page.text("tip") and "samples" in page.text("tip")
+    assert page.errors() == []
+
+
+def test_mean_worst_and_spread_over_nodes(page: Page, nodes: Path, tmp_path: Path) -> None:
+    page.open(write(nodes, tmp_path / "report.html"))
+    values = [[found["accuracy"] for name, found in record["nodes"].items() if name.count("/") == 1]
+              for record in gather([nodes])[0][0].rounds]  # fmt: skip
+    assert page.drawn("over-2")[0]["y"] == pytest.approx([sum(each) / 4 for each in values], abs=1e-5)
+    page.click('#over [data-value="worst"]')
+    assert page.drawn("over-2")[0]["y"] == pytest.approx([min(each) for each in values], abs=1e-5)
+    page.click('#over [data-value="spread"]')
+    assert "percentage points" in page.js("document.querySelector('#over-2 .ytitle').textContent")
+    assert page.errors() == []
+
+
+def test_a_report_without_nodes_has_nothing_on_them(page: Page, report: Path) -> None:
+    page.open(report)
+    assert page.js("document.getElementById('over-title').offsetParent") is None
+    assert page.js("document.querySelector('#colour [aria-pressed=\"true\"]').dataset.value") == "drift.drift"
+
+
+def test_a_run_with_something_to_say_has_a_line(page: Page, copied: Path, tmp_path: Path) -> None:
+    one, two, *_ = sorted(copied.iterdir())
+    edit(one / "run.json", lambda values: values.update(notes=["the transforms were read once"]))
+    edit(two / "status.json", lambda values: values.update(status="failed", reason="no room left"))
+    lines = [json.loads(line) for line in (one / "rounds.jsonl").read_text().splitlines()]
+    lines[1]["absent"] = ["1/0"]
+    (one / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    page.open(write(copied, tmp_path / "report.html"))
+    told: list[Any] = page.js(
+        "[...document.querySelectorAll('#notes li')].map((each) => [each.className, each.textContent])"
+    )
+    assert [kind for kind, _ in told] == ["bad", ""], "what went wrong is first, and the others say nothing"
+    assert "seed 1 failed after 4 of 4 rounds: no room left" in told[0][1]
+    assert "seed 0 absent: 1/0 in round 2; the transforms were read once" in told[1][1]
+    assert page.errors() == []
+
+
+def test_a_chart_is_saved_as_a_file_that_stands_alone(page: Page, report: Path) -> None:
+    page.open(report)
+    page.js(SAVED)
+    page.js("document.querySelector('#curve-loss .save').click()")
+    saved = page.js("window.saved")["curve-loss.svg"]
+    assert saved.startswith("<svg") and "var(" not in saved and "test" not in saved.lower()[:4]
+    assert saved.count('class="line"') == len(METHODS)

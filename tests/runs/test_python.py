@@ -1,0 +1,328 @@
+"""Runs of Python programs: kept like those of a config, killed at any moment, gone on with by the
+same program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from stratafl import InvalidInput, leaf, mtgc, simulate
+from stratafl.base.signals import Stopped
+from stratafl.runs import read_run
+from stratafl.runs.launch import Launch
+from tests.runs.conftest import ROOT, Server, contents
+from tests.runs.program import GROUP_ROUNDS
+from tests.runs.test_state import everything
+
+PROGRAM = Path(__file__).parent / "program.py"
+ENGINES = ["loop", "vmap", "stacked"]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def whole(request, server: Server) -> tuple[str, Path]:
+    """An engine, and a run of the program that nobody disturbed."""
+    path = server.folder / f"whole-{request.param}"
+    code, said = server.run("python", PROGRAM, path, request.param)
+    assert (code, said) == (0, "1\n2\n3\n")
+    return request.param, path
+
+
+def place(run: Path) -> tuple[int, int]:
+    """The newest checkpoint's."""
+    newest = max(path.name for path in (run / "checkpoints").iterdir())
+    return tuple(map(int, (newest + "-0").split("-")[:2]))
+
+
+def test_killed_again_and_again(whole: tuple[str, Path], server: Server, tmp_path: Path) -> None:
+    engine, undisturbed = whole
+    run = tmp_path / "run"
+    for moment in (1, 3, GROUP_ROUNDS + 2, 2 * GROUP_ROUNDS + 4):
+        process = server.start("python", PROGRAM, run, engine, int(signal.SIGKILL), moment)
+        assert process.ends() == -signal.SIGKILL, process.said()
+    code, said = server.run("python", PROGRAM, run, engine)
+    assert code == 0, said
+    assert contents(run) == contents(undisturbed)
+
+
+def test_stopped_within_a_round_after_the_group_round_in_progress(
+    whole: tuple[str, Path], server: Server, tmp_path: Path
+) -> None:
+    engine, undisturbed = whole
+    run, done = tmp_path / "run", 0
+    for number, moment in ((signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGINT, 5)):
+        code, said = server.run("python", PROGRAM, run, engine, int(number), moment)
+        assert code == 128 + number, said
+        hint = f"run: interrupted; the same program goes on from there: the run is kept in {run}"
+        assert said.splitlines()[-1] == hint and "Traceback" not in said
+        done += moment
+        assert place(run) == divmod(done, GROUP_ROUNDS), "not a group round more"
+        status = json.loads((run / "status.json").read_text())
+        assert (status["round"], status["meetings"]) == divmod(done, GROUP_ROUNDS)
+        assert (status["status"], status["reason"]) == ("interrupted", "it was stopped")
+    code, said = server.run("python", PROGRAM, run, engine)
+    assert code == 0, said
+    assert contents(run) == contents(undisturbed)
+    after = [(each["after"], each.get("meetings", 0)) for each in read_run(run).continued]
+    assert after == [(0, 2), (0, 3), (1, 2), (2, 2)]
+
+
+def test_stopped_and_killed_in_turn(server: Server, tmp_path: Path) -> None:
+    """A kill falls back to the checkpoint inside the round."""
+    run, undisturbed = tmp_path / "run", tmp_path / "whole"
+    assert server.run("python", PROGRAM, undisturbed, "loop")[0] == 0
+    for number in (signal.SIGINT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+        process = server.start("python", PROGRAM, run, "loop", int(number), 3)
+        assert abs(process.ends()) % 128 == number, process.said()
+    assert place(run) == divmod(6, GROUP_ROUNDS)
+    assert server.run("python", PROGRAM, run, "loop")[0] == 0
+    assert contents(run) == contents(undisturbed)
+
+
+def test_a_finished_run_is_finished(server: Server, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert server.run("python", PROGRAM, run, "loop")[0] == 0
+    before = contents(run)
+    assert server.run("python", PROGRAM, run, "loop") == (0, ""), "no round is done again"
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rounds=7", "run.rounds was 3 and is 7"),
+        ("batch=5", "leaf.batch was 4 and is 5"),
+        ('rules="mtgc"', 'method.name was null and is "mtgc"'),
+        ("seed=1", "run.seed was 0 and is 1"),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(change: str, said: str, server: Server, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert server.run("python", PROGRAM, run, "loop", int(signal.SIGINT), 2)[0] == 130
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, complaint = server.run("python", PROGRAM, run, "loop", 0, 0, change)
+    assert code == 99 and said in complaint.splitlines()[-1] and "force=True" in complaint.splitlines()[-1]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_as_a_process_of_its_own(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM), "run", "loop", str(int(signal.SIGINT)), "3"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 130
+    assert ran.stderr.splitlines() == [
+        "run: stopping after this group round; once more to stop at once",
+        "run: interrupted; the same program goes on from there: the run is kept in run",
+    ]
+    assert place(tmp_path / "run") == (0, 3)
+
+
+# -- in this process -------------------------------------------------------------------------------
+
+
+def study(model=nn.Linear, classes: int = 3, **more):
+    random = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 4, generator=random)
+    targets = (inputs @ torch.randn(4, classes, generator=random)).argmax(dim=1)
+    given = {"rounds": 3, "periods": [2, 2], "batch": 5, "test": (inputs, targets), **more}
+    made = model if isinstance(model, nn.Module) else lambda: nn.Linear(4, classes)
+    data = given.pop("data", (inputs, targets))
+    return simulate(made, data, [range(10 * i, 10 * i + 10) for i in range(4)], "2x2", **given)
+
+
+def test_it_is_listed_and_read_like_any_other(tmp_path: Path) -> None:
+    study(save=tmp_path / "x").run()
+    run = read_run(tmp_path / "x")
+    assert (run.name, run.status, run.round, run.engine) == ("x", "done", 3, "loop")
+    assert run.config["method"] == {"name": "mtgc"} and run.config["schedule"]["periods"] == [2, 2]
+    assert run.config["tree"]["shape"] == "2x2" and run.config["leaf"]["lr"] == 0.1
+    assert run.tree["levels"][2]["samples"] == [10] * 4 and run.tree["classes"] == ["0", "1", "2"]
+    objects = json.loads((run.path / "run.json").read_text())["objects"]
+    assert objects["model"] == objects["data"] == "in memory"
+
+
+def test_the_command_says_how_to_go_on(tmp_path: Path) -> None:
+    study(save=tmp_path / "x")
+    with pytest.raises(InvalidInput, match="objects of a Python program: run that again, with the same `save`"):
+        Launch.resume(tmp_path / "x")
+
+
+def test_regression_is_kept_too(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(2)
+    inputs, targets = torch.randn(40, 4, generator=random), torch.randn(40, 3, generator=random)
+    more = {"data": (inputs, targets), "loss": nn.functional.mse_loss, "test": (inputs, targets)}
+    study(save=tmp_path / "x", **more).run()
+    run = read_run(tmp_path / "x")
+    assert run.status == "done" and run.tree["classes"] == ["samples"] and run.tree["levels"][0]["samples"] == [40]
+    with pytest.raises(InvalidInput, match="the data, or how it is split, is no longer"):
+        study(save=tmp_path / "x", **{**more, "data": (inputs, targets + 1)})
+
+
+class Pairs(Dataset):
+    """Samples that are read one by one."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        return self.inputs[number], int(self.targets[number])
+
+
+class Named(nn.Linear):
+    def forward(self, codes: torch.Tensor, more: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(codes + more)
+
+
+INPUTS, TARGETS = torch.arange(160.0).reshape(40, 4) / 160, torch.arange(40) % 3
+PARTS = [range(10 * client, 10 * client + 10) for client in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "parts", "more"),
+    [
+        (nn.Linear, Pairs(INPUTS, TARGETS), PARTS, {}),
+        (nn.Linear, Pairs(INPUTS, TARGETS), PARTS, {"lazy": True}),
+        (nn.Linear, [Pairs(INPUTS[part], TARGETS[part]) for part in PARTS], None, {}),
+        (Named, ({"codes": INPUTS, "more": INPUTS}, TARGETS), PARTS, {}),
+    ],
+    ids=["data set", "lazy", "one per client", "named inputs"],
+)
+def test_data_in_any_form(model, data, parts, more, tmp_path: Path) -> None:
+    def make():
+        given = {"periods": [2, 1], "rounds": 2, "batch": 5, **more}
+        return simulate(lambda: model(4, 3), data, parts, "2x2", save=tmp_path / "x", **given)
+
+    result = make().run()
+    run = read_run(tmp_path / "x")
+    assert run.status == "done" and run.tree["levels"][2]["samples"] == [10] * 4
+    again = make()
+    assert again.done and torch.equal(again.run().models[2], result.models[2])
+
+
+def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:
+    whole = study(save=tmp_path / "whole")
+    whole.run()
+    first = study()
+    first.save(tmp_path / "x", checkpoint_every=1)
+    next(first)
+    again = study()
+    again.save(tmp_path / "x", checkpoint_every=1)
+    assert len(again.history) == 1, "the same process, as a notebook does"
+    with pytest.raises(InvalidInput, match="this run was ended"):
+        next(first)
+    assert [record.round for record in again] == [2, 3]
+    assert everything(again) == everything(whole)
+    assert contents(tmp_path / "x")["model"] == contents(tmp_path / "whole")["model"]
+
+
+def test_a_run_may_be_saved_after_it_began(tmp_path: Path) -> None:
+    simulation = study()
+    next(simulation)
+    simulation.save(tmp_path / "x")
+    simulation.run()
+    assert [record["round"] for record in read_run(tmp_path / "x").rounds] == [1, 2, 3]
+    late = study()
+    next(late)
+    with pytest.raises(InvalidInput, match="a run that has begun needs another one"):
+        late.save(tmp_path / "x")
+
+
+def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="there is something else"):
+        study(save=tmp_path / "x")
+    (tmp_path / "empty").mkdir()
+    study(save=tmp_path / "empty")
+    with pytest.raises(InvalidInput, match="cannot write in"):
+        study(save=tmp_path / "x" / "notes.txt" / "y")
+
+
+def test_force_goes_on_and_notes_it(tmp_path: Path) -> None:
+    first = study()
+    first.save(tmp_path / "x", checkpoint_every=1)
+    next(first)
+    second = study(leaf=0.2)
+    second.save(tmp_path / "x", force=True)
+    second.run()
+    assert read_run(tmp_path / "x").continued[0]["changed"] == ["leaf.lr was 0.1 and is 0.2"]
+
+
+def test_a_done_run_that_kept_no_state_is_not_done_again(tmp_path: Path) -> None:
+    first = study()
+    first.save(tmp_path / "x", keep_state=False)
+    first.run()
+    with pytest.raises(InvalidInput, match="this run is done, and was not to keep its state"):
+        study(save=tmp_path / "x")
+    assert read_run(tmp_path / "x").status == "done"
+
+
+def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> None:
+    def stop(draw) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the interrupt comes first")
+
+    with pytest.raises(KeyboardInterrupt) as plain:
+        study(participation=[None, stop]).run()
+    assert not isinstance(plain.value, Stopped)
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    simulation = study(save=tmp_path / "x", participation=[None, lambda draw: 1 / 0])
+    with pytest.raises(Exception, match="division by zero"):
+        simulation.run()
+    run = read_run(tmp_path / "x")
+    assert run.status == "failed" and "ZeroDivisionError" in run.reason
+
+
+def test_events_for_tensorboard(tmp_path: Path) -> None:
+    simulation = study()
+    simulation.save(tmp_path / "x", tensorboard=True)
+    simulation.run()
+    assert list((tmp_path / "x" / "tensorboard").iterdir())
+
+
+def test_objects_are_named_by_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Linear(4, 3)\n\n"
+        "def loss(out, y):\n    return nn.functional.cross_entropy(out, y)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_nets  # type: ignore[import-not-found]
+
+    def make():
+        given = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
+        parts = [range(10 * i, 10 * i + 10) for i in range(4)]
+        chain = leaf(0.1, clip_norm=1.0)
+        return simulate(
+            my_nets.net, given, parts, "2x2", [mtgc("keep"), mtgc("zero")], periods=[2, 2], rounds=2,
+            loss=my_nets.loss, leaf=chain, save=tmp_path / "x",
+        )  # fmt: skip
+
+    make()
+    described = json.loads((tmp_path / "x" / "run.json").read_text())
+    assert described["objects"]["model"] == "my_nets:net" and described["objects"]["loss"] == "my_nets:loss"
+    assert described["config"]["model"]["name"] == "my_nets:net"
+    assert [rule["name"] for rule in described["config"]["method"]["rules"]] == ["mtgc", "mtgc"]
+    assert described["config"]["method"]["rules"][0] != described["config"]["method"]["rules"][1]
+    assert {"name": "clip", "norm": 1.0} in described["config"]["leaf"]["stages"]
+    assert list(described["inputs"]["files"]) == ["my_nets"]
+    make()
+    with (tmp_path / "my_nets.py").open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(InvalidInput, match="my_nets was changed"):
+        make()
+    shutil.rmtree(tmp_path / "x")
+    make()

@@ -1,0 +1,121 @@
+"""The seam between what nodes tell each other and how that travels, with channels that lose
+something."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stratafl import Simulation
+from stratafl.base.streams import Purpose, uniform
+from stratafl.core.channel import BUFFERS, MODEL, Channel, Channels, Key, row_bytes
+from stratafl.core.federation import Federation
+from stratafl.core.meeting import Terms
+from stratafl.core.rule import Edge, Rows, average
+from tests.deploy.trees import Deployed, simulation
+
+STEP = 2.0**-7
+
+
+def rounding(with_reference: bool) -> Channel:
+    """Rounds models to a grid, up or down at random, and adds what was lost to the next one."""
+
+    def encode(memory: Rows, message: Rows, known: Edge | None, key: Key) -> tuple[Rows, Rows]:
+        start = known.model if known is not None and with_reference else torch.zeros_like(message[MODEL])
+        wanted = message[MODEL] - start + memory["lost"]
+        nodes_N1 = torch.as_tensor(key.nodes_N)[:, None]
+        columns = torch.arange(wanted.shape[1])
+        dither = uniform(key.seed, Purpose.TRANSFORM, key.level, key.round, nodes_N1, columns).to(wanted.dtype)
+        coarse = ((wanted / STEP) + dither).floor() * STEP
+        return {"lost": wanted - coarse}, {**message, MODEL: start + coarse}
+
+    return Channel(
+        init=lambda message: {"lost": torch.zeros_like(message[MODEL])},
+        encode=encode,
+        decode=lambda payload, known: payload,
+    )
+
+
+def halving() -> Channel:
+    """Sends half the bits."""
+
+    def half(memory: Rows, message: Rows, known: Edge | None, key: Key) -> tuple[Rows, Rows]:
+        return memory, {name: rows.float() for name, rows in message.items()}
+
+    def whole(payload: Rows, known: Edge | None) -> Rows:
+        return {name: rows.double() for name, rows in payload.items()}
+
+    return Channel(init=lambda message: {}, encode=half, decode=whole)
+
+
+def travelling(sim: Simulation, channels: tuple[Channels, ...]) -> Simulation:
+    """The same run over other channels."""
+    before = sim.federation
+    top = before.levels[0]
+    sim.federation = Federation(
+        before.tree,
+        before.rules[1:],
+        top.model[0],
+        top.buffers[0],
+        before.participation[1:],
+        before.seed,
+        watchers=before.watchers,
+        channels=channels,
+    )
+    return sim
+
+
+LOSSY = Channels(rounding(True), rounding(False))
+
+
+@pytest.mark.parametrize("rules", ["mtgc", "scaffold", "hfedavg"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("participation", [None, 0.6])
+def test_a_deployed_tree_hears_what_a_simulated_one_does(rules: str, depth: int, participation: float | None) -> None:
+    channels = (LOSSY,) * depth
+
+    def make() -> Simulation:
+        return simulation([rules] * depth, depth, participation=participation)
+
+    exact, lossy = make().run(), travelling(make(), channels).run()
+    deployed = Deployed(make(), update_limit=0, channels=channels).run()
+    assert (exact.models[0] - lossy.models[0]).abs().max() > STEP / 100, "nothing was lost"
+    torch.testing.assert_close(deployed.model(), lossy.models[0][0], rtol=0, atol=1e-5)
+
+
+def test_corrections_sum_to_zero_whatever_a_channel_to_the_parent_loses() -> None:
+    sim = travelling(simulation("mtgc", 3), (Channels(up=rounding(True)),) * 3)
+    for _ in sim:
+        for level in range(1, 4):
+            correction = sim.federation.levels[level].correction
+            assert correction is not None
+            assert sim.federation.tree.mean(level, correction).abs().max() < 1e-5
+    assert max(float(level.correction.abs().max()) for level in sim.federation.levels[1:]) > 1e-3
+
+
+def test_bytes_are_those_that_travel() -> None:
+    double = {"model": lambda: torch.nn.Linear(4, 3).double()}
+    whole = simulation("scaffold", 2, **double).run().communication
+    half = travelling(simulation("scaffold", 2, **double), (Channels(halving(), halving()),) * 2).run().communication
+    for level in (1, 2):
+        ours, theirs = half.level(level), whole.level(level)
+        assert (ours.messages_up, ours.messages_down) == (theirs.messages_up, theirs.messages_down)
+        assert 2 * ours.bytes_up == theirs.bytes_up
+        assert 2 * ours.bytes_down == theirs.bytes_down
+
+
+def test_a_run_over_a_channel_with_a_memory_goes_on_where_it_stood() -> None:
+    channels = (LOSSY,) * 2
+    whole, first, second = (travelling(simulation("mtgc", 2), channels) for _ in range(3))
+    next(first)
+    second.restore(first.state())
+    assert torch.equal(second.run().models[0], whole.run().models[0])
+
+
+def test_identity_changes_nothing_and_counts_rows() -> None:
+    rows = {MODEL: torch.ones(3, 5), BUFFERS: torch.ones(3, 2, dtype=torch.float64)}
+    terms = Terms(average(), 1, 0)
+    memory, payload = terms.channels.up.encode({}, rows, None, terms.key(1, torch.arange(3).numpy()))
+    assert memory == {}
+    assert terms.channels.up.decode(payload, None) is rows
+    assert row_bytes(payload) == 5 * 4 + 2 * 8

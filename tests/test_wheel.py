@@ -1,0 +1,100 @@
+"""What a plain installation has: the wheel and its dependencies, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("datasets", "flwr", "pandas", "sklearn", "tensorboard", "transformers")
+"""Packages that a plain installation does not have."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that building leaves nothing behind."""
+    pytest.importorskip("setuptools")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "stratafl", source / "stratafl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", built, source], check=True, timeout=300)
+    (path,) = built.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new one with the package from the wheel; its dependencies are this one's, the extras are
+    not there."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    # a path in a .pth file is searched, and what stands in the .pth files there is not
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    for name in EXTRAS:
+        (packages / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
+    options = ["--quiet", "--no-deps", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
+    subprocess.run([*pip, *options, wheel], check=True, timeout=300)
+    return folder
+
+
+def test_the_wheel_has_every_file_that_is_no_module(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("stratafl/")}
+    kept = [path for path in (ROOT / "stratafl").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert packed == {str(path.relative_to(ROOT)) for path in kept}
+    assert {"stratafl/py.typed", "stratafl/data/sets/digits.npz", "stratafl/cli/init/template/study.toml.txt"} <= packed
+
+
+def test_its_metadata_names_what_it_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = Parser().parsestr(archive.read(name).decode())
+    needed = [each for each in about.get_all("Requires-Dist") if "extra ==" not in each]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert sorted(each.replace(" ", "") for each in needed) == sorted(declared)
+    assert not any(each.startswith(EXTRAS) for each in needed)
+    assert about["Description-Content-Type"] == "text/markdown" and len(about.get_payload()) > 1000
+
+
+def test_a_plain_installation_runs_from_an_empty_folder(environment: Path, tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    told = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
+    told |= {"HOME": str(home), "COLUMNS": "80"}
+
+    def stratafl(*words: str, folder: Path = here) -> str:
+        command = [str(environment / "bin" / "stratafl"), *words]
+        ran = subprocess.run(command, cwd=folder, env=told, capture_output=True, text=True, timeout=900)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    code = "import stratafl; print(stratafl.__file__)"
+    command = [str(environment / "bin" / "python"), "-c", code]
+    used = subprocess.run(command, cwd=here, env=told, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert Path(used.strip()).is_relative_to(environment)
+
+    assert "MTGC" in stratafl("demo", "--quiet")
+    assert (here / "demo.png").read_bytes().startswith(b"\x89PNG")
+    stratafl("init", "study")
+    study = here / "study"
+    assert "accuracy" in stratafl("run", "study.toml", "--quiet", folder=study)
+    assert "mtgc" in stratafl("runs", folder=study)
+    stratafl("report", folder=study)
+    assert "<html" in (study / "report.html").read_text()[:1000]

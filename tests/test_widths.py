@@ -1,0 +1,157 @@
+"""Every table a command prints, at the widths of a terminal, with names and numbers as long as they
+get: each is on one line, whole."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stratafl.bench.roofline import Rates
+from stratafl.bench.table import Row as Measured
+from stratafl.bench.table import Table as Measurements
+from stratafl.cli import runs as runs_module
+from stratafl.cli import sweep as sweep_module
+from stratafl.cli.bench import Shown
+from stratafl.cli.main import app, main
+from stratafl.cli.reproduce import show, work
+from stratafl.config.schema import Config
+from stratafl.core.objective.goal import Goal
+from stratafl.deploy.host import this_machine, view
+from stratafl.paper import demo
+from stratafl.paper.recipes import Options, recipe
+from stratafl.paper.recipes.cost import Rate
+from stratafl.paper.recipes.cost import Rates as Speeds
+from stratafl.paper.reproduce.report import describe
+from stratafl.rules import registry
+from stratafl.runs.sweep.table import Row as Group
+from tests.paper.histories import reaching, results, stored
+
+WIDTHS = (40, 60, 80, 120)
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
+def check(text: str, width: int, *wanted: str) -> None:
+    """All of these stand on a line, in one piece; a line is too long only for one of them."""
+    lines = text.splitlines()
+    assert [each for each in wanted if not any(each in line for line in lines)] == []
+    assert "…" not in text
+    longest = max(map(len, wanted))
+    assert [line for line in lines if len(line) > max(width, longest + 4)] == []
+
+
+def invoke(*words: object) -> str:
+    ran = CliRunner().invoke(app, [str(word) for word in words])
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def test_data_list(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
+    commands = [f"stratafl data prepare {name} --from hub" for name in ("cifar10", "emnist_letters", "shakespeare")]
+    check(invoke("data", "list"), width, *commands, "apt-get install dataset-fashion-mnist", "1,442 / 355")
+
+
+def test_data_show(width: int, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[tree]\nshape = "4x5"\n[run]\nrounds = 1\n')
+    shown = invoke("data", "show", tmp_path / "c.toml", "--out", tmp_path / "s.png")
+    table = shown.partition("picture: ")[0]
+    check(table, width, "360 - 360", "72 - 72", "total-variation")
+
+
+def test_methods(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    registry.register("a_method_with_a_rather_long_name", summary="unquestionably")(lambda pull="before_the_clip": None)
+    check(
+        invoke("methods"), width,
+        "a_method_with_a_rather_long_name", "unquestionably", "pull='before_the_clip'", "beta2=0.99", "synchronises",
+    )  # fmt: skip
+
+
+def test_models(width: int) -> None:
+    check(invoke("models"), width, "11,227,812", "resnet18_gn", "convolutions", "normalisation", "my_model.py:Class")
+
+
+def test_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["study-20261117-024449-4213c", "sweep/digits-5x4-local_correction-4-10-s0-3d311369-20261117-020505-984ba"]
+    methods = [{"name": "mtgc"}, {"rules": ["mtgc", {"name": "local_correction"}]}]
+    made = [
+        replace(stored(Config.of({"method": method, "run": {"rounds": 12_345}}), [0.91234]), path=Path("runs", name))
+        for name, method in zip(names, methods, strict=True)
+    ]
+    monkeypatch.setattr(runs_module, "scan", lambda folder: made)
+    check(invoke("runs", "runs"), width, *names, "mtgc / local_correction", "1/12345", "0.9123", "done")
+
+
+def test_sweep(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    group = "method.name=local_correction,schedule.periods=[30,20],leaf.lr=0.025"
+    row = Group(group, 12, 10, 1, "accuracy", 0.91234, 0.00123, 9, 123.45, 1.5)
+    sweep_module._print("a sweep", [row], Goal("accuracy", 0.8), [], {})
+    check(capsys.readouterr().out, width, group, "10/12", "0.9123 ± 0.0012, 1 diverged", ">123.5", "a sweep")
+
+
+def test_deploy_status(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"state": "reconnecting", "missing": False, "age": 12_345.0, "round": 12_345, "bytes_in": 123_456_789_012,
+            "arrays_in": 98_765_432_101, "bytes_out": 223_456_789_012, "arrays_out": 1}  # fmt: skip
+    site = "a-hospital-in-a-town-with-a-long-name"
+    monkeypatch.setattr(this_machine, "sites", lambda out: {})
+    monkeypatch.setattr(view, "seen", lambda sites: {"sites": {site: seen, "root": {**seen, "age": None}}})
+    monkeypatch.setattr(view, "remarks", lambda seen: [])
+    numbers = ("123456789012", "98765432101", "223456789012", "12345 s ago", "reconnecting", "never")
+    check(invoke("deploy", "status"), width, site, *numbers)
+
+
+@pytest.mark.parametrize("name", ["table1", "fig4", "fig7a"])
+def test_reproduce(name: str, width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = results(name, lambda case: reaching(7, 12, 0.95), seeds=2, scale="quick")
+    options = Options(scale="quick")
+    request = work.Request.of([recipe(name)], options, 2, ())
+    show.results(request, [describe(found, 2)], work.Training(), Path("out"), False)
+    shown = capsys.readouterr().out
+    check(shown, width, "Local correction", "Group correction", "non-i.i.d." if name == "table1" else "accuracy")
+    if name == "table1":
+        check(shown, width, "client E2H40", "7.0 ± 0.0", "95 %")
+        assert "80 %" not in shown
+
+
+def test_reproduce_list(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
+    monkeypatch.setattr(Speeds, "seconds", lambda *given: 12_345.0)
+    monkeypatch.setattr(Speeds, "of", lambda *given: Rate(1234.0, "measured here just now, 2 workers"))
+    check(
+        invoke("reproduce", "--list"), width, "three_level", "stratafl data prepare NAME", "emnist_letters *", "10.3 h"
+    )
+
+
+def test_demo(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    settings = demo.settings
+    small = {"run": {"rounds": 1, "seed": 0}, "schedule": {"periods": [1, 1]}}
+    monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), **small})
+    monkeypatch.setattr(sys, "argv", ["stratafl", "demo", "-q", "--out", str(tmp_path / "d.png")])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().out.partition("picture: ")[0]
+    check(shown, width, "group correction", "local correction", ">1", "Handwritten")
+
+
+def test_bench(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    row = Measured("graphed loop", "bf16", "", 12_345.678, 1_234_567.0, 139 * 2**30, 0.123, {}, {})
+    rates = Rates({"bf16": 1.0}, 1.0)
+    table = Measurements("resnet18_gn", 1, 100, 50, 20, "NVIDIA H200", "2", 1.0, {}, rates, [], {})
+    watch = Shown()
+    watch(table)
+    assert "resnet18_gn, 100 clients" in capsys.readouterr().out.replace("\n", " "), "before anything is measured"
+    for number in range(2):
+        table.rows.append(row)
+        watch(table)
+        shown = capsys.readouterr().out
+        check(shown, width, "graphed loop", "12345.678", "1,234,567", "12.3%")
+        assert shown.count("graphed loop") == 1, f"row {number} comes when it is measured, and once"
