@@ -97,7 +97,7 @@ def test_what_a_shell_needs_for_completion_is_shown(shell: str) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_fits_a_terminal(words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Typer reads a width of its own once, when it first shows help: what it found then must not decide here
+    # Typer reads a width of its own once, at its first help, which another test may have asked for
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", None)
     ran = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)})
     assert ran.exit_code == 0
