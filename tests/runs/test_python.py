@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from stratafl import InvalidInput, leaf, mtgc, simulate
+from stratafl import InvalidInput, Simulation, leaf, mtgc, simulate
 from stratafl.base.signals import Stopped
+from stratafl.engine import choose
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
 from tests.runs.conftest import ROOT, Server, contents
@@ -326,3 +328,24 @@ def test_objects_are_named_by_where_they_come_from(tmp_path: Path, monkeypatch: 
         make()
     shutil.rmtree(tmp_path / "x")
     make()
+
+
+@pytest.mark.parametrize("first", ENGINES)
+def test_an_engine_that_was_measured_trains_the_run_to_its_end(first: str, tmp_path: Path, monkeypatch) -> None:
+    """Another measurement, when the program is run again, finds another one the fastest."""
+
+    def made(favourite: str, path: Path, engine: str = "auto") -> Simulation:
+        monkeypatch.setattr(choose, "_fastest", {})
+        monkeypatch.setattr(choose, "_seconds", lambda engine, *_: float(engine.name != favourite))
+        data = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+        build = partial(nn.Linear, 4, 3)
+        parts = torch.arange(40).chunk(4)
+        simulation = simulate(build, data, parts, "2x2", periods=[2, 2], rounds=3, batch=5, engine=engine)
+        simulation.save(path, checkpoint_every=1)
+        return simulation
+
+    undisturbed = made(first, tmp_path / "whole", first).run()
+    next(iter(made(first, tmp_path / "run")))
+    going_on = made("stacked" if first == "loop" else "loop", tmp_path / "run")
+    assert going_on.engine.name == first and len(going_on.history) == 1
+    assert torch.equal(going_on.run().models[0], undisturbed.models[0])

@@ -9,14 +9,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, integer, printable
+from stratafl.base.errors import InvalidInput, choice, integer, printable
 from stratafl.base.signals import Interrupted, Stop, Stopped
 from stratafl.config.data import LabelCounts
 from stratafl.core.measure.record import RoundResult
 from stratafl.core.measure.track import tracking
+from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.ops import COMPUTES
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.python.describe import as_config, objects_of
@@ -93,6 +95,7 @@ class Saving(NamedTuple):
     config: dict[str, Any]
     objects: dict[str, str]
     counts: LabelCounts
+    execution: Execution
 
     @property
     def name(self) -> str:
@@ -121,7 +124,7 @@ def saved(
         if ranks.is_first:
             files.check_writable("save", path.absolute().parent)
     config = as_config(simulation, *groups)
-    saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation))
+    saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation), groups[-1])
     ranks.same("config", config)
     ranks.same("data", saving.counts.fingerprint)
     before = _open_here.get(path.absolute())
@@ -163,6 +166,7 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
             raise InvalidInput("save", path, told)
 
     with opened(path, ranks, check) as (described, lock):
+        _with_the_engine_of(described["engine"], saving)
         reopening = Reopening(path, described, lock, ranks, saving.say, force, option="save")
         is_finished = bool(ranks.first(is_done(path)))
         restored = reopening.restored(saving.config, lambda: (simulation, saving.counts))
@@ -174,3 +178,11 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
         if lock is not None:
             lock.release()
         return None
+
+
+def _with_the_engine_of(name: Name, saving: Saving) -> None:
+    """Go on with what trained the run before: another measurement may choose another engine."""
+    simulation, execution = saving.simulation, saving.execution
+    if execution.engine == "auto" and simulation.engine.name != name in get_args(Name):
+        precision = choice("precision", execution.precision, COMPUTES)
+        simulation.engine = make_engine(name, simulation.engine.training, precision=precision)
