@@ -11,16 +11,17 @@ demo: $(READY)
 	$(BIN)/stratafl demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow and not deploy"
+	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
 
+# a file's tests share what is costly to set up, so that one process has them all
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
 # trees of real processes on loopback, and first the quick tests that need Flower, which is installed only for this;
 # dozens of processes have deadlines of seconds here, so what fails on a busy machine must pass when tried once more alone
 test-deploy: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not deploy" tests/deploy
+	$(BIN)/python -m pytest -n auto -m "not deploy" tests/deploy
 	$(BIN)/python -m pytest -m deploy || $(BIN)/python -m pytest -m deploy --last-failed --last-failed-no-failures none
 
 # a hundred kills rather than the few of test-deploy: a quarter of an hour

@@ -15,7 +15,7 @@ from tests.ranks.conftest import on_ranks
 from tests.ranks.worker import finished
 
 CLOSE = 1e-9
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]  # whoever has one test of these has all processes
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
