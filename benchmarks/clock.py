@@ -1,6 +1,6 @@
 """How long it takes to price a run: 1,000 clients and 1,000 global rounds, on several networks.
 
-    python -m benchmarks.clock
+python -m benchmarks.clock
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from stratafl.cli.deploy import deploy
 from stratafl.cli.init.command import init_command
 from stratafl.cli.methods import methods_command
 from stratafl.cli.models import models_command
+from stratafl.cli.networks import networks
+from stratafl.cli.price import price_command
 from stratafl.cli.report import report_command
 from stratafl.cli.reproduce.command import reproduce_command
 from stratafl.cli.run import run_command
@@ -41,10 +43,12 @@ app.command("run")(run_command)
 app.command("sweep")(sweep_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
+app.command("price")(price_command)
 app.command("reproduce")(reproduce_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
 app.command("bench")(bench_command)
+app.add_typer(networks, name="networks")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

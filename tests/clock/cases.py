@@ -115,7 +115,7 @@ def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
 
 def _links(placed: PlacedNetwork) -> dict[tuple[int, int], Link]:
     return {
-        (level, n): Link(e.up_N[n], e.down_N[n], e.latency_N[n], e.latency_N[n], e.overhead_s_N[n], e.overhead_bytes_N[n])
+        (level, n): Link(e.up_N[n], e.down_N[n], e.latency_N[n], e.overhead_s_N[n], e.overhead_bytes_N[n])
         for level, e in enumerate(placed.edges, 1)
         for n in range(placed.tree.sizes[level])
     }  # fmt: skip

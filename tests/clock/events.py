@@ -16,8 +16,7 @@ from stratafl.base.tree import Tree
 class Link:
     up: float
     down: float
-    latency_up: float
-    latency_down: float
+    latency: float
     overhead_s: float
     overhead_bytes: float
 
@@ -145,7 +144,7 @@ class World:
         if count:
             yield self.env.timeout(count * link.overhead_s)
             yield self.down[level - 1, parent].send(size + count * link.overhead_bytes, link.down)
-            yield self.env.timeout(link.latency_down + self.script.jitter[level, node, round, "down"])
+            yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "down"])
 
     def visit(self, level: int, node: int, parent: int, round: int):
         yield from self.deliver(level, node, parent, round)
@@ -157,4 +156,4 @@ class World:
         link = self.script.link[level, node]
         yield self.env.timeout(link.overhead_s)
         yield self.up[level - 1, parent].send(self.script.up[level, round][node] + link.overhead_bytes, link.up)
-        yield self.env.timeout(link.latency_up + self.script.jitter[level, node, round, "up"])
+        yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "up"])

@@ -1,0 +1,106 @@
+"""`stratafl price`: what stored runs cost on networks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stratafl.base.errors import InvalidInput, number, printable
+from stratafl.base.files import check_writable, writing
+from stratafl.cli.options import AsJson
+from stratafl.cli.tables import Column, print_sentence, print_table
+
+if TYPE_CHECKING:
+    from stratafl.report.costs.pricing import PricedSetting
+    from stratafl.report.costs.texts import Column as Texts
+
+
+def price_command(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run folders, folders of runs, archives of runs; runs unless given."),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", "-n", help="A preset (stratafl networks) or a .toml file; repeatable."),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[METRIC=]VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."
+        ),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw where the time goes (.png, .svg or .pdf).", show_default=False)
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every number in full.", show_default=False)
+    ] = None,
+    flops_per_sample: Annotated[
+        float | None,
+        typer.Option(help="Operations of training on one sample, where a model cannot be looked at."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how long stored runs would take on a network, and what they would cost there."""
+    from stratafl.clock.model.presets import network as found_network
+    from stratafl.report.compare import settings
+    from stratafl.report.costs.picture import bars
+    from stratafl.report.costs.pricing import ALL, as_csv, as_rows, priced
+    from stratafl.report.gather import gather
+    from stratafl.report.plots import check_picture, pyplot
+
+    if not network:
+        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
+    chosen = [found_network(each) for each in network]
+    if flops_per_sample is not None:
+        number("--flops-per-sample", flops_per_sample, above=0)
+    if figure is not None:
+        check_picture(figure, "--figure")
+        pyplot()
+    if csv_file is not None:
+        check_writable("--csv", csv_file, is_file=True)
+    places = folders or [Path("runs")]
+    runs, unreadable = gather(places)
+    for line in unreadable:
+        print(printable(f"left out: {line}"), file=sys.stderr)
+    runs = [run for run in runs if run.rounds]
+    if not runs:
+        raise InvalidInput("RUN", [str(place) for place in places], "no runs in it that have a round and can be read")
+    found = priced(settings(runs), chosen, target or (), flops_per_sample)
+    for note in dict.fromkeys(note for each in found for note in each.notes):
+        print(printable(f"note: {note}"), file=sys.stderr)
+    if as_json:
+        print(json.dumps(as_rows(found)))
+    else:
+        _print(found)
+    if csv_file is not None:
+        with writing(csv_file, sync=False) as file:
+            file.write(as_csv(found).encode())
+    if figure is not None:
+        bars(figure, found, found[0].milestones[0].until if target else ALL)
+        if not as_json:
+            print(f"picture: {printable(figure)}")
+
+
+def _print(found: Sequence[PricedSetting]) -> None:
+    from stratafl.report.costs.texts import cost_columns, part_columns
+
+    for name in dict.fromkeys(each.network for each in found):
+        here = [each for each in found if each.network == name]
+        about = f": {here[0].about}" if here[0].about else ""
+        _table(f"On {name}{about}", cost_columns(here))
+        print()
+        _table(f"Where the time goes on {name}, % of all rounds' time", part_columns(here))
+        print()
+    print_sentence("Bytes are those of all links of a tier, both ways. What else is counted how: docs/clock.md.")
+
+
+def _table(title: str, columns: Sequence[Texts]) -> None:
+    head = [Column(each.title, right=place > 0, prose=each.title == "setting") for place, each in enumerate(columns)]
+    print_table(head, [list(cells) for cells in zip(*(each.cells for each in columns), strict=True)], title)
