@@ -170,8 +170,9 @@ def _findings(found: Sequence[Priced]) -> list[str]:
                         assert best.seconds and mtgc.seconds
                         lost.append(
                             f"- {name}, {DISTRIBUTIONS[distribution]}, {periods}, {100 * target:.0f} %: "
-                            f"{METHODS[best.method]} in {_time(best.seconds)} (round {best.round}), MTGC in {_time(mtgc.seconds)} (round "
-                            f"{mtgc.round}), {100 * (mtgc.seconds / best.seconds - 1):.0f} % later"
+                            f"{METHODS[best.method]} in {_time(best.seconds)} (round {best.round}), "
+                            f"MTGC in {_time(mtgc.seconds)} (round {mtgc.round}), "
+                            f"{100 * (mtgc.seconds / best.seconds - 1):.0f} % later"
                         )
     heading = f"At the same periods MTGC is first in {compared - len(lost)} of {compared} comparisons."
     chosen = _chosen(found)

@@ -71,7 +71,7 @@ BAD = [
     ({"tier": []}, "tier = []: needs one"),
     ({"tier": [{"latency_s": 1}]}, "needs up_mbit_s"),
     ({"tier": [{"up_mbits": 1}]}, "did you mean 'up_mbit_s'?"),
-    ({"tier": [{"up_mbit_s": {"name": "lognorm"}}]}, "tier 1.up_mbit_s.name = 'lognorm': unknown; did you mean 'lognormal'?"),
+    ({"tier": [{"up_mbit_s": {"name": "lognorm"}}]}, "up_mbit_s.name = 'lognorm': unknown; did you mean 'lognormal'?"),
     ({"tier": [{"up_mbit_s": {"name": "pareto", "least": 1}}]}, "pareto needs alpha"),
     ({"tier": [{"up_mbit_s": {"name": "pareto", "least": 1, "alfa": 1}}]}, "did you mean 'alpha'?"),
     ({"tier": [{"up_mbit_s": {"name": "uniform", "low": 2, "high": 1}}]}, "must be below high"),
