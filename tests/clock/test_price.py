@@ -139,6 +139,12 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "On lan_wan" in ran.output and "On mobile_edge" in ran.output and "Where the time goes" in ran.output
     assert picture.stat().st_size > 10_000
+    line = tmp_path / "round.svg"
+    assert CliRunner().invoke(app, [*words, "--timeline", str(line), "--timeline-round", "6"]).exit_code == 0
+    told = line.read_text()
+    assert "round 6 of hfedavg on lan_wan" in told and "waits" in told and "1/2" in told
+    with pytest.raises(InvalidInput, match="has 6 rounds"):
+        CliRunner().invoke(app, [*words, "--timeline", str(line), "--timeline-round", "7"], catch_exceptions=False)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert len(rows) == len(told) == 2 * 2 * 2
