@@ -33,9 +33,7 @@ def price_command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[METRIC=]VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."
-        ),
+        typer.Option(metavar="VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw where the time goes (.png, .svg or .pdf).", show_default=False)
@@ -44,13 +42,13 @@ def price_command(
         Path | None,
         typer.Option(help="Draw who does what in a global round of the first run.", show_default=False),
     ] = None,
-    timeline_round: Annotated[int, typer.Option(help="Which round that is.", min=1)] = 1,
+    timeline_round: Annotated[int, typer.Option("--round", help="Which round that is.", min=1)] = 1,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write every number in full.", show_default=False)
     ] = None,
     flops_per_sample: Annotated[
         float | None,
-        typer.Option(help="Operations of training on one sample, where a model cannot be looked at."),
+        typer.Option("--flops", help="Operations of training on one sample, where a model cannot be looked at."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +62,7 @@ def price_command(
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     chosen = [found_network(each) for each in network]
     if flops_per_sample is not None:
-        number("--flops-per-sample", flops_per_sample, above=0)
+        number("--flops", flops_per_sample, above=0)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
     found = _priced(runs, chosen, target or (), flops_per_sample)

@@ -94,7 +94,7 @@ class PricedRun:
         except InvalidInput as problem:
             if problem.field != "leaf.flops_per_sample":
                 raise
-            allowed = "must be given, in the network or as --flops-per-sample: the model cannot be made again from here"
+            allowed = "must be given, in the network or as --flops: the model cannot be made again from here"
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
 
 

@@ -28,7 +28,7 @@ Place = tuple[int, int]
 def draw_round(path: Path, run: StoredRun, network: Network, round: int, flops: float | None = None) -> None:
     """Write the time line of one global round of a run, counted from 1."""
     if round > len(run.rounds):
-        raise InvalidInput("--timeline-round", round, f"{run.name} has {len(run.rounds)} rounds")
+        raise InvalidInput("--round", round, f"{run.name} has {len(run.rounds)} rounds")
     ready = PricedRun.of(run, flops)
     tree = ready.recovered.story.tree
     lines = _lines(tree)
