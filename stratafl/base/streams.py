@@ -30,6 +30,10 @@ class Purpose(IntEnum):
     SAMPLES = 7
     READ = 8
     TEST = 9
+    NETWORK = 10
+    """A node's own links and device."""
+    CLOCK = 11
+    """What varies from meeting to meeting on the time line."""
 
 
 _MASK = (1 << 64) - 1

@@ -1,0 +1,30 @@
+"""Networks by name: those that come with the package, each a TOML file that names its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.clock.model.network import Network
+
+FOLDER = Path(__file__).parent / "networks"
+
+
+def presets() -> list[str]:
+    """Their names."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def network(given: Network | str | Path, field: str = "--network") -> Network:
+    """A network by its preset's name, or from a TOML file."""
+    if isinstance(given, Network):
+        return given
+    if isinstance(given, str) and given in presets():
+        return Network.load(FOLDER / f"{given}.toml")
+    path = Path(given)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise InvalidInput(field, path, "no such file")
+        return Network.load(path)
+    problem = unknown(field, str(given), presets())
+    raise InvalidInput(field, str(given), f"{problem.allowed}; or the path of a .toml file")
