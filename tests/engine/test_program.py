@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.core.flat import Flat
-from stratafl.engine.gradients import Batch, Stacked, choose
-from stratafl.engine.trace.lowering import Unsupported
+from stratafl.engine.differentiate import Batch
+from stratafl.engine.gradients import Stacked
+from stratafl.engine.methods import choose
 from stratafl.engine.trace.program import Program
+from stratafl.engine.unsupported import Unsupported
 from stratafl.models.lstm import lstm
 from stratafl.models.resnet18_gn import resnet18_gn
 

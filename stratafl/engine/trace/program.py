@@ -22,7 +22,8 @@ from stratafl.core.objective.outputs import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.ops import PLAIN, Compute, Table
 from stratafl.engine.trace import layers
-from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks, Unsupported
+from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
+from stratafl.engine.unsupported import Unsupported
 from stratafl.models.lstm import Recurrent
 
 
