@@ -1,4 +1,4 @@
-"""What gives the gradients of many clients at once: what it is given, and the losses it starts from.
+"""What gives many clients' gradients at once: what it is given, and the losses it starts from.
 
 Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 """

@@ -26,8 +26,8 @@ from stratafl.engine.habits import Rounding
 
 
 class Trial(NamedTuple):
-    """Some clients whose weights, buffers and batches differ, and the gradients and buffers a module
-    gives each of them alone."""
+    """Some clients whose weights, buffers and batches differ, and the gradients and buffers a
+    module gives each of them alone."""
 
     flat: Flat
     x_CP: Tensor

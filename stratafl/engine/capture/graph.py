@@ -34,6 +34,9 @@ WRITES_UNSAID = {"batch_norm", "instance_norm", "native_batch_norm"}
 """What writes its statistics though its schema does not say so."""
 
 
+BY_VALUES = "what it does depends on values"
+
+
 class Recording(NamedTuple):
     """What a module does with a batch of one length."""
 
@@ -85,6 +88,8 @@ def recorded(flat: Flat, inputs: Inputs) -> Recording:
     trained = set(flat.names)
     values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]
     graph = _traced(call, [*values, *tensors_of(inputs).values()])
+    if any(not isinstance(size, int) for node in graph.graph.nodes for size in _sizes(node.meta.get("val"))):
+        raise Unsupported(BY_VALUES)
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
     output = next(node for node in graph.graph.nodes if node.op == "output")
     scores, replacing = output.args[0]
@@ -113,7 +118,15 @@ def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
     except Unsupported:
         raise
     except Exception as problem:
+        if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
+            raise Unsupported(BY_VALUES) from problem
         raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
+
+
+def _sizes(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return list(value.shape)
+    return [size for each in value for size in _sizes(each)] if isinstance(value, tuple | list) else []
 
 
 def _constant(graph: nn.Module, node: fx.Node) -> Tensor:
@@ -183,8 +196,8 @@ class _Flow:
                         raise Unsupported(f"{name}, which training changes and which is in no row")
 
     def stacked(self) -> set[fx.Node]:
-        """The nodes whose values have a row for every client: what depends on inputs, rows or draws, and
-        all that lies in memory into which such a value is written."""
+        """The nodes whose values have a row for every client: what depends on inputs, rows or
+        draws, and all that lies in memory into which such a value is written."""
         found = {node for node in self._nodes if node.op == "placeholder" and self._own(node)}
         while True:
             before = len(found)
@@ -210,12 +223,14 @@ class _Flow:
         for node in reversed(self._nodes):
             if node.op != "call_function" or node in self._counting:
                 continue
-            effect = self._targets[node] or packet(node) in RANDOM or packet(node) in DRAWING or "val" not in node.meta
+            # gradients switched on or off, too
+            effect = self._targets[node] or packet(node) in (RANDOM | DRAWING) or node.target in SWITCHES
             if node in found or effect:
                 found |= {node, *node.all_input_nodes}
         return [node for node in self._nodes if node in found and node.op == "call_function"]
 
 
+SWITCHES = (torch._C._set_grad_enabled,)
 DRAWING = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 """Operations that draw where they are told of a share to leave out."""
 

@@ -1,14 +1,15 @@
 """A recording of a module as a program over all clients at once.
 
 Every operation that has to do with a client's values is done once for all clients, in the form that
-`forms` have for it. One without a form is mapped over the clients alone, and the program says which.
+`forms` have for it. One without a form is mapped over the clients alone, and the program says
+which.
 """
 
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -138,17 +139,28 @@ class _Mapped:
 
         if self._maps:
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
+                with _by_rules():
                     return wrapped(vmap(one)(*stacks))
             except Exception:
                 self._maps = False  # the library has no rule for it
-        results = [one(*own) for own in zip(*stacks, strict=True)]
+        results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
         if op._schema.is_mutable:
             return args[0]
         if isinstance(results[0], Tensor):
             return Stack(torch.stack(results))
         return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))
+
+
+@contextmanager
+def _by_rules() -> Iterator[None]:
+    """What the library has no rule for is refused, rather than done one by one with a warning."""
+    functorch = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def _put(value: Any, own: Any) -> Any:

@@ -27,8 +27,8 @@ KEPT = 64
 
 
 class Recorded:
-    """One pass forward and one back for all clients whose batches are as long; for all clients where
-    padding changes nothing."""
+    """One pass forward and one back for all clients whose batches are as long; for all clients
+    where padding changes nothing."""
 
     def __init__(self, flat: Flat, loss: Loss, compute: ops.Compute = "fp32", labels: bool = False, pads: bool = False):
         """`labels`: every target is a class number; `pads`: batches of other lengths may be padded

@@ -188,8 +188,14 @@ def _multinomial(source: Source, func: Any, weights: Tensor, count: int, replace
 
 
 def _rrelu(
-    source: Source, func: Any, given: Tensor, noise: Tensor, low: float = 1 / 8, high: float = 1 / 3, training: bool = False
-) -> Any:  # fmt: skip
+    source: Source,
+    func: Any,
+    given: Tensor,
+    noise: Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+) -> Any:
     if not training:
         return func(given, noise, low, high, training)
     slopes = real(source.uniform(given.shape, given.device), given.dtype) * (high - low) + low

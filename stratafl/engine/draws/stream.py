@@ -80,7 +80,7 @@ class Source:
     def words(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """64 random bits each."""
         count = math.prod(shape) // self.stream.clients
-        return self.stream.words(self.number(), count, device).view(*shape)
+        return self.stream.words(self.number(), count, device).view(tuple(shape))
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Float64 in [0, 1)."""
@@ -102,7 +102,7 @@ class Source:
         words = self.stream.words(self.number(), -(-count // 2), device)
         if below < -(2**31):
             return torch.zeros(*shape, dtype=torch.bool, device=device)
-        return (words.view(torch.int32)[..., :count] <= below).view(*shape)
+        return (words.view(torch.int32)[..., :count] <= below).view(tuple(shape))
 
     def order(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """A permutation of the last axis."""

@@ -10,26 +10,25 @@ from torch import Tensor
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, fitting, rank_of, tensors, wrapped
 
 POINTWISE = {
-    "copy_", "fill", "fill_", "masked_fill", "masked_fill_", "where", "relu6", "relu6_",
-    "selu", "selu_", "prelu", "square", "square_", "softshrink", "hardshrink", "threshold",
-    "threshold_", "log_sigmoid", "clip", "clip_", "clamp", "clamp_", "rsub", "logit",
-    "true_divide", "divide", "multiply", "subtract", "floor_divide", "float_power", "hardtanh",
-    "hardtanh_", "hardswish", "hardsigmoid", "mish", "silu", "celu", "celu_", "elu", "elu_",
-    "leaky_relu", "leaky_relu_", "softplus", "gelu", "logaddexp", "heaviside", "isinf",
-    "isfinite", "isclose", "rad2deg", "negative", "absolute", "arctan", "special_expit", "fix",
-    "frac", "lerp", "xlogy", "nan_to_num", "sinc", "special_xlog1py", "addcmul", "addcdiv",
-    "fmod", "remainder", "greater", "less", "greater_equal", "less_equal", "not_equal", "logical_and",
-    "logical_or", "logical_not", "positive", "real", "imag", "conj", "resolve_conj",
-    "resolve_neg", "polar", "complex",
+    "copy_", "fill", "fill_", "masked_fill", "masked_fill_", "where", "relu6", "relu6_", "selu", "selu_", "prelu",
+    "square", "square_", "softshrink", "hardshrink", "threshold", "threshold_", "log_sigmoid", "clip", "clip_", "clamp",
+    "clamp_", "rsub", "logit", "true_divide", "divide", "multiply", "subtract", "floor_divide", "float_power",
+    "hardtanh", "hardtanh_", "hardswish", "hardsigmoid", "mish", "silu", "celu", "celu_", "elu", "elu_", "leaky_relu",
+    "leaky_relu_", "softplus", "gelu", "logaddexp", "heaviside", "isinf", "isfinite", "isclose", "rad2deg", "negative",
+    "absolute", "arctan", "special_expit", "fix", "frac", "lerp", "xlogy", "nan_to_num", "sinc", "special_xlog1py",
+    "addcmul", "addcdiv", "fmod", "remainder", "greater", "less", "greater_equal", "less_equal", "not_equal",
+    "logical_and", "logical_or", "logical_not", "positive", "real", "imag", "conj", "resolve_conj", "resolve_neg",
+    "__and__", "__or__", "__xor__", "__iand__", "__ior__", "bitwise_and", "bitwise_or", "bitwise_not", "polar",
+    "complex",
 }  # fmt: skip
 """Those that the library does not mark as such."""
 ALIKE = {
-    "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy", "view_as_real", "view_as_complex",
-    "tril", "triu", "tril_", "triu_", "mT", "adjoint", "zero_", "zero", "zeros_like", "ones_like", "empty_like",
-    "full_like", "pixel_shuffle", "pixel_unshuffle", "constant_pad_nd", "one_hot", "contiguous",
-    "clone", "to", "_to_copy", "type_as", "float", "double", "half", "cholesky", "linalg_inv",
-    "linalg_det", "linalg_cholesky", "linalg_solve", "matrix_exp", "linalg_matrix_exp", "diag_embed", "bucketize",
-    "pairwise_distance", "requires_grad_",
+    "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy", "view_as_real", "tril", "triu", "tril_", "triu_",
+    "mT", "adjoint", "zero_", "zero", "zeros_like", "ones_like", "empty_like", "full_like", "pixel_shuffle",
+    "pixel_unshuffle", "constant_pad_nd", "one_hot", "contiguous", "clone", "to", "_to_copy", "type_as", "float",
+    "double", "half", "cholesky", "linalg_inv", "linalg_det", "linalg_cholesky", "matrix_exp", "linalg_matrix_exp",
+    "diag_embed", "bucketize", "pairwise_distance", "cdist", "mH", "_conj", "_conj_physical", "matrix_H", "_neg_view",
+    "requires_grad_",
 }  # fmt: skip
 """What treats the last axes, or each number, the same however many axes are in front."""
 
@@ -57,7 +56,7 @@ def _prelu(frame: Frame, op: Any, x: Any, w: Any) -> Any:
 def alike(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
     if len(tensors((args, kwargs))) > 1:
-        if op._opname not in ("type_as", "to", "pairwise_distance", "linalg_solve"):
+        if op._opname not in ("type_as", "to", "pairwise_distance", "cdist", "_cdist_forward"):
             return NotImplemented
         args = tuple(frame.expanded(each) if isinstance(each, Stack | Tensor) else each for each in args)
     return wrapped(op(*(each.t if isinstance(each, Stack) else each for each in args), **kwargs))
@@ -80,20 +79,19 @@ DIMS = (
     "axis",
 )
 BY_AXIS = {
-    "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp",
-    "flip", "roll", "transpose", "swapaxes", "swapdims", "select", "slice", "unsqueeze",
-    "unsqueeze_", "squeeze", "narrow", "split", "split_with_sizes", "chunk", "unbind",
-    "tensor_split", "unfold", "flatten", "unflatten", "movedim", "moveaxis", "cat", "concat",
-    "concatenate", "stack", "index_select", "gather", "scatter", "scatter_", "scatter_add",
-    "scatter_add_", "topk", "sort", "argsort", "diff", "glu", "diagonal", "repeat_interleave",
-    "cosine_similarity", "kthvalue", "cummax", "cummin", "take_along_dim", "index_fill",
-    "index_copy", "index_add", "linalg_cross", "select_scatter", "slice_scatter", "renorm", "softmin",
-    "transpose_", "split_copy", "fft_fft", "fft_rfft", "fft_ifft", "fft_irfft",
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll",
+    "transpose", "swapaxes", "swapdims", "select", "slice", "unsqueeze", "unsqueeze_", "squeeze", "narrow", "split",
+    "split_with_sizes", "chunk", "unbind", "tensor_split", "unfold", "flatten", "unflatten", "movedim", "moveaxis",
+    "cat", "concat", "concatenate", "stack", "index_select", "gather", "scatter", "scatter_", "scatter_add",
+    "scatter_add_", "topk", "sort", "argsort", "diff", "glu", "diagonal", "repeat_interleave", "cosine_similarity",
+    "kthvalue", "cummax", "cummin", "take_along_dim", "index_fill", "index_copy", "index_add", "linalg_cross",
+    "select_scatter", "slice_scatter", "renorm", "softmin", "transpose_", "split_copy", "fft_fft", "fft_rfft",
+    "fft_ifft", "fft_irfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn", "fft_ifftn", "index_add_",
 }  # fmt: skip
 REDUCING = {
-    "sum", "mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var",
-    "std", "logsumexp", "norm", "linalg_vector_norm", "max", "min", "var_mean", "std_mean",
-    "nansum", "nanmean", "count_nonzero", "median", "aminmax", "mode",
+    "sum", "mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std", "logsumexp", "norm",
+    "linalg_vector_norm", "max", "min", "var_mean", "std_mean", "nansum", "nanmean", "count_nonzero", "median",
+    "aminmax", "mode",
 }  # fmt: skip
 
 
@@ -114,7 +112,7 @@ def _moved(dim: Any) -> Any:
     return dim + 1 if isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 else dim
 
 
-ONE_FOR_ALL = {"index": ("index_select", "index_fill", "index_copy", "index_add")}
+ONE_FOR_ALL = {"index": ("index_select", "index_fill", "index_copy", "index_add", "index_add_")}
 
 
 def by_axis(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +212,12 @@ def new(frame: Frame, op: Any, x: Stack, size: Any, *more: Any, **kwargs: Any) -
     return Stack(op(x.t, [frame.clients, *size], *more, **kwargs))
 
 
-FORMS: dict[Any, Form] = {
+def complex_pairs(frame: Frame, op: Any, x: Stack) -> Any:
+    """Rows begin anywhere, and a complex number must not begin in the middle of a pair."""
+    return Stack(op(x.t.clone(memory_format=torch.contiguous_format)))
+
+
+FORMS: dict[str, Form] = {
     **dict.fromkeys(ALIKE, alike),
     **dict.fromkeys(BY_AXIS, by_axis),
     **dict.fromkeys(REDUCING, reducing),
@@ -224,5 +227,6 @@ FORMS: dict[Any, Form] = {
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new),
     **dict.fromkeys(("t", "numpy_T"), turned),
     "view": viewed,
+    "view_as_complex": complex_pairs,
     "permute": permuted,
 }

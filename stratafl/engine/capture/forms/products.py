@@ -20,10 +20,8 @@ def linear(frame: Frame, op: Any, x: Any, w: Any, b: Any = None) -> Any:
         return NotImplemented
     given = frame.expanded(x)
     x_CMI, w_COI = given.reshape(frame.clients, -1, given.shape[-1]), w.t
-    if b is None:
-        y_CMO = torch.bmm(x_CMI, w_COI.mT)
-    else:
-        y_CMO = torch.baddbmm(frame.expanded(b)[:, None], x_CMI, w_COI.mT)
+    b_C1O = None if b is None else frame.expanded(b)[:, None]
+    y_CMO = torch.bmm(x_CMI, w_COI.mT) if b_C1O is None else torch.baddbmm(b_C1O, x_CMI, w_COI.mT)
     return Stack(y_CMO.view(*given.shape[:-1], -1))
 
 
@@ -147,23 +145,53 @@ def embedding(
     return Stack(y if on_cpu else y.masked_fill(beyond[..., None], torch.nan))
 
 
+def _places(indices: Any) -> list[int] | None:
+    """Which axes are chosen from, if they follow on each other and are chosen by numbers."""
+    given = [each.t if isinstance(each, Stack) else each for each in indices]
+    places = [number for number, each in enumerate(given) if each is not None]
+    adjacent = places == list(range(places[0], places[-1] + 1))
+    whole = all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in given)
+    return places if adjacent and whole else None
+
+
+def _where(frame: Frame, indices: Any, places: list[int], device: torch.device) -> Any:
+    """The same choice with the clients in front."""
+    if not any(isinstance(each, Stack) for each in indices):
+        return (slice(None), *(slice(None) if each is None else each for each in indices))
+    if places[0] != 0:
+        return None
+    rank = max(rank_of(each) for each in indices if each is not None)
+    own = torch.arange(frame.clients, device=device).view(-1, *[1] * rank)
+    return (own, *(fitting(each, rank) for each in indices if each is not None))
+
+
 def indexed(frame: Frame, op: Any, x: Any, indices: Any) -> Any:
     """A choice by tensors of places, in axes that follow on each other."""
-    places = [number for number, each in enumerate(indices) if each is not None]
-    if any(isinstance(each, Stack | Tensor) and (each.t if isinstance(each, Stack) else each).dtype in (torch.bool, torch.uint8)
-           for each in indices if each is not None):  # fmt: skip
+    places, given = _places(indices), frame.expanded(x)
+    where = None if places is None else _where(frame, indices, places, given.device)
+    return NotImplemented if where is None else Stack(given[where])
+
+
+def put(frame: Frame, op: Any, x: Stack, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Values written to such places, or one value to all places of a mask."""
+    given, first = x.t if op._opname.endswith("_") else x.t.clone(), indices[0]
+    if len(indices) == 1 and isinstance(first, Stack) and first.t.dtype == torch.bool:
+        if rank_of(values) or isinstance(values, Stack):
+            return NotImplemented
+        return Stack(given.masked_fill_(first.t[(..., *[None] * (x.rank - first.rank))], values))
+    places = _places(indices)
+    where = None if places is None or accumulate else _where(frame, indices, places, given.device)
+    if where is None:
         return NotImplemented
-    if places != list(range(places[0], places[-1] + 1)):
-        return NotImplemented
-    given = frame.expanded(x)
-    if not any(isinstance(each, Stack) for each in indices):
-        where = [slice(None) if each is None else each for each in indices]
-        return Stack(given[(slice(None), *where)])
-    if places[0] != 0:
-        return NotImplemented
-    rank = max(rank_of(each) for each in indices if each is not None)
-    own = torch.arange(frame.clients, device=given.device).view(-1, *[1] * rank)
-    return Stack(given[(own, *(fitting(each, rank) for each in indices if each is not None))])
+    given[where] = fitting(values, given[where].dim() - 1)
+    return x if op._opname.endswith("_") else Stack(given)
+
+
+def weight_norm(frame: Frame, op: Any, v: Any, g: Any, dim: int = 0) -> Any:
+    """A direction, and how long it is."""
+    given = frame.expanded(v)
+    others = [axis for axis in range(1, given.dim()) if axis != dim % (given.dim() - 1) + 1 or dim == -1]
+    return Stack(given * (frame.expanded(g) / torch.linalg.vector_norm(given, dim=others, keepdim=True)))
 
 
 FORMS: dict[str, Form] = {
@@ -179,4 +207,6 @@ FORMS: dict[str, Form] = {
     ),
     "embedding": embedding,
     "index": indexed,
+    **dict.fromkeys(("index_put", "index_put_"), put),
+    "_weight_norm": weight_norm,
 }

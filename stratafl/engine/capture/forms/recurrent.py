@@ -68,7 +68,7 @@ CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _plain(torch.t
 
 def _direction(x_CTBI: Tensor, state: State, w: Weights, cell: Cell, turned: bool) -> tuple[Tensor, State]:
     """All places, from the end where it is turned; outputs in their order and the last state."""
-    clients, places, batch, _ = x_CTBI.shape
+    _, places, batch, _ = x_CTBI.shape
     gates = w.inner(x_CTBI.flatten(1, 2), joined=cell is not _gru).unflatten(1, (places, batch))
     outputs = []
     for gates_CBG in reversed(gates.unbind(1)) if turned else gates.unbind(1):

@@ -1,4 +1,4 @@
-"""Operations that treat each sample alone, whoever's it is: pools, resizing, attention; and norms."""
+"""Operations that treat each sample alone, whoever's it is: pools, resizing, attention; norms."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from torch import Tensor
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, wrapped
 from stratafl.engine.draws.mode import plain_attention
 
+POOLS = ("max", "avg", "adaptive_avg", "adaptive_max")
 BATCHED = {
-    **{f"{kind}_pool{axes}d": axes + 2 for axes in (1, 2, 3) for kind in ("max", "avg", "adaptive_avg", "adaptive_max")},
+    **{f"{kind}_pool{axes}d": axes + 2 for axes in (1, 2, 3) for kind in POOLS},
     **{f"max_pool{axes}d_with_indices": axes + 2 for axes in (1, 2, 3)},
     **{f"{kind}_pad{axes}d": axes + 2 for axes in (1, 2, 3) for kind in ("reflection", "replication")},
     **{f"fractional_max_pool{axes}d": axes + 2 for axes in (2, 3)},
     **{f"upsample_{kind}1d": 3 for kind in ("nearest", "linear")},
     **{f"upsample_{kind}2d": 4 for kind in ("nearest", "bilinear", "bicubic")},
     **{f"upsample_{kind}3d": 5 for kind in ("nearest", "trilinear")},
-    "_upsample_nearest_exact2d": 4, "grid_sampler": 4, "grid_sampler_2d": 4, "im2col": 4, "col2im": 3, "channel_shuffle": 4,
-    "max_unpool2d": 4, "native_channel_shuffle": 4,
+    "_upsample_nearest_exact2d": 4, "grid_sampler": 4, "grid_sampler_2d": 4, "im2col": 4, "col2im": 3,
+    "channel_shuffle": 4, "max_unpool2d": 4, "native_channel_shuffle": 4,
 }  # fmt: skip
 """Operations, and how many axes a batch of samples has there."""
 
@@ -38,6 +39,13 @@ def folded(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     return Stack(result.unflatten(0, shape))
 
 
+def grid(frame: Frame, op: Any, theta: Stack, size: Any, *more: Any) -> Any:
+    """Where the pixels of every sample come from."""
+    front = theta.t.shape[:2]
+    made = op(theta.t.flatten(0, 1), [frame.clients * size[0], *size[1:]], *more)
+    return Stack(made.unflatten(0, front))
+
+
 def padded(frame: Frame, op: Any, x: Stack, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     if mode == "constant":
         return Stack(op(x.t, pad, mode, value))
@@ -48,8 +56,16 @@ def padded(frame: Frame, op: Any, x: Stack, pad: Any, mode: str = "constant", va
 
 
 def attention(
-    frame: Frame, op: Any, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **more: Any
-) -> Any:  # fmt: skip
+    frame: Frame,
+    op: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    **more: Any,
+) -> Any:
     q, k, v = (frame.expanded(each) for each in (q, k, v))
     if len({each.dim() for each in (q, k, v)}) > 1:
         return NotImplemented
@@ -124,6 +140,7 @@ def batch_norm(
 
 FORMS: dict[str, Form] = {
     **dict.fromkeys(BATCHED, folded),
+    "affine_grid_generator": grid,
     "pad": padded,
     "scaled_dot_product_attention": attention,
     "layer_norm": layer_norm,
