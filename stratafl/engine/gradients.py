@@ -14,12 +14,12 @@ from stratafl.core.objective.losses import Loss, OnScores
 from stratafl.core.shared_rows import Spread
 from stratafl.data.inputs import Inputs, arguments
 from stratafl.engine import ops
-from stratafl.engine.differentiate import FP16_SCALE, Batch, Differentiate, Losses, by_length
+from stratafl.engine.method.differentiate import FP16_SCALE, Batch, Differentiate, Losses, by_length
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 from stratafl.engine.trace.lowering import Sinks
 from stratafl.engine.trace.program import Program
-from stratafl.engine.unsupported import Unsupported
 from stratafl.engine.vocabulary import Vocabulary
 
 

@@ -26,16 +26,16 @@ from stratafl.core.work import Trained, Training, Work
 from stratafl.data.augment import flip_and_crop
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.sampling import stacked_batches
-from stratafl.data.supply import BatchKey, Held, Supply
-from stratafl.engine.augmenting import one_by_one, takes_stacks
+from stratafl.data.supply import BatchKey
+from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
 from stratafl.engine.cuda_graph import Captured, Fixed, Samples
-from stratafl.engine.differentiate import Batch, Differentiate
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.gradients import ordered
 from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
-from stratafl.engine.methods import GradientMethod, choose
+from stratafl.engine.method.choice import GradientMethod, choose
+from stratafl.engine.method.differentiate import Batch, Differentiate
 from stratafl.engine.ops import Compute, table
 from stratafl.engine.precision import computing, honoured
 from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step, usual
@@ -106,7 +106,7 @@ class StackedEngine:
         sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
-        self._images = _images(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+        self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
         with computing("fp32", device):
             # to the library a label below zero means "ignore"
             targets = supply.targets_N
@@ -393,11 +393,3 @@ def _in_order(done: Trained, place_A: np.ndarray) -> Trained:
     x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in done[:3])
     kept = {name: each.index_select(0, on_device_A) for name, each in done.optimiser.items()}
     return Trained(x_AP, b_AB, path_AP, kept)
-
-
-def _images(supply: Supply, dtype: torch.dtype) -> Tensor | None:
-    """The samples as the kernels take images, if that is what they are."""
-    images = supply.inputs_N if isinstance(supply, Held) else None
-    if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
-        return None
-    return images if images.is_contiguous() and images.is_cuda else None

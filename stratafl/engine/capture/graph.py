@@ -23,7 +23,7 @@ from stratafl.core.flat import Flat, copied
 from stratafl.core.objective.outputs import scores_of
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
 from stratafl.engine.draws.mode import HANDLERS
-from stratafl.engine.unsupported import Unsupported
+from stratafl.engine.method.unsupported import Unsupported
 
 RANDOM = {
     *HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",

@@ -22,7 +22,7 @@ from stratafl.engine.capture.forms import axes, products, random, recurrent, sam
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
 from stratafl.engine.capture.graph import DRAWING, packet, recorded
 from stratafl.engine.draws.stream import Source
-from stratafl.engine.unsupported import Unsupported
+from stratafl.engine.method.unsupported import Unsupported
 
 FORMS: dict[str, Form] = {
     **axes.FORMS, **products.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,

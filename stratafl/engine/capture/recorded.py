@@ -13,14 +13,14 @@ from torch import Tensor
 
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import Loss, OnScores
-from stratafl.data.inputs import mapped, tensors_of
+from stratafl.data.inputs import Inputs, mapped, tensors_of
 from stratafl.engine import ops
 from stratafl.engine.capture.program import Program
-from stratafl.engine.differentiate import FP16_SCALE, Batch, Losses, by_length
 from stratafl.engine.draws.stream import Source
+from stratafl.engine.method.differentiate import FP16_SCALE, Batch, Losses, by_length
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
-from stratafl.engine.unsupported import Unsupported
 
 KEPT = 64
 """Programs kept, one for each length of a batch."""
@@ -65,11 +65,12 @@ class Recorded:
 
     def program(self, batch: Batch) -> Program:
         """For batches of this length."""
-        key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(batch.inputs_CB).items())
+        inputs_CB = self._typed(batch.inputs_CB)
+        key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
         if key not in self._programs:
             while len(self._programs) >= KEPT:
                 self._programs.pop(next(iter(self._programs)))
-            made = Program(self.flat, mapped(lambda each: each[0], batch.inputs_CB))
+            made = Program(self.flat, mapped(lambda each: each[0], inputs_CB))
             if made.recording.gives_more and not self._takes_all:
                 raise Unsupported("a loss of one's own, of an output that is no tensor")
             self._programs[key] = made
@@ -88,10 +89,9 @@ class Recorded:
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
         scale = FP16_SCALE if self.compute == "fp16" else 1.0
         source = None if batch.stream is None else Source(batch.stream)
-        # clones: a module may write into what it is given
-        inputs_CB = mapped(torch.clone, batch.inputs_CB)
         with torch.enable_grad(), self._computing(device):
-            outputs_CB = program({**named, **written}, shared, inputs_CB, source)
+            # clones: a module may write into what it is given
+            outputs_CB = program({**named, **written}, shared, self._typed(batch.inputs_CB).clone(), source)
         with torch.enable_grad():
             losses_C = self._losses(outputs_CB, batch)
             losses_C.backward(torch.full_like(losses_C, scale))
@@ -104,6 +104,11 @@ class Recorded:
             ops.settle(part, views[name], None if corrections is None else corrections[name], scale)
         for name, value in written.items():
             named[name].copy_(value)
+
+    def _typed(self, inputs_CB: Inputs) -> Inputs:
+        """Images that were fetched in 16 bits as wide as the module's own numbers."""
+        halves = tuple(ops.HALF.values())
+        return mapped(lambda each: each.to(self.flat.dtype) if each.dtype in halves else each, inputs_CB)
 
     @contextmanager
     def _computing(self, device: torch.device) -> Iterator[None]:

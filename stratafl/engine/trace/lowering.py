@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import TORCH, Compute, Sink, Table
-from stratafl.engine.unsupported import Unsupported
 
 BATCH = 8191
 """Samples in the shapes a module is traced with: a number that no layer has by chance."""

@@ -8,16 +8,17 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from stratafl.base import errors
+from stratafl.base.generators import as_before
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import Loss
 from stratafl.data.inputs import Inputs, typed
 from stratafl.engine import ops
 from stratafl.engine.capture.recorded import Recorded, pads
-from stratafl.engine.differentiate import Differentiate
 from stratafl.engine.gradients import Mapped, Stacked
 from stratafl.engine.habits import Habits, habits, plain
-from stratafl.engine.trial import Trial, perturbed, trials
-from stratafl.engine.unsupported import Unsupported
+from stratafl.engine.method.differentiate import Differentiate
+from stratafl.engine.method.trial import Trial, perturbed, trials
+from stratafl.engine.method.unsupported import Unsupported
 
 GradientMethod = Literal["stacked", "vmap"]
 FEW_MAPPED = 3
@@ -47,7 +48,19 @@ def choose(
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
-    inputs, targets = plain(inputs), plain(targets)
+    with as_before(inputs.device):
+        return _chosen(flat, loss, plain(inputs), plain(targets), compute, labels, methods)
+
+
+def _chosen(
+    flat: Flat,
+    loss: Loss,
+    inputs: Inputs,
+    targets: Tensor,
+    compute: ops.Compute,
+    labels: bool,
+    methods: Sequence[GradientMethod],
+) -> tuple[Differentiate | None, str]:
     try:
         x_CP, b_CZ = perturbed(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
         known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)

@@ -18,11 +18,11 @@ from stratafl.core.objective.losses import Loss
 from stratafl.data.inputs import Inputs, mapped, typed
 from stratafl.engine import ops
 from stratafl.engine.capture.recorded import Recorded
-from stratafl.engine.differentiate import Batch, Differentiate
 from stratafl.engine.draws.mode import drawing
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.gradients import Stacked, ordered
 from stratafl.engine.habits import Rounding
+from stratafl.engine.method.differentiate import Batch, Differentiate
 
 
 class Trial(NamedTuple):
