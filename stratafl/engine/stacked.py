@@ -254,7 +254,9 @@ class StackedEngine:
             step(busy, gradients, lr, self._ops, self._clipped)
         return rows
 
-    def _gradients(self, rows: Rows, chunk: Chunk, number: int, step: int, wanted: Wanted = ALONE) -> Gradients:
+    def _gradients(
+        self, rows: Rows, chunk: Chunk, number: int, step: int | Tensor, wanted: Wanted = ALONE
+    ) -> Gradients:
         longest, some = int(chunk.longest_H[number]), slice(len(rows.x_CP))
         index_CB, mask_CB = (each[some, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
         client_C, length_C = chunk.samples.client_C[some], chunk.length_CH[some, number]

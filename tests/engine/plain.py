@@ -125,7 +125,7 @@ class Ran(NamedTuple):
     clients: list[Trained]
 
 
-def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ran:
+def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
     """The same by an engine, which must leave everything that is the user's as it was, to the
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
@@ -139,7 +139,7 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ra
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = Training(flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED)
-    trainer = make_engine(name, training, chunk=2)
+    trainer = make_engine(name, training, chunk=chunk)
     g_NP = trainer.gradients(work)
     x_NP, b_NB, *_ = trainer.train(work)
     assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"

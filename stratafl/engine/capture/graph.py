@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
@@ -113,7 +115,7 @@ def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _not_recomputed():
             return make_fx(call, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
     except Unsupported:
         raise
@@ -121,6 +123,25 @@ def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
             raise Unsupported(BY_VALUES) from problem
         raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
+
+
+@contextmanager
+def _not_recomputed() -> Iterator[None]:
+    """A part that would be computed once without gradients, and again on the way back, is computed
+    once: what one client saves by it is not much."""
+    module: Any = torch.utils.checkpoint
+    before = module.CheckpointFunction
+
+    class Once:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *given: Any) -> Any:
+            return function(*given)
+
+    module.CheckpointFunction = Once
+    try:
+        yield
+    finally:
+        module.CheckpointFunction = before
 
 
 def _sizes(value: Any) -> list[Any]:

@@ -154,7 +154,7 @@ class _Mapped:
 @contextmanager
 def _by_rules() -> Iterator[None]:
     """What the library has no rule for is refused, rather than done one by one with a warning."""
-    functorch = torch._C._functorch
+    functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
     try:

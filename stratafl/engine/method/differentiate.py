@@ -42,8 +42,8 @@ class Batch(NamedTuple):
             own = stream.step[mine] if isinstance(stream.step, Tensor) and stream.step.dim() else stream.step
             assert isinstance(stream.client, Tensor)
             stream = stream._replace(client=stream.client[mine], step=own)
-        inputs, targets, mask = (each[mine, :length] for each in self[:3])
-        return Batch(inputs, targets, mask, self.length_C[mine], stream)
+        targets, mask = (each[mine, :length] for each in (self.targets_CB, self.mask_CB))
+        return Batch(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
 
 
 class Differentiate(Protocol):

@@ -27,7 +27,7 @@ ALIKE = {
     "mT", "adjoint", "zero_", "zero", "zeros_like", "ones_like", "empty_like", "full_like", "pixel_shuffle",
     "pixel_unshuffle", "constant_pad_nd", "one_hot", "contiguous", "clone", "to", "_to_copy", "type_as", "float",
     "double", "half", "cholesky", "linalg_inv", "linalg_det", "linalg_cholesky", "matrix_exp", "linalg_matrix_exp",
-    "diag_embed", "bucketize", "pairwise_distance", "cdist", "mH", "_conj", "_conj_physical", "matrix_H", "_neg_view",
+    "diag_embed", "bucketize", "pairwise_distance", "cdist", "mH", "_conj", "_conj_physical", "_neg_view",
     "requires_grad_",
 }  # fmt: skip
 """What treats the last axes, or each number, the same however many axes are in front."""
@@ -181,6 +181,8 @@ def permuted(frame: Frame, op: Any, x: Stack, dims: Any) -> Any:
 
 def turned(frame: Frame, op: Any, x: Stack) -> Any:
     """The last two axes, or all of them, the other way round."""
+    if op._opname == "matrix_H":
+        return Stack(x.t.mH)
     if op._opname == "t":
         return Stack(x.t.transpose(1, 2)) if x.rank == 2 else x
     return Stack(x.t.permute(0, *range(x.rank, 0, -1)))
@@ -225,7 +227,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), spread),
     **dict.fromkeys(("repeat", "tile"), repeated),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new),
-    **dict.fromkeys(("t", "numpy_T"), turned),
+    **dict.fromkeys(("t", "numpy_T", "matrix_H"), turned),
     "view": viewed,
     "view_as_complex": complex_pairs,
     "permute": permuted,
