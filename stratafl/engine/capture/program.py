@@ -8,8 +8,7 @@ which.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from stratafl.engine.capture.forms import axes, products, random, recurrent, sam
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
 from stratafl.engine.capture.graph import DRAWING, packet, recorded
 from stratafl.engine.draws.stream import Source
+from stratafl.engine.method.differentiate import by_rules
 from stratafl.engine.method.unsupported import Unsupported
 
 FORMS: dict[str, Form] = {
@@ -139,7 +139,7 @@ class _Mapped:
 
         if self._maps:
             try:
-                with _by_rules():
+                with by_rules():
                     return wrapped(vmap(one)(*stacks))
             except Exception:
                 self._maps = False  # the library has no rule for it
@@ -149,18 +149,6 @@ class _Mapped:
         if isinstance(results[0], Tensor):
             return Stack(torch.stack(results))
         return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))
-
-
-@contextmanager
-def _by_rules() -> Iterator[None]:
-    """What the library has no rule for is refused, rather than done one by one with a warning."""
-    functorch: Any = torch._C._functorch
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
 
 
 def _put(value: Any, own: Any) -> Any:

@@ -118,13 +118,3 @@ class Recorded:
             return
         with torch.autocast(device.type, ops.HALF[self.compute]):
             yield
-
-
-def pads(flat: Flat, batch: Batch) -> bool:
-    """Whether a module does the same operations on batches of any length."""
-    lengths = sorted({1, 2, batch.mask_CB.shape[1]})
-    try:
-        done = [Program(flat, mapped(lambda each: each[0, :length], batch.inputs_CB)) for length in lengths]
-    except Exception:
-        return False
-    return all(each.recording.signature == done[0].recording.signature for each in done)

@@ -13,7 +13,8 @@ from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import Loss
 from stratafl.data.inputs import Inputs, typed
 from stratafl.engine import ops
-from stratafl.engine.capture.recorded import Recorded, pads
+from stratafl.engine.capture.padding import pads
+from stratafl.engine.capture.recorded import Recorded
 from stratafl.engine.gradients import Mapped, Stacked
 from stratafl.engine.habits import Habits, habits, plain
 from stratafl.engine.method.differentiate import Differentiate

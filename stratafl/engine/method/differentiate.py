@@ -5,7 +5,9 @@ Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -85,7 +87,8 @@ class Losses:
         """A user's loss of each client, none of whose batches is padded."""
         if self._maps:
             try:
-                return vmap(lambda *pair: self.loss(*pair).reshape(()))(outputs_CB, targets_CB)
+                with by_rules():
+                    return vmap(lambda *pair: self.loss(*pair).reshape(()))(outputs_CB, targets_CB)
             except RuntimeError:
                 # it looks at values or does what cannot be mapped; this shows when the engine first
                 # tries it
@@ -99,3 +102,15 @@ def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
     if len(lengths) == 1:
         return [(int(lengths[0]), slice(None))]
     return [(int(length), np.flatnonzero(length_C == length).tolist()) for length in lengths]
+
+
+@contextmanager
+def by_rules() -> Iterator[None]:
+    """What the library has no rule for is refused, rather than done one by one with a warning."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
