@@ -25,9 +25,11 @@ CLIENTS, STEPS, TRIES = 16, 2, 3
 
 HELP = {
     "hooks on": "without them all clients can train at once",
-    "draws random numbers": "no engine but the loop gives each client draws of its own, and without dropout and the "
-    "like all clients can train at once",
-    "training changes": "a norm that keeps no statistics, such as GroupNorm, lets all clients train at once",
+    "depends on values": "a module that decides by shapes alone lets all clients train at once",
+    "draws random numbers by": "torch's own random numbers are each client's, and let all clients train at once",
+    "draws random numbers": "engine = 'stacked' gives each client draws of its own",
+    "changes the module's buffers": "engine = 'stacked' gives each client statistics of its own",
+    "training changes": "weights that only training changes let all clients train at once",
     "the second time": "a module that keeps nothing between two calls lets all clients train at once",
 }
 """What would help where only the loop can train, by a part of the reason."""
