@@ -154,18 +154,22 @@ class Flat:
         loss: Loss,
         integers: Mapping[str, Tensor] | None = None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
+        forward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
         """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the
         loss does not reach. What the module itself changes is changed in `x_P` and `b_B`, and in
         `integers` if they are given.
 
-        within: a context to call the module in.
+        within: a context to call the module in; forward: one for the way forward alone, such as
+        autocast.
         """
         working = self._at(x_P, b_B, integers)
         with torch.enable_grad(), within():
             # while the module still has these values: a checkpointed part computes its activations
             # again on the way
-            loss(called(working.module, inputs), targets).backward()
+            with forward():
+                value = loss(called(working.module, inputs), targets)
+            value.backward()
         self.wrote = working.leave(x_P, b_B, integers)
         return working.gradients()
 

@@ -21,6 +21,7 @@ from stratafl.core.shared_rows import Spread
 from stratafl.data.inputs import Inputs, arguments, mapped, typed
 from stratafl.engine import ops
 from stratafl.engine.habits import Habits, Rounding, habits, plain
+from stratafl.engine.precision import Casting, scale_of
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 from stratafl.engine.trace.lowering import Sinks, Unsupported
@@ -28,8 +29,6 @@ from stratafl.engine.trace.program import Program
 from stratafl.engine.vocabulary import Vocabulary
 
 GradientMethod = Literal["stacked", "vmap"]
-FP16_SCALE = 4096.0
-"""Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
 
 class Batch(NamedTuple):
@@ -85,7 +84,7 @@ class Stacked:
             {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
             [] if wanted.squares and self.ops.squares else None,
         )
-        scale = FP16_SCALE if self.compute == "fp16" else 1.0
+        scale = scale_of(self.compute)
         with torch.enable_grad():
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
             losses_C = self._losses(outputs_CB, batch)
@@ -132,8 +131,10 @@ class Mapped:
 
     even = True
 
-    def __init__(self, flat: Flat, loss: Loss):
-        self.flat, self.loss, self.layout = flat, loss, Layout(flat)
+    def __init__(self, flat: Flat, loss: Loss, device: torch.device, compute: ops.Compute = "fp32"):
+        self.flat, self.layout = flat, Layout(flat)
+        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+        self.loss = self._casting.scaled(loss)
         # of its own, in training mode: a module may keep what it computed, which is of no use
         # outside the mapping
         flat.train()
@@ -146,13 +147,14 @@ class Mapped:
             inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
             g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
             Vocabulary.check(beyond)
+        g_CP = self._casting.unscaled(g_CP)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        with Vocabulary() as vocabulary:
+        with Vocabulary() as vocabulary, self._casting.forward():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.beyond
 
@@ -213,7 +215,7 @@ def choose(
 
         def make(flat: Flat, compute: ops.Compute) -> Differentiate:
             if how == "vmap":
-                return Mapped(flat, loss)
+                return Mapped(flat, loss, inputs.device, compute)
             return Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels)
 
         try:
@@ -221,7 +223,7 @@ def choose(
                 raise Unsupported("autocast within the module")
             made = make(flat, compute)
             agrees = all(trial.agrees(make(trial.flat, "fp32")) for trial in trials)
-            if agrees and how == "stacked" and compute in ops.HALF:
+            if agrees and compute in ops.HALF:
                 # not compared, since rounding is the point of it, but it must get through
                 agrees = bool(trials[-1].gradients(make(flat, compute), flat).isfinite().all())
         except Unsupported as problem:

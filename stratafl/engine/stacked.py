@@ -34,7 +34,7 @@ from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
 from stratafl.engine.ops import Compute, table
-from stratafl.engine.precision import computing, honoured
+from stratafl.engine.precision import autocasts, computing, honoured
 from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step, usual
 
 KEPT = 2
@@ -114,7 +114,8 @@ class StackedEngine:
             found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: Differentiate | None = found
         self._ordered = None if found is None else ordered(found, flat)
-        self.precision = honoured(precision, self._device, flat.dtype, casts=self.name == "stacked")
+        casts = self.name == "stacked" or autocasts(flat.dtype)
+        self.precision = honoured(precision, self._device, flat.dtype, casts)
         self.chunk: int | None = chunk or self._fitting()
 
     @property

@@ -144,7 +144,7 @@ class Execution:
     (all clients at once: the default on a GPU), "vmap" (through `torch.func`), or "auto" (the
     fastest, measured). All give the same result up to rounding."""
     precision: str
-    """Of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections
+    """Of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and corrections
     stay float32."""
     ranks: Ranks | None
     """The processes that share the run, each of which must set it up in the same way; see
