@@ -33,30 +33,30 @@ def started(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
     return flat.row(flat.module) if given is None else flat.start(initial(given))
 
 
-def initial(given: object) -> dict[str, Tensor]:
+def initial(given: object, field: str = "initial") -> dict[str, Tensor]:
     """A state dict of tensors, from one of tensors or arrays, or from the file of one."""
     if isinstance(given, str | Path):
-        given = _state_file(Path(given))
+        given = _state_file(Path(given), field)
     if not isinstance(given, Mapping):
         allowed = "must be a state dict, a table of tensors or arrays by name, or the path of one"
-        raise InvalidInput("initial", given, allowed)
+        raise InvalidInput(field, given, allowed)
     values = {}
     for name, value in given.items():
         if not isinstance(name, str):
-            raise InvalidInput("initial key", name, "must be a text")
-        values[name] = tensor(f"initial.{name}", value)
+            raise InvalidInput(f"{field} key", name, "must be a text")
+        values[name] = tensor(f"{field}.{name}", value)
         if values[name].is_complex():
-            raise InvalidInput(f"initial.{name}", str(values[name].dtype), "must hold real numbers")
+            raise InvalidInput(f"{field}.{name}", str(values[name].dtype), "must hold real numbers")
     return values
 
 
-def _state_file(path: Path) -> object:
+def _state_file(path: Path, field: str) -> object:
     """What a file holds; nothing that it holds is run."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise InvalidInput("initial", path, "must be a .safetensors or .pt file")
+        raise InvalidInput(field, path, "must be a .safetensors or .pt file")
     if not os.path.isfile(path):
-        raise InvalidInput("initial", path, "there is no such file")
-    with guarded("initial", path, "cannot be read"):
+        raise InvalidInput(field, path, "there is no such file")
+    with guarded(field, path, "cannot be read"):
         if path.suffix != ".safetensors":
             return torch.load(path, map_location="cpu", weights_only=True)
         try:
