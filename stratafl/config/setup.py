@@ -88,6 +88,7 @@ def _problem(config: Config, tree: Tree, data: PreparedData) -> Problem:
         augment=data.augment,
         initial=config.run.initial,
         test_partition=data.own_test,
+        keep_at_home=config.model.get("keep_at_home"),
     )
 
 

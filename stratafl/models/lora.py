@@ -9,13 +9,13 @@ so they alone are what clients train, send and store; the base is there once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, integer, number, unknown
+from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.base.patterns import is_within, last_parts, matching
 
 
 class LowRank(nn.Module):
@@ -59,15 +59,15 @@ def adapters(
     rank = integer("lora.rank", rank, at_least=1)
     alpha = number("lora.alpha", alpha, above=0)
     layers = {name: part for name, part in module.named_modules() if name and _is_linear(part)}
-    chosen = _matching("lora.targets", targets, layers)
+    chosen = matching("lora.targets", targets, layers)
     if not chosen:
-        told = "must name at least one linear layer; this model has " + ", ".join(sorted(_last_parts(layers)))
+        told = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
         raise InvalidInput("lora.targets", list(targets), told)
     # before the names change
     names = [name for name, _ in module.named_parameters()]
     parts = [name for name, _ in module.named_modules() if name]
-    whole = _matching("lora.train", train, [*parts, *names])
-    kept = [parameter for name, parameter in module.named_parameters() if _is_within(name, whole)]
+    whole = matching("lora.train", train, [*parts, *names])
+    kept = [parameter for name, parameter in module.named_parameters() if is_within(name, whole)]
     module.requires_grad_(False)
     wrapped = {id(layers[name]): LowRank(layers[name], rank, alpha) for name in chosen}
     for parent in list(module.modules()):
@@ -116,26 +116,3 @@ def _weight(layer: nn.Module) -> Tensor:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight
-
-
-def _matching(field: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
-    """The names that match any pattern; a pattern that matches none is refused."""
-    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        raise InvalidInput(field, patterns, "must be a list of names")
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
-        mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
-        if not mine:
-            raise unknown(field, pattern, _last_parts(names))
-        found |= dict.fromkeys(mine)
-    return list(found)
-
-
-def _last_parts(names: Collection[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in names}
-
-
-def _is_within(name: str, wholes: Collection[str]) -> bool:
-    return any(name == whole or name.startswith(f"{whole}.") for whole in wholes)

@@ -80,6 +80,10 @@ class Problem:
     """Test data of each client's own, in the order of the tree's leaves: its sample numbers in
     `test`, or a data set for each beside it. Where clients have their own, the nodes of
     `evaluate_levels` are evaluated on it, groups on that of all their clients."""
+    keep_at_home: str | Sequence[str] | None = None
+    """What of the model stays with each client and is never sent or averaged: "batch_norm", the
+    weights and statistics of all batch norms; or a list of names, or patterns, of parts, parameters
+    or buffers."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,8 @@ from stratafl.base.tree import Tree
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of
+from stratafl.core.checks import frozen_digest
 from stratafl.core.flat import Flat
-from stratafl.core.frozen import frozen_digest
 from stratafl.data.inputs import Fields
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message

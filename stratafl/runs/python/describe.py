@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.tree import Tree
-from stratafl.core.frozen import frozen_digest
+from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
 from stratafl.runs.origins import INSTALLED
@@ -39,6 +39,7 @@ MOST_ENTRIES = 64
 DEEPEST = 5
 PLACES = {
     "weights": "tree", "augment": "data", "test": "data", "initial": "model",
+    "keep_at_home": "model",
     "periods": "schedule", "participation": "schedule", "leaf": "leaf", "batch": "leaf", "sampling": "leaf",
     "loss": "objective", "metrics": "objective",
 }  # fmt: skip
