@@ -3,7 +3,7 @@
 [tree]      shape, weights
 [data]      name, arguments, columns, test, lazy, partition, rotation, augment, synthetic,
             test_partition
-[model]     name and its parameters
+[model]     name and its parameters, base, lora, keep_at_home
 [method]    name and its parameters, or rules: one per edge level, root first
 [schedule]  periods or steps_per_sync, participation
 [objective] loss, metrics

@@ -14,8 +14,9 @@ from stratafl.core.objective.losses import Loss, OnScores
 from stratafl.core.shared_rows import Spread
 from stratafl.data.inputs import Inputs, arguments
 from stratafl.engine import ops
-from stratafl.engine.method.differentiate import FP16_SCALE, Batch, Differentiate, Losses, by_length
+from stratafl.engine.method.differentiate import Batch, Differentiate, Losses, by_length, widened
 from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.precision import Casting, scale_of
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 from stratafl.engine.trace.lowering import Sinks
@@ -54,7 +55,7 @@ class Stacked:
             {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
             [] if wanted.squares and self.ops.squares else None,
         )
-        scale = FP16_SCALE if self.compute == "fp16" else 1.0
+        scale = scale_of(self.compute)
         with torch.enable_grad():
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
             losses_C = self._losses(outputs_CB, batch)
@@ -78,8 +79,11 @@ class Mapped:
 
     even = True
 
-    def __init__(self, flat: Flat, loss: Loss):
-        self.flat, self.loss, self.layout = flat, loss, Layout(flat)
+    def __init__(self, flat: Flat, loss: Loss, device: torch.device, compute: ops.Compute = "fp32"):
+        self.flat, self.layout = flat, Layout(flat)
+        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+        self.compute = self._casting.compute
+        self.loss = self._casting.scaled(loss)
         # of its own, in training mode: a module may keep what it computed, which is of no use
         # outside the mapping
         flat.train()
@@ -89,16 +93,18 @@ class Mapped:
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
         for length, mine in by_length(batch.length_C):
-            inputs, targets = batch.inputs_CB[mine, :length], batch.targets_CB[mine, :length]
+            inputs = widened(batch.inputs_CB[mine, :length], self.flat.dtype)
+            targets = batch.targets_CB[mine, :length]
             g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
             Vocabulary.check(beyond)
+        g_CP = self._casting.unscaled(g_CP)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        with Vocabulary() as vocabulary:
+        with Vocabulary() as vocabulary, self._casting.forward():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.beyond
 
@@ -107,7 +113,8 @@ class ModuleOrder:
     """Another method's gradients, of rows in the module's order and in that order."""
 
     def __init__(self, method: Differentiate, flat: Flat):
-        self.method, self.layout, self.even = method, Layout(flat), method.even
+        self.method, self.layout = method, Layout(flat)
+        self.even, self.compute = method.even, method.compute
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         inner = self.method.layout

@@ -19,7 +19,7 @@ from stratafl.engine.draws.mode import drawing
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.habits import counters, draws
 from stratafl.engine.ops import Compute
-from stratafl.engine.precision import computing, honoured
+from stratafl.engine.precision import Casting, computing
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""
@@ -32,10 +32,12 @@ class LoopEngine:
     chunk: int | None = None
 
     def __init__(self, training: Training, *, how: str = "loop", precision: Compute = "fp32"):
-        """how: "loop", or "loop: why" where another engine was asked for; precision: what a GPU's
-        float32 products may round to, "fp32" or "tf32"."""
+        """how: "loop", or "loop: why" where another engine was asked for; precision: what products
+        are computed in."""
         self.training, self.leaf, self.how = training, training.leaf, how
-        self.precision = honoured(precision, training.supply.device, training.flat.dtype, casts=False)
+        self._casting = Casting(precision, training.supply.device, training.flat.dtype)
+        self.precision = self._casting.compute
+        self._loss = self._casting.scaled(training.loss)
         self._clipped = torch.zeros((), dtype=torch.int64, device=training.supply.device)
         self._counters, self._draws = counters(training), draws(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
@@ -117,11 +119,12 @@ class LoopEngine:
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
         self._generator.manual_seed(seed_of(given.seed, Purpose.MODULE, number, step))
-        samples = given.samples(number, step, batch)
+        samples, forward = given.samples(number, step, batch), self._casting.forward
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._draws:
             within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device)
-        return given.flat.gradient(x_1P[0], b_1B[0], *samples, given.loss, integers, within)[None]
+        g_P = given.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
+        return self._casting.unscaled(g_P)[None]
 
 
 def _path(work: Work, x_NP: Tensor) -> Tensor:

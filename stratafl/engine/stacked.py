@@ -117,7 +117,8 @@ class StackedEngine:
             found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: Differentiate | None = found
         self._ordered = None if found is None else ordered(found, flat)
-        self.precision = honoured(precision, self._device, flat.dtype, casts=self.name == "stacked")
+        computes = self._loop.precision if found is None else found.compute
+        self.precision = honoured(computes, self._device, flat.dtype, casts=True)
         self.chunk: int | None = chunk or self._fitting()
 
     @property

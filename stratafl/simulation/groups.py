@@ -80,6 +80,10 @@ class Problem:
     """Test data of each client's own, in the order of the tree's leaves: its sample numbers in
     `test`, or a data set for each beside it. Where clients have their own, the nodes of
     `evaluate_levels` are evaluated on it, groups on that of all their clients."""
+    keep_at_home: str | Sequence[str] | None = None
+    """What of the model stays with each client and is never sent or averaged: "batch_norm", the
+    weights and statistics of all batch norms; or a list of names, or patterns, of parts, parameters
+    or buffers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +148,7 @@ class Execution:
     (all clients at once: the default on a GPU), "vmap" (through `torch.func`), or "auto" (the
     fastest, measured). All give the same result up to rounding."""
     precision: str
-    """Of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections
+    """Of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and corrections
     stay float32."""
     ranks: Ranks | None
     """The processes that share the run, each of which must set it up in the same way; see

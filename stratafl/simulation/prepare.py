@@ -22,6 +22,7 @@ from stratafl.base.user_code import own_code
 from stratafl.core import checks
 from stratafl.core.federation import Federation
 from stratafl.core.flat import FROZEN
+from stratafl.core.home import Home, names_at_home
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Diagnose, Drift
 from stratafl.core.measure.traffic import Traffic
@@ -60,7 +61,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     """The run, ready to iterate."""
     given = checked(problem, method, evaluation, execution)
     here = placed(given, problem)
-    shard = sharded(given, here, method)
+    shard = sharded(given, here, method, problem.keep_at_home)
     engine = _engine(given, shard)
     notes = _notes(given, here, engine)
     if given.ranks.is_first:
@@ -68,6 +69,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     subject = here.subject
     simulation = Simulation(
         shard.federation,
+        shard.home,
         shard.traffic,
         shard.drift,
         engine,
@@ -265,19 +267,22 @@ class Sharded:
     """This rank's part of the tree."""
 
     federation: Federation
+    home: Home
     traffic: Traffic
     drift: Drift | None
     training: Training
 
 
-def sharded(given: Checked, here: Placed, method: Method) -> Sharded:
+def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
+    home = Home(flat, names_at_home(flat, keep_at_home), given.leaf, given.device)
+    home.check(given.rules)
+    x_P, b_B, kept = home.first(x_P, b_B)
     try_rules(given.rules, x_P)
     limits = method.update_limit, method.update_factor
-    federation = Federation(
-        tree, given.rules, x_P, b_B, given.participation, given.seed, *limits, drift_kernel(x_P), leaf=given.leaf
-    )
+    edges = given.participation, given.seed, *limits, drift_kernel(x_P)
+    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept)
     training = Training(
         flat=flat,
         loss=loss,
@@ -290,9 +295,9 @@ def sharded(given: Checked, here: Placed, method: Method) -> Sharded:
         augment=here.augment,
         first=first,
     )
-    traffic, drift = Traffic(tree), _drift(federation, given.evaluation.diagnose, training)
+    traffic, drift = Traffic(tree), _drift(federation, home, given.evaluation.diagnose, training)
     federation.watchers = [traffic] if drift is None else [traffic, drift]
-    return Sharded(federation, traffic, drift, training)
+    return Sharded(federation, home, traffic, drift, training)
 
 
 def _part(given: Checked) -> tuple[Tree, int]:
@@ -307,7 +312,7 @@ def _part(given: Checked) -> tuple[Tree, int]:
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 
 
-def _drift(federation: Federation, diagnose: str, training: Training) -> Drift | None:
+def _drift(federation: Federation, home: Home, diagnose: str, training: Training) -> Drift | None:
     """What measures meetings, where asked for: also against ideal corrections, which take gradients
     on all of a leaf's data."""
     if diagnose == "none":
@@ -315,7 +320,11 @@ def _drift(federation: Federation, diagnose: str, training: Training) -> Drift |
     if diagnose == "drift":
         return Drift(federation.tree)
     whole_data = LoopEngine(replace(training, batch=None, augment=None))
-    return Drift(federation.tree, lambda level, x_MP: whole_data.gradients(federation.probe_work(level, x_MP)))
+
+    def gradients(level: int, x_MP: Tensor) -> Tensor:
+        return home.shared(whole_data.gradients(home.work(federation.probe_work(level, x_MP))))
+
+    return Drift(federation.tree, gradients)
 
 
 # -- the engine ------------------------------------------------------------------------------------

@@ -153,6 +153,8 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
     add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
     add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
+    own = {"model": Normed, "keep_at_home": "batch_norm", "leaf": leaf(0.1, momentum=0.5, optimiser_state="keep")}
+    add(f"batch norm at home, {shape}", shape, "mtgc", participation=[0.7] * depth, **own)
     add(f"a pull behind the clip, {shape}", shape, [feddyn(0.5, pull="after_clip")] * depth, ragged=True)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
     adam = leaf(0.05, optimiser="adam", optimiser_state="keep", clip_norm=1.0)
@@ -180,6 +182,7 @@ IN_TWO_GOES = [
     "gradient restart, uneven, depth 3",
     "stacked, uneven, depth 3",
     "kept Adam, uneven, depth 3",
+    "batch norm at home, uneven, depth 3",
     "lazy, with names, one large group",
     "ideal corrections, uneven, depth 3",
     "NaN and a median, one large group",

@@ -156,9 +156,20 @@ def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None
 
 
 def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:
-    path = finished(config(tmp_path, "dropping", "loop", "bf16"), tmp_path / "runs").path
+    path = finished(config(tmp_path, "dropping", "loop", "tf32"), tmp_path / "runs").path
     assert described(path)["precision"] == "fp32"
-    assert "precision 'bf16' is not honoured" in capsys.readouterr().err
+    assert "precision 'tf32' is not honoured" in capsys.readouterr().err
+
+
+def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, capsys) -> None:
+    settings = config(tmp_path, "dropping", "stacked", "bf16")
+    whole = finished(settings, tmp_path / "runs").path
+    assert "honoured" not in capsys.readouterr().err
+    path = interrupted(settings, tmp_path / "runs")
+    assert (described(path)["engine"], described(path)["precision"]) == ("loop", "bf16")
+    Launch.resume(path).run()
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:

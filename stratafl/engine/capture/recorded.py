@@ -5,20 +5,18 @@ Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import Loss, OnScores
-from stratafl.data.inputs import Inputs, mapped, tensors_of
+from stratafl.data.inputs import mapped, tensors_of
 from stratafl.engine import ops
 from stratafl.engine.capture.program import Program
 from stratafl.engine.draws.stream import Source
-from stratafl.engine.method.differentiate import FP16_SCALE, Batch, Losses, by_length
+from stratafl.engine.method.differentiate import Batch, Losses, by_length, widened
 from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.precision import Casting
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 
@@ -30,10 +28,19 @@ class Recorded:
     """One pass forward and one back for all clients whose batches are as long; for all clients
     where padding changes nothing."""
 
-    def __init__(self, flat: Flat, loss: Loss, compute: ops.Compute = "fp32", labels: bool = False, pads: bool = False):
+    def __init__(
+        self,
+        flat: Flat,
+        loss: Loss,
+        device: torch.device,
+        compute: ops.Compute = "fp32",
+        labels: bool = False,
+        pads: bool = False,
+    ):
         """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
         to the longest."""
-        self.flat, self.compute, self.pads = flat, compute, pads
+        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+        self.flat, self.compute, self.pads = flat, self._casting.compute, pads
         self.layout = Layout(flat)
         self._losses = Losses(loss, flat.dtype, ops.PLAIN, labels)
         self._takes_all = isinstance(loss, OnScores)
@@ -65,7 +72,7 @@ class Recorded:
 
     def program(self, batch: Batch) -> Program:
         """For batches of this length."""
-        inputs_CB = self._typed(batch.inputs_CB)
+        inputs_CB = widened(batch.inputs_CB, self.flat.dtype)
         key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
         if key not in self._programs:
             while len(self._programs) >= KEPT:
@@ -87,11 +94,13 @@ class Recorded:
         own = {**dict(self.flat.module.named_parameters()), **dict(self.flat.module.named_buffers())}
         device = x_CP.device
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
-        scale = FP16_SCALE if self.compute == "fp16" else 1.0
+        scale = self._casting.scale
         source = None if batch.stream is None else Source(batch.stream)
-        with torch.enable_grad(), self._computing(device):
+        with torch.enable_grad(), self._casting.forward():
             # clones: a module may write into what it is given
-            outputs_CB = program({**named, **written}, shared, self._typed(batch.inputs_CB).clone(), source)
+            outputs_CB = program(
+                {**named, **written}, shared, widened(batch.inputs_CB, self.flat.dtype).clone(), source
+            )
         with torch.enable_grad():
             losses_C = self._losses(outputs_CB, batch)
             losses_C.backward(torch.full_like(losses_C, scale))
@@ -104,17 +113,3 @@ class Recorded:
             ops.settle(part, views[name], None if corrections is None else corrections[name], scale)
         for name, value in written.items():
             named[name].copy_(value)
-
-    def _typed(self, inputs_CB: Inputs) -> Inputs:
-        """Images that were fetched in 16 bits as wide as the module's own numbers."""
-        halves = tuple(ops.HALF.values())
-        return mapped(lambda each: each.to(self.flat.dtype) if each.dtype in halves else each, inputs_CB)
-
-    @contextmanager
-    def _computing(self, device: torch.device) -> Iterator[None]:
-        """Products in 16 bits where that is wanted."""
-        if self.compute not in ops.HALF:
-            yield
-            return
-        with torch.autocast(device.type, ops.HALF[self.compute]):
-            yield

@@ -81,7 +81,7 @@ def _chosen(
             made = kind.make(flat, compute)
             on_trial = [kind.make(trial.flat, "fp32") for trial in tried]
             agrees = all(trial.agrees(method) for trial, method in zip(tried, on_trial, strict=True))
-            if agrees and kind.name == "stacked" and compute in ops.HALF:
+            if agrees and compute in ops.HALF:
                 # not compared, since rounding is the point of it, but it must get through
                 agrees = bool(tried[-1].gradients(kind.make(flat, compute), flat)[0].isfinite().all())
         except Unsupported as problem:
@@ -110,7 +110,7 @@ def _kinds(
     that of a module's layers, which has kernels of its own."""
     for name in methods:
         if name == "vmap":
-            yield Kind(name, lambda flat, compute: Mapped(flat, loss))
+            yield Kind(name, lambda flat, compute: Mapped(flat, loss, inputs.device, compute))
             continue
         if not _alters(known):
             yield Kind(
@@ -119,8 +119,12 @@ def _kinds(
                 is_last=False,
             )
         if not known.autocasts and len(tried) > 1 and pads(tried[0].flat, tried[0].batch):
-            yield Kind(name, lambda flat, compute: Recorded(flat, loss, compute, labels, pads=True), is_last=False)
-        yield Kind(name, lambda flat, compute: Recorded(flat, loss, compute, labels))
+            yield Kind(
+                name,
+                lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, pads=True),
+                is_last=False,
+            )
+        yield Kind(name, lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels))
 
 
 def _said(name: GradientMethod, reasons: list[str], on_trial: Sequence[Differentiate]) -> str:

@@ -16,14 +16,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from stratafl.core.objective.losses import Loss, bare
-from stratafl.data.inputs import Inputs
+from stratafl.data.inputs import Inputs, mapped
 from stratafl.engine import ops
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.rows import ALONE, Gradients, Wanted
 from stratafl.engine.trace.layout import Layout
-
-FP16_SCALE = 4096.0
-"""Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
 
 class Batch(NamedTuple):
@@ -57,6 +54,8 @@ class Differentiate(Protocol):
     even: bool
     """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA
     graph."""
+    compute: ops.Compute
+    """What products are really computed in."""
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients: ...
 
@@ -94,6 +93,12 @@ class Losses:
                 # tries it
                 self._maps = False
         return torch.stack([self.loss(*pair).reshape(()) for pair in zip(outputs_CB, targets_CB, strict=True)])
+
+
+def widened(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
+    """Images that were fetched in 16 bits as wide as the module's own numbers."""
+    halves = tuple(ops.HALF.values())
+    return mapped(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
 
 
 def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:

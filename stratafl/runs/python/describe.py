@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.tree import Tree
+from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
 from stratafl.runs.origins import INSTALLED
@@ -38,6 +39,7 @@ MOST_ENTRIES = 64
 DEEPEST = 5
 PLACES = {
     "weights": "tree", "augment": "data", "test": "data", "initial": "model",
+    "keep_at_home": "model",
     "periods": "schedule", "participation": "schedule", "leaf": "leaf", "batch": "leaf", "sampling": "leaf",
     "loss": "objective", "metrics": "objective",
 }  # fmt: skip
@@ -54,7 +56,7 @@ def as_config(
     tables: dict[str, Table] = {
         "tree": {"shape": str(simulation.federation.tree.whole)},
         "data": named(problem.data),
-        "model": named(problem.model),
+        "model": {**named(problem.model), **_frozen(simulation)},
         "method": _method(method.rules),
         "schedule": {},
         "leaf": _leaf(method.leaf, simulation),
@@ -88,6 +90,12 @@ def _method(rules: object) -> Table:
     if isinstance(rules, Mapping | Rule):
         return dict(described(rules))
     return {"rules": described(rules)}
+
+
+def _frozen(simulation: Simulation) -> Table:
+    """What of a model is in no checkpoint, where it has any: a run goes on with the same."""
+    digest = frozen_digest(simulation.flat)
+    return {"frozen": digest[:16]} if digest else {}
 
 
 def _leaf(leaf: object, simulation: Simulation) -> Table:

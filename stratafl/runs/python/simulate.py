@@ -43,7 +43,7 @@ def simulate(
     loss: LossLike | None = None, metrics: MetricsLike | None = None,
     augment: Augment | None = None,
     columns: Mapping[str, object] | None = None, lazy: bool = False,
-    initial: Initial | None = None,
+    initial: Initial | None = None, keep_at_home: str | Sequence[str] | None = None,
     evaluate_every: int = 1, evaluate_levels: Sequence[int] = (0,),
     stop_at: float | None = None, stop_when: GoalLike | None = None,
     diagnose: Diagnose = "drift",
@@ -70,20 +70,21 @@ def simulate(
     weights: of siblings: "uniform", "samples" or numbers; the tree's own unless given.
     participation: per level, or just the clients': all, a fraction, a number, or a function.
     initial: a state dict, or a file of one, to start from instead of the module's own values.
+    keep_at_home: what stays with each client: "batch_norm", or names of parts or parameters.
     columns: of data whose items are tables: which are inputs and targets.
     lazy: read a data set's items anew for every batch, so that random transforms draw anew.
     evaluate_levels: levels whose every node is evaluated besides the root.
     stop_at, stop_when: an accuracy, or {"f1": 0.8} or "loss <= 0.1", that ends the run early.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch.
     engine: "loop", "stacked", "vmap" or "auto"; all give the same result up to rounding.
-    precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16".
+    precision: of the products in training: "fp32", "tf32", "bf16" or "fp16".
     diagnose: what is measured of the levels' drift: "none", "drift" or "ideal".
     update_limit, update_factor: refuse updates far larger or longer than their siblings'.
     ranks: the processes that share the run, each of which must call this in the same way.
     save: a folder to keep the run in, and to go on with it from: see `Simulation.save`.
     """
     task = model, data, partition, tree, weights, test, loss, augment
-    problem = Problem(*task, initial, columns, lazy, test_partition)
+    problem = Problem(*task, initial, columns, lazy, test_partition, keep_at_home)
     method = Method(rules, periods, leaf, batch, sampling, participation, seed, update_limit, update_factor)
     evaluation = Evaluation(rounds, evaluate_every, evaluate_levels, stop_at, diagnose, metrics, stop_when)
     return _kept(save, problem, method, evaluation, Execution(device, engine, precision, ranks))
