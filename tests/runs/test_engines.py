@@ -162,7 +162,7 @@ def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsy
 
 
 def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, capsys) -> None:
-    settings = config(tmp_path, "dropping", "stacked", "bf16")
+    settings = config(tmp_path, "dropping", "vmap", "bf16")
     whole = finished(settings, tmp_path / "runs").path
     assert "honoured" not in capsys.readouterr().err
     path = interrupted(settings, tmp_path / "runs")
