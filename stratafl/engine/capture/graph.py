@@ -60,6 +60,12 @@ class Recording(NamedTuple):
     """Nodes whose values have a row for every client."""
 
     @property
+    def largest(self) -> int:
+        """Bytes of the largest value that a client has."""
+        values = [node.meta.get("val") for node in self.nodes if node in self.stacked]
+        return max((value.nbytes for value in values if isinstance(value, Tensor)), default=0)
+
+    @property
     def signature(self) -> list[str]:
         """Which operations there are."""
         return [str(node.target) for node in self.nodes]
