@@ -120,7 +120,7 @@ class LoopEngine:
         samples = given.samples(number, step, batch)
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._draws:
-            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device)
+            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device, given.flat.module)
         return given.flat.gradient(x_1P[0], b_1B[0], *samples, given.loss, integers, within)[None]
 
 

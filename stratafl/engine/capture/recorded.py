@@ -134,5 +134,6 @@ class Recorded:
         if self.compute not in ops.HALF:
             yield
             return
-        with torch.autocast(device.type, ops.HALF[self.compute]):
+        # a CUDA graph must not hold what an earlier step has cast
+        with torch.autocast(device.type, ops.HALF[self.compute], cache_enabled=False):
             yield
