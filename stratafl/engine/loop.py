@@ -122,7 +122,7 @@ class LoopEngine:
         samples, forward = given.samples(number, step, batch), self._casting.forward
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._draws:
-            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device)
+            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device, given.flat.module)
         g_P = given.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
         return self._casting.unscaled(g_P)[None]
 

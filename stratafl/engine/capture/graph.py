@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +58,12 @@ class Recording(NamedTuple):
     """Buffers that change."""
     stacked: set[fx.Node]
     """Nodes whose values have a row for every client."""
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value that a client has."""
+        values = [node.meta.get("val") for node in self.nodes if node in self.stacked]
+        return max((value.nbytes for value in values if isinstance(value, Tensor)), default=0)
 
     @property
     def signature(self) -> list[str]:
@@ -115,7 +121,10 @@ def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
-        with torch.enable_grad(), _not_recomputed():
+        # a GPU's library looks at where recurrent weights lie, and these lie nowhere
+        on_gpu = any(each.is_cuda for each in given)
+        library = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
+        with torch.enable_grad(), _not_recomputed(), library:
             return make_fx(call, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
     except Unsupported:
         raise

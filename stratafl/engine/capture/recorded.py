@@ -20,6 +20,8 @@ from stratafl.engine.precision import Casting
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 
+NEAR = 4 << 20
+"""Bytes of an activation that a CPU's caches hold while the next operation comes."""
 KEPT = 64
 """Programs kept, one for each length of a batch."""
 
@@ -87,7 +89,23 @@ class Recorded:
         return bool(self.program(batch).recording.written)
 
     def _some(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, correction_CP: Tensor | None, g_CP: Tensor) -> None:
-        program = self.program(batch)
+        """On a CPU as many clients at a time as its nearer memory holds an activation of."""
+        program, length = self.program(batch), batch.mask_CB.shape[1]
+        few = len(x_CP) if x_CP.device.type != "cpu" else max(1, NEAR // max(1, program.recording.largest))
+        for first in range(0, len(x_CP), few):
+            mine = slice(first, first + few)
+            correction = None if correction_CP is None else correction_CP[mine]
+            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine])
+
+    def _together(
+        self,
+        program: Program,
+        x_CP: Tensor,
+        b_CZ: Tensor,
+        batch: Batch,
+        correction_CP: Tensor | None,
+        g_CP: Tensor,
+    ) -> None:
         named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
         written = {name: named[name].clone() for name in program.recording.written}

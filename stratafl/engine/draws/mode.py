@@ -9,11 +9,11 @@ it would, from torch's generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stratafl.base.generators import generator_of
 from stratafl.base.streams import Purpose, seed_of
@@ -58,21 +58,29 @@ class Recalled(Source):
 
 
 @contextmanager
-def drawing(stream: Stream, device: torch.device) -> Iterator[None]:
-    """A client's step, with everything that draws in it; torch's generator is used up."""
-    with plain_attention(device), Draws(Recalled(stream, generator_of(device))):
+def drawing(stream: Stream, device: torch.device, module: nn.Module | None = None) -> Iterator[None]:
+    """A client's step, with everything that draws in it; torch's generator is used up. `module`:
+    what is called in it, where that may have recurrent layers, which a GPU's library has draw
+    inside."""
+    inside = device.type == "cuda" and module is not None and any(map(_drops_inside, module.modules()))
+    shown = torch.backends.cudnn.flags(enabled=False) if inside else nullcontext()
+    with plain_attention(device), shown, Draws(Recalled(stream, generator_of(device))):
         yield
+
+
+def _drops_inside(part: nn.Module) -> bool:
+    return isinstance(part, nn.RNNBase) and part.dropout > 0
 
 
 @contextmanager
 def plain_attention(device: torch.device) -> Iterator[None]:
-    """A GPU's own attention and recurrent layers draw inside, where nobody sees it."""
+    """A GPU's own attention draws inside, where nobody sees it."""
     if device.type != "cuda":
         yield
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+    with sdpa_kernel(SDPBackend.MATH):
         yield
 
 

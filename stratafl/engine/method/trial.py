@@ -89,7 +89,7 @@ def trials(
 
             @contextmanager
             def watched() -> Iterator[None]:
-                with drawing(Stream(0, client, 0), x.device), rounding:
+                with drawing(Stream(0, client, 0), x.device, flat.module), rounding:
                     yield
 
             own.append(flat.gradient(*rows, mine, labels, loss, within=watched if draws else lambda: rounding))

@@ -121,10 +121,16 @@ def batch_norm(
     frame: Frame, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
     *more: Any,
 ) -> Any:  # fmt: skip
-    """The clients' channels side by side; statistics are written to each client's own."""
+    """The clients' channels side by side; statistics are written to each client's own. On a CPU
+    one call a client is faster for images, which need not be transposed then."""
     given = frame.expanded(x)
     if given.dim() < 3:
         return NotImplemented
+    if given.device.type == "cpu" and given.dim() > 3:
+        every = [None if each is None else frame.expanded(each) for each in (w, b, mean, var)]
+        more = (training, momentum, eps, *more)
+        own = [[None if each is None else each[client] for each in every] for client in range(frame.clients)]
+        return Stack(torch.stack([op(given[client], *own[client], *more) for client in range(frame.clients)]))
     w, b = (None if each is None else frame.expanded(each).reshape(-1) for each in (w, b))
     kept = [None if each is None else frame.expanded(each).reshape(-1) for each in (mean, var)]
     if training and kept[0] is not None:
