@@ -18,6 +18,7 @@ from stratafl.cli.tables import Column, print_table
 if TYPE_CHECKING:
     from stratafl.clock.model.network import Network
     from stratafl.report.compare import Setting
+    from stratafl.runs import StoredRun
 
 
 def report_command(
@@ -54,7 +55,6 @@ def report_command(
     from stratafl.report.compare import settings
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
-    from stratafl.report.gather import gather
     from stratafl.report.page import page
     from stratafl.report.payload import payload
     from stratafl.report.plots import pyplot
@@ -68,11 +68,7 @@ def report_command(
     if watch:
         _watch(places, targets, metric, networks, title, port)
         return
-    runs, unreadable = gather(places)
-    for line in unreadable:
-        print(printable(f"left out: {line}"), file=sys.stderr)
-    if not runs:
-        raise InvalidInput("DIR", [str(place) for place in places], "no runs in it that can be read")
+    runs, unreadable = gathered(places, "DIR")
     data = payload(runs, targets, unreadable, metric, network_axes(runs, networks))
     _check_metric(data, metric, targets)
     with writing(out, sync=False) as file:
@@ -84,6 +80,18 @@ def report_command(
     if figures_folder is not None:
         drawn = figures(figures_folder, compared, goals, metric)
         print(f"figures: {len(drawn)} files in {printable(figures_folder)}")
+
+
+def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
+    """The runs in some places, one at least, and what cannot be read there, which is told."""
+    from stratafl.report.gather import gather
+
+    runs, unreadable = gather(places)
+    for line in unreadable:
+        print(printable(f"left out: {line}"), file=sys.stderr)
+    if not runs:
+        raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
+    return runs, unreadable
 
 
 def _check_metric(data: dict[str, Any], metric: str | None, targets: list[float] | None) -> None:
