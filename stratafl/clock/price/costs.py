@@ -13,9 +13,9 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, place
+from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay
 from stratafl.clock.model.timeline import Clock, Part, Spent
 from stratafl.clock.price.flops import flops_of
-from stratafl.clock.price.replay import Chunk, Sent, Story, at_once, replay
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
@@ -91,10 +91,10 @@ class PricedRun:
 
 def costs(story: Story, placed: PlacedNetwork) -> Costs:
     """What a run with this story costs on a network."""
-    clock, network, depth = Clock(placed), placed.network, story.tree.depth
+    clock, network, depth = Clock(placed, story.wait), placed.network, story.tree.depth
     spent: list[tuple[int, Spent]] = []
     sent: list[tuple[Sent, ...]] = []
-    for chunk in replay(story):
+    for chunk in replay(story, clock):
         spent += list(_spent(clock, story, chunk))
         sent.append(tuple(Sent(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent))
     seconds_R = _joined([(count, each.seconds) for count, each in spent])

@@ -16,8 +16,8 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
-from stratafl.clock.price.replay import Story, replay
-from stratafl.clock.price.sizes import message_sizes
+from stratafl.clock.model.replay import Story, replay
+from stratafl.clock.model.sizes import message_sizes
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.leaf import Leaf
