@@ -18,14 +18,14 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.user_code import own_code
 from stratafl.base.version import __version__
 from stratafl.cli.bench import bench_command
+from stratafl.cli.costs.networks import networks
+from stratafl.cli.costs.price import price_command
 from stratafl.cli.data import data
 from stratafl.cli.demo import demo_command
 from stratafl.cli.deploy import deploy
 from stratafl.cli.init.command import init_command
 from stratafl.cli.methods import methods_command
 from stratafl.cli.models import models_command
-from stratafl.cli.networks import networks
-from stratafl.cli.price import price_command
 from stratafl.cli.report import report_command
 from stratafl.cli.reproduce.command import reproduce_command
 from stratafl.cli.run import run_command

@@ -38,5 +38,8 @@ def flops_of(run: StoredRun, trained: int) -> float | None:
                 model(sample)
     except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
         return None
+    own = parameters(model)
+    # where nothing but models is sent, records do not tell parameters from buffers
+    both = own + sum(each.numel() for each in model.buffers() if each.is_floating_point())
     counted = counter.get_total_flops()
-    return float(BACKWARD * counted) if counted and parameters(model) == trained else None
+    return float(BACKWARD * counted) if counted and trained in (own, both) else None

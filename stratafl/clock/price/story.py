@@ -29,8 +29,6 @@ from stratafl.runs import StoredRun
 
 UNIT = 64
 """Parameters of a model that message sizes are learnt from."""
-FLOAT = 4
-"""Bytes of a parameter."""
 LOOKED_AT = 3
 """Rounds from which the sizes follow: the first differs from the others, as nobody has a model
 yet."""

@@ -16,6 +16,7 @@ from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
+    from stratafl.clock.model.network import Network
     from stratafl.report.costs.pricing import PricedSetting
     from stratafl.report.costs.texts import Column as Texts
 
@@ -49,32 +50,16 @@ def price_command(
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
     from stratafl.clock.model.presets import network as found_network
-    from stratafl.report.compare import settings
     from stratafl.report.costs.picture import bars
-    from stratafl.report.costs.pricing import ALL, as_csv, as_rows, priced
-    from stratafl.report.gather import gather
-    from stratafl.report.plots import check_picture, pyplot
+    from stratafl.report.costs.pricing import ALL, as_csv, as_rows
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     chosen = [found_network(each) for each in network]
     if flops_per_sample is not None:
         number("--flops-per-sample", flops_per_sample, above=0)
-    if figure is not None:
-        check_picture(figure, "--figure")
-        pyplot()
-    if csv_file is not None:
-        check_writable("--csv", csv_file, is_file=True)
-    places = folders or [Path("runs")]
-    runs, unreadable = gather(places)
-    for line in unreadable:
-        print(printable(f"left out: {line}"), file=sys.stderr)
-    runs = [run for run in runs if run.rounds]
-    if not runs:
-        raise InvalidInput("RUN", [str(place) for place in places], "no runs in it that have a round and can be read")
-    found = priced(settings(runs), chosen, target or (), flops_per_sample)
-    for note in dict.fromkeys(note for each in found for note in each.notes):
-        print(printable(f"note: {note}"), file=sys.stderr)
+    _check_places(figure, csv_file)
+    found = _priced(folders or [Path("runs")], chosen, target or (), flops_per_sample)
     if as_json:
         print(json.dumps(as_rows(found)))
     else:
@@ -86,6 +71,36 @@ def price_command(
         bars(figure, found, found[0].milestones[0].until if target else ALL)
         if not as_json:
             print(f"picture: {printable(figure)}")
+
+
+def _check_places(figure: Path | None, csv_file: Path | None) -> None:
+    """Refuse what cannot be written before the work."""
+    from stratafl.report.plots import check_picture, pyplot
+
+    if figure is not None:
+        check_picture(figure, "--figure")
+        pyplot()
+    if csv_file is not None:
+        check_writable("--csv", csv_file, is_file=True)
+
+
+def _priced(
+    places: Sequence[Path], networks: Sequence[Network], targets: Sequence[str], flops: float | None
+) -> list[PricedSetting]:
+    from stratafl.report.compare import settings
+    from stratafl.report.costs.pricing import priced
+    from stratafl.report.gather import gather
+
+    runs, unreadable = gather(places)
+    for line in unreadable:
+        print(printable(f"left out: {line}"), file=sys.stderr)
+    runs = [run for run in runs if run.rounds]
+    if not runs:
+        raise InvalidInput("RUN", [str(place) for place in places], "no runs in it that have a round and can be read")
+    found = priced(settings(runs), networks, targets, flops)
+    for note in dict.fromkeys(note for each in found for note in each.notes):
+        print(printable(f"note: {note}"), file=sys.stderr)
+    return found
 
 
 def _print(found: Sequence[PricedSetting]) -> None:
