@@ -24,6 +24,7 @@ from stratafl.core.measure.traffic import Direction, Traffic
 from stratafl.core.meeting import Held, Outcome
 from stratafl.core.schedule import Participation, Schedule, draw
 from stratafl.core.watch import Beginning, Meeting, Restart
+from stratafl.data.sampling import steps_of_pass
 
 CHUNK = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""
@@ -274,6 +275,18 @@ def _repeated(rows_1N: np.ndarray, rounds: range) -> np.ndarray:
 def _joined(one: tuple, other: tuple) -> tuple:
     """Two messages to the same nodes that travel as one: the bytes of both."""
     return np.maximum(one[0], other[0]), one[1] + other[1]
+
+
+def leaf_steps(
+    held_N: Sequence[int] | np.ndarray, batch: int | None, schedule: Schedule, passes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each leaf's steps between two meetings, and the samples in one of them, from how many samples
+    it has; passes: whether the lowest period is in passes over these."""
+    held_N, period = np.asarray(held_N, dtype=np.int64), schedule.periods[-1]
+    samples_N = held_N if batch is None else np.minimum(batch, np.where(held_N > 0, held_N, batch))
+    if not passes:
+        return np.full(len(held_N), period), samples_N
+    return np.array([period * steps_of_pass(max(int(held), 1), batch) for held in held_N]), samples_N
 
 
 def at_once(story: Story) -> int:

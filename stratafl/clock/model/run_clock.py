@@ -35,10 +35,18 @@ class _Hour:
 class RunClock:
     """Tells a run who is in time, round by round."""
 
-    def __init__(self, story: Story, placed: PlacedNetwork, facts: Mapping[str, Any]):
-        """facts: what else of the run its time depends on, as plain data."""
+    def __init__(self, story: Story, placed: PlacedNetwork, parameters: int, buffers: int, flops: float | None):
+        """parameters, buffers: how many values of each the run's model has; flops: of training on
+        one sample, where they matter."""
         self.story, self.placed = story, placed
-        self.facts = {"network": placed.network.as_tables(), **facts}
+        self.facts: dict[str, Any] = {
+            "network": placed.network.as_tables(),
+            "parameters": parameters,
+            "buffers": buffers,
+            "flops_per_sample": flops,
+            "messages": asdict(story.sizes),
+        }
+        """What of the run its time depends on that its config does not say, as plain data."""
         self._replay, self._round = self._beginning(), -1
         self._hour = _Hour(0.0, 0.0, {}, ())
 

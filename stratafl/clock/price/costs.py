@@ -73,12 +73,14 @@ class PricedRun:
     @staticmethod
     def of(run: StoredRun, flops: float | None = None) -> PricedRun:
         """flops: of training on one sample, where the run's model cannot be looked at."""
-        recovered = recover(run)
-        return PricedRun(run, recovered, flops if flops is not None else flops_of(run, recovered.parameters))
+        recovered, counted = recover(run), run.clock.get("flops_per_sample")
+        known = counted if isinstance(counted, float) else flops
+        return PricedRun(run, recovered, known if known is not None else flops_of(run, recovered.parameters))
 
     def on(self, network: Network) -> Costs:
         """What it costs there."""
         story = self.recovered.story
+        self.recovered.check(network, self.run.name)
         try:
             placed = place(network, story.tree, story.seed, story.samples_N, self.flops)
         except InvalidInput as problem:
