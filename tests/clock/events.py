@@ -139,13 +139,11 @@ class World:
         below = level + 1
         for round in range(first, first + times):
             who = [child for child in self.children(level, node) if self.script.active[below, round][child]]
-            others = [c for c in self.children(level, node) if self.script.down[below, round][0][c] and c not in who]
-            deliveries = [self.env.process(self.drop(self.deliver(below, child, node, round))) for child in others]
             visits = {child: self.env.process(self.visit(below, child, node, round)) for child in who}
             try:
                 heard = yield from self.hear(below, visits)
             finally:
-                for visit in (*visits.values(), *deliveries):
+                for visit in visits.values():
                     if visit.is_alive:
                         visit.interrupt()
             self.came.setdefault((below, round), set()).update(heard)

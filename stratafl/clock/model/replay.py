@@ -318,6 +318,29 @@ def replay(story: Story, clock: Clock | None = None) -> Iterator[Chunk]:
         yield _chunk(story, rows, first)
 
 
+def stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:
+    """Those of one global round, counted from 0."""
+    for chunk in replay(replace(story, rounds=round + 1), clock):
+        place = round - chunk.first
+        if len(chunk.sent[0].bytes_up) < chunk.rounds:
+            return chunk.many(story.schedule, range(place, place + 1))
+        if place < chunk.rounds:
+            return tuple(_row_of(stage, place) for stage in chunk.stages)
+    raise AssertionError("a story has all its rounds")
+
+
+def _row_of(stage: Stage, row: int) -> Stage:
+    one = slice(row, row + 1)
+    return replace(
+        stage,
+        active={level: rows[one] for level, rows in stage.active.items()},
+        down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
+        up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
+        counter={level: rows[one] for level, rows in stage.counter.items()},
+        asked=None if stage.asked is None else {level: rows[one] for level, rows in stage.asked.items()},
+    )
+
+
 def _chunk(story: Story, rows: Sequence[Row], first: int) -> Chunk:
     """Rounds beside each other."""
     stages = [_stage(story, [row.stages[number] for row in rows]) for number in range(len(rows[0].stages))]
