@@ -13,9 +13,9 @@ from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.presets import network
+from stratafl.clock.model.replay import Story
+from stratafl.clock.model.sizes import message_sizes
 from stratafl.clock.price.costs import costs
-from stratafl.clock.price.replay import Story
-from stratafl.clock.price.sizes import message_sizes
 from stratafl.core.schedule import Participation, Schedule
 from stratafl.rules.registry import rules_for
 

@@ -5,7 +5,8 @@
             test_partition
 [model]     name and its parameters, base, lora, keep_at_home
 [method]    name and its parameters, or rules: one per edge level, root first
-[schedule]  periods or steps_per_sync, participation
+[schedule]  periods or steps_per_sync, participation, wait
+[network]   name, of a preset or a file; or a network's own tables
 [objective] loss, metrics
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, optimiser, optimiser_state,
             epochs, schedule
@@ -78,6 +79,8 @@ class ScheduleConfig:
     periods: Any = None
     steps_per_sync: Any = None
     participation: Any = None
+    wait: Any = None
+    """Whom parents wait for: "all", { deadline = seconds }, { first = a number or a fraction }."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     leaf: LeafConfig = field(default_factory=LeafConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    network: Mapping[str, Any] | None = None
+    """Links and devices in whose virtual time the run goes on."""
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
@@ -182,7 +187,14 @@ class Config:
         return Config.of(anchored(values, path.parent))
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As plain tables. What only a run in virtual time says is left out of another's, whose
+        tables are then those of runs that were stored before there was any."""
+        tables = dataclasses.asdict(self)
+        if self.network is None:
+            del tables["network"]
+        if self.schedule.wait is None:
+            del tables["schedule"]["wait"]
+        return tables
 
 
 def read_toml(path: Path) -> dict[str, Any]:

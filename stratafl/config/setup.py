@@ -106,6 +106,8 @@ def method_of(config: Config, depth: int) -> Method:
         seed=config.run.seed,
         update_limit=config.run.update_limit,
         update_factor=config.run.update_factor,
+        network=config.network,
+        wait=config.schedule.wait,
     )
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from stratafl.base.tree import Shape, Tree
+from stratafl.clock.model.presets import NetworkLike
+from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf
 from stratafl.core.objective.goal import GoalLike
 from stratafl.core.objective.losses import LossLike
@@ -112,6 +114,12 @@ class Method:
     update_factor: float | Sequence[float] | None
     """An update whose norm is so many times its siblings' median is refused, for all levels or one
     number per level, root first; 0 or None for none."""
+    network: NetworkLike | None = None
+    """Links and devices in whose virtual time the run goes on: a preset's name, the path of a TOML
+    file, tables as in one, or a `Network`. See docs/how-to/waiting.md."""
+    wait: Wait | Sequence[Wait] = None
+    """Whom parents wait for, per level, root first, or just the clients': "all", {"deadline":
+    seconds}, {"first": a number, or a fraction of those drawn}."""
 
 
 @dataclass(frozen=True, eq=False)

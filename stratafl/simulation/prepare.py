@@ -19,6 +19,11 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, choice, integer
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.replay import Story, leaf_steps
+from stratafl.clock.model.run_clock import RunClock
+from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.model.waiting import Policy
 from stratafl.core import checks
 from stratafl.core.federation import Federation
 from stratafl.core.flat import FROZEN
@@ -54,6 +59,7 @@ from stratafl.rules.trial import try_rules
 from stratafl.simulation.evaluate import OwnTest, own_test
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
+from stratafl.simulation.waiting import checked_waiting, run_clock
 
 
 @own_code()
@@ -82,7 +88,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
         given.ranks,
         notes,
     )
-    simulation.method = method_label(method.rules)
+    simulation.method, simulation.clock = method_label(method.rules), shard.clock
     return simulation
 
 
@@ -110,6 +116,8 @@ class Checked:
     ranks: Ranks
     device: torch.device
     participation: tuple[Participation, ...]
+    network: Network | None
+    wait: tuple[Policy, ...]
     engine: Name
     precision: Compute
 
@@ -148,7 +156,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     precision = choice("precision", execution.precision, COMPUTES)
     return Checked(
         tree, data, test, own, parts, rules, schedule, leaf, evaluation, batch, sampling, seed, ranks, device,
-        participation, engine, precision,
+        participation, *checked_waiting(method, rules), engine, precision,
     )  # fmt: skip
 
 
@@ -271,6 +279,7 @@ class Sharded:
     traffic: Traffic
     drift: Drift | None
     training: Training
+    clock: RunClock | None
 
 
 def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
@@ -281,7 +290,9 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     x_P, b_B, kept = home.first(x_P, b_B)
     try_rules(given.rules, x_P)
     limits = method.update_limit, method.update_factor
-    edges = given.participation, given.seed, *limits, drift_kernel(x_P)
+    clock = _clock(given, here, len(x_P), len(b_B))
+    participation = given.participation if clock is None else clock.participation()
+    edges = participation, given.seed, *limits, drift_kernel(x_P)
     federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept)
     training = Training(
         flat=flat,
@@ -297,7 +308,27 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     )
     traffic, drift = Traffic(tree), _drift(federation, home, given.evaluation.diagnose, training)
     federation.watchers = [traffic] if drift is None else [traffic, drift]
-    return Sharded(federation, home, traffic, drift, training)
+    return Sharded(federation, home, traffic, drift, training, clock)
+
+
+def _clock(given: Checked, here: Placed, parameters: int, buffers: int) -> RunClock | None:
+    """The virtual time of the run's network, the same on every rank, with so many values that are
+    sent."""
+    if given.network is None:
+        return None
+    steps_N, samples_N = leaf_steps(given.samples, given.batch, given.schedule, given.leaf.epochs is not None)
+    story = Story(
+        tree=given.tree,
+        schedule=given.schedule,
+        participation=given.participation,
+        seed=given.seed,
+        sizes=message_sizes(given.rules, parameters, buffers, given.leaf, here.subject.flat.dtype),
+        steps_N=steps_N,
+        samples_N=samples_N,
+        rounds=given.evaluation.rounds,
+        wait=given.wait,
+    )
+    return run_clock(given.network, story, here.subject, here.few[0])
 
 
 def _part(given: Checked) -> tuple[Tree, int]:

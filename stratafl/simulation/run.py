@@ -16,6 +16,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, number
 from stratafl.base.state import State
 from stratafl.base.user_code import own_code
+from stratafl.clock.model.run_clock import RunClock
 from stratafl.core.channel import MODEL
 from stratafl.core.federation import Federation
 from stratafl.core.flat import Flat
@@ -90,6 +91,8 @@ class Simulation(Shown):
         self.step = 0
         self.met: Callable[[int, int], None] = lambda meetings, of: None
         """Called after every meeting inside a global round: how many were held, of how many."""
+        self.clock: RunClock | None = None
+        """The virtual time of a network, where the run has one."""
         self.saving: Callable[..., Recorder | None] | None = None
         """How it can be kept: known to whoever set it up."""
         self._recorder: Recorder | None = None
@@ -162,6 +165,8 @@ class Simulation(Shown):
         tree = self.federation.tree.whole
         rate = self.leaf.lr(round)
         result = record(tree, parts, self.objective, round + 1, self.step, rate, seconds, self._before)
+        if self.clock is not None:
+            result = self.clock.record(result)
         self._begin_round(Within())
         self.history.append(result)
         self._problem = hopeless(tree, self.history, self.ranks.is_first)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, place
-from stratafl.clock.price.replay import Chunk, Story, replay
-from stratafl.clock.price.sizes import message_sizes
+from stratafl.clock.model.replay import Chunk, Story, replay
+from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.model.timeline import Clock
+from stratafl.clock.model.waiting import ALL, Policy
 from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 from tests.clock.events import Link, Parent, Script
@@ -24,7 +26,7 @@ class Case:
     def rows(self) -> list[tuple[Chunk, int, int]]:
         """Every global round: its chunk, its row there, and how often it was repeated before."""
         found = []
-        for chunk in replay(self.story):
+        for chunk in replay(self.story, Clock(self.placed, self.story.wait)):
             rows = len(chunk.sent[0].bytes_up)
             found += [(chunk, row % rows, row // rows) for row in range(chunk.rounds)]
         return found
@@ -87,6 +89,26 @@ def random_case(seed: int) -> Case:
     return Case(story, place(random_network(draw), tree, story.seed))
 
 
+def waiting_case(seed: int) -> Case:
+    """A case in which some levels wait by time; what varies is drawn from what has no ties."""
+    case, draw = random_case(seed), np.random.default_rng([seed, 1])
+    choices = (ALL, Policy(first=1), Policy(first=2), Policy(first=0.6))
+
+    def policy() -> Policy:
+        if draw.random() < 0.5:
+            return choices[int(draw.integers(len(choices)))]
+        return Policy(float(draw.lognormal(-0.5, 0.8)), (None, None, 2)[int(draw.integers(3))])
+
+    tier = {"up_mbit_s": 2.0, "down_mbit_s": 5.0, "latency_s": {"name": "lognormal", "median": 0.01, "sigma": 1.0}}
+    tier |= {"jitter_s": {"name": "pareto", "least": 0.002, "alpha": 1.2}, "merge_s": 0.01, "overhead_bytes": 50}
+    tier |= {"pipe_up_mbit_s": 4.0} if draw.random() < 0.5 else {}
+    leaf = {"step_s": {"name": "lognormal", "median": 0.05, "sigma": 0.8}}
+    leaf |= {"slowdown": {"name": "pareto", "least": 1.0, "alpha": 1.5}}
+    network = random_network(draw) if draw.random() < 0.3 else Network.of({"tier": tier, "leaf": leaf})
+    wait = tuple(policy() for _ in range(case.story.tree.depth))
+    return Case(replace(case.story, wait=wait), place(network, case.story.tree, case.story.seed))
+
+
 def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
     """One global round of a case; rounds of its levels are numbered from 0."""
     tree, placed, schedule = case.story.tree, case.placed, case.story.schedule
@@ -99,7 +121,7 @@ def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
         for level in range(stage.begin, depth + 1):
             number, counter = begun[level], stage.counter[level][row] + repeated * schedule.meetings[level]
             begun[level] += 1
-            active[level, number] = stage.active[level][row]
+            active[level, number] = stage.working(level)[row]
             down[level, number] = stage.down[level]
             for way, offset in (("down", 0), ("up", 1)):
                 drawn = placed.edge(level).jitter.each(seed, np.array([2 * counter + offset]))[0]
@@ -110,7 +132,8 @@ def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
                 away |= {(n, number): v for n, v in enumerate(_absence(case, counter))}
         for level in range(depth, stage.end - 1, -1):
             up[level, begun[level] - 1] = stage.up[level].bytes_RN[row]
-    return Script(tree, rounds, active, down, up, _links(placed), jitter, _parents(placed), compute, away)
+    wait = {level: (each.deadline, each.first) for level, each in enumerate(case.story.wait, 1) if not each.is_all}
+    return Script(tree, rounds, active, down, up, _links(placed), jitter, _parents(placed), compute, away, wait)
 
 
 def _links(placed: PlacedNetwork) -> dict[tuple[int, int], Link]:

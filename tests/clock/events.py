@@ -4,6 +4,7 @@ a time."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +53,8 @@ class Script:
     compute: dict[tuple[int, int], float]
     """By leaf and round of the leaves' level: pauses, steps, all of it."""
     away: dict[tuple[int, int], float] = field(default_factory=dict)
+    wait: dict[int, tuple[float | None, int | float | None]] = field(default_factory=dict)
+    """By edge level: a deadline, and how many children are enough; others wait for all."""
 
 
 class Pipe:
@@ -73,6 +76,11 @@ class Pipe:
         self.flows.append([size, link, 0.0, done])
         self._poke()
         return done
+
+    def cancel(self, done) -> None:
+        self._advance()
+        self.flows = [flow for flow in self.flows if flow[3] is not done]
+        self._poke()
 
     def _poke(self) -> None:
         if not self.wake.triggered:
@@ -113,7 +121,7 @@ class Pipe:
 class World:
     def __init__(self, script: Script):
         self.script, self.env = script, simpy.Environment()
-        self.number = [0] * (script.tree.depth + 1)
+        self.came: dict[tuple[int, int], set[int]] = {}
         self.up = {key: Pipe(self.env, each.pipe_up) for key, each in script.parent.items()}
         self.down = {key: Pipe(self.env, each.pipe_down) for key, each in script.parent.items()}
 
@@ -131,19 +139,58 @@ class World:
         below = level + 1
         for round in range(first, first + times):
             who = [child for child in self.children(level, node) if self.script.active[below, round][child]]
-            yield self.env.all_of([self.env.process(self.visit(below, child, node, round)) for child in who])
+            visits = {child: self.env.process(self.visit(below, child, node, round)) for child in who}
+            try:
+                heard = yield from self.hear(below, visits)
+            finally:
+                for visit in visits.values():
+                    if visit.is_alive:
+                        visit.interrupt()
+            self.came.setdefault((below, round), set()).update(heard)
             parent = self.script.parent[level, node]
-            yield self.env.timeout(parent.merge + parent.merge_per_child * len(who))
+            yield self.env.timeout(parent.merge + parent.merge_per_child * len(heard))
+
+    def hear(self, level: int, visits: dict):
+        """Wait for children as the level's policy says; who came."""
+        deadline, first = self.script.wait.get(level, (None, None))
+        enough = len(visits)
+        if isinstance(first, float):
+            enough = max(1, round(first * enough))
+        elif first is not None:
+            enough = min(first, enough)
+        is_over = self.env.timeout(1e12 if deadline is None else deadline)
+        heard: list[int] = []
+        while len(heard) < enough and not (heard and is_over.processed):
+            left = [visit for child, visit in visits.items() if child not in heard]
+            yield self.env.any_of(left if is_over.processed else [*left, is_over])
+            heard += [child for child, visit in visits.items() if visit.processed and child not in heard]
+        return heard
+
+    def carry(self, pipe: Pipe, size: float, link: float):
+        done = pipe.send(size, link)
+        try:
+            yield done
+        except simpy.Interrupt:
+            pipe.cancel(done)
+            raise
 
     def deliver(self, level: int, node: int, parent: int, round: int):
         (count, size), link = (each[node] for each in self.script.down[level, round]), self.script.link[level, node]
         yield self.env.timeout(self.script.away.get((node, round), 0.0) if level == self.script.tree.depth else 0.0)
         if count:
             yield self.env.timeout(count * link.overhead_s)
-            yield self.down[level - 1, parent].send(size + count * link.overhead_bytes, link.down)
+            yield from self.carry(self.down[level - 1, parent], size + count * link.overhead_bytes, link.down)
             yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "down"])
 
+    def drop(self, steps):
+        """What is told to stop, does."""
+        with contextlib.suppress(simpy.Interrupt):
+            yield from steps
+
     def visit(self, level: int, node: int, parent: int, round: int):
+        yield from self.drop(self.work(level, node, parent, round))
+
+    def work(self, level: int, node: int, parent: int, round: int):
         yield from self.deliver(level, node, parent, round)
         if level == self.script.tree.depth:
             yield self.env.timeout(self.script.compute[node, round])
@@ -152,5 +199,7 @@ class World:
             yield from self.meet(level, node, round * times, times)
         link = self.script.link[level, node]
         yield self.env.timeout(link.overhead_s)
-        yield self.up[level - 1, parent].send(self.script.up[level, round][node] + link.overhead_bytes, link.up)
+        yield from self.carry(
+            self.up[level - 1, parent], self.script.up[level, round][node] + link.overhead_bytes, link.up
+        )
         yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "up"])

@@ -10,10 +10,10 @@ import pytest
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
+from stratafl.clock.model.replay import Story
 from stratafl.clock.model.sharing import finished
+from stratafl.clock.model.sizes import message_sizes
 from stratafl.clock.price.costs import Costs, costs
-from stratafl.clock.price.replay import Story
-from stratafl.clock.price.sizes import message_sizes
 from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 

@@ -118,6 +118,13 @@ class Distribution:
         """One quantile."""
         return float(self.quantile(np.array([share]))[0])
 
+    def as_plain(self) -> float | dict[str, Any]:
+        """As a TOML file may have it."""
+        if self.is_constant and len(self.parameters) == 1:
+            return self.parameters[0][1]
+        finite = {key: value for key, value in self.parameters if math.isfinite(value)}
+        return {"name": self.name, **finite, **({"values": list(self.values)} if self.values else {})}
+
     def within(
         self, field: str, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
     ) -> Distribution:

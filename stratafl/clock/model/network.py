@@ -150,6 +150,27 @@ class Network:
             raise InvalidInput("network", path, f"not valid TOML: {first_line(problem)}") from None
         return Network.of(values, path.stem, path.parent)
 
+    def as_tables(self) -> dict[str, Any]:
+        """Nested tables from which `of` makes the same again, without any file."""
+        texts = {key: getattr(self, key) for key in ("name", "about", "source", "currency") if getattr(self, key)}
+        return {
+            **texts,
+            "tier": [_table(tier) for tier in self.tiers],
+            "leaf": _table(self.leaf),
+            **({} if self.direct is None else {"direct": _table(self.direct)}),
+            "nodes": {pattern: {key: each.as_plain() for key, each in given} for pattern, given in self.nodes},
+        }
+
+    @property
+    def needs_flops(self) -> bool:
+        """Whether how long a step takes may depend on the model's operations."""
+        computes = self.leaf.gflop_s is not None and self.leaf.flops_per_sample is None
+        return computes or any(key == "gflop_s" for _, given in self.nodes for key, _ in given)
+
+    def is_like(self, other: Network) -> bool:
+        """Whether links and devices are the same, whatever it is called."""
+        return all(getattr(self, each) == getattr(other, each) for each in ("tiers", "leaf", "direct", "nodes"))
+
     def tier(self, level: int, depth: int) -> Tier:
         """That of an edge level, 1 for the root's, of a tree so deep."""
         if depth == 1 and self.direct is not None:
@@ -159,6 +180,16 @@ class Network:
     def title(self, level: int, depth: int) -> str:
         """What an edge level is called in tables."""
         return self.tier(level, depth).name or f"level {level}"
+
+
+def _table(quantities: Tier | Device) -> dict[str, Any]:
+    """Those that are not as usual."""
+    found = {}
+    for each in dataclasses.fields(quantities):
+        value = getattr(quantities, each.name)
+        if value != each.default:
+            found[each.name] = value if isinstance(value, str) else value.as_plain()
+    return found
 
 
 def _text(key: str, value: object) -> str:

@@ -12,8 +12,9 @@ meet. In a stage, with times counted from the beginning of the round:
               now, such as an answer to their last report, yields the pipe to those that do.
     compute   A leaf that has the model pauses, and makes its steps: steps x seconds per step x
               slowdown, as often as its work is lost, and once more.
-    up        It sends its report, in the same way. A parent merges when the last child that takes
-              part has been heard, and if it meets its own parent at the same time, it reports next.
+    up        It sends its report, in the same way. A parent merges when the last child that it
+              waits for (`waiting`) has been heard, and if it meets its own parent at the same time,
+              it reports next. Until then late children send, too, and share the pipe.
 
 Nobody waits for anybody but its own parent and its own children, so groups of a level go their ways
 until they meet above. Everything that a child is to get between two of its rounds goes down as one
@@ -35,9 +36,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.tree import Tree
+from stratafl.clock.model.families import Families
 from stratafl.clock.model.placed import Edges, PlacedNetwork
-from stratafl.clock.model.sharing import finished
+from stratafl.clock.model.waiting import ALL, Policy, closed
 
 AWAY, COMPUTE, DOWN, UP, WAIT, MERGE = PARTS = ("away", "compute", "down", "up", "wait", "merge")
 Part = tuple[str, int]
@@ -61,7 +62,7 @@ class Stage:
     end: int
     """Edge levels from the leaves' up to this one meet after it."""
     active: dict[int, np.ndarray]
-    """By level that begins: who takes part (R x N)."""
+    """By level that begins: who takes part (R x N), and is heard in time."""
     down: dict[int, Messages]
     """By level that begins."""
     up: dict[int, Messages]
@@ -70,6 +71,12 @@ class Stage:
     """By level: the number of its round in the run (R), from which what varies is drawn."""
     steps_N: np.ndarray
     """Of each leaf."""
+    asked: dict[int, np.ndarray] | None = None
+    """By level that begins: who was asked and works, also in vain, where anybody can be late."""
+
+    def working(self, level: int) -> np.ndarray:
+        """Who works on a level, whether it counts or not."""
+        return self.active[level] if self.asked is None else self.asked[level]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +110,8 @@ class _Sums:
     watch: Observer | None
     parts: dict[Part, np.ndarray] = field(default_factory=dict)
     joules_R: np.ndarray = field(init=False)
+    work_RN: np.ndarray = field(init=False)
+    """Seconds for which each leaf computes in the stage under way."""
 
     def __post_init__(self) -> None:
         self.joules_R = np.zeros(self.rounds)
@@ -116,35 +125,59 @@ class _Sums:
             self.watch(Interval(what, level, begin_RN, end_RN, who_RN))
 
 
+class Walk:
+    """Where global rounds stand that are gone through stage by stage."""
+
+    def __init__(self, rounds: int, watch: Observer | None = None):
+        self.sums = _Sums(rounds, watch)
+        self.ready: dict[int, np.ndarray] = {0: np.zeros((rounds, 1))}
+        """By level: since when each node has what it hands out or works on."""
+        self.opened: dict[int, np.ndarray] = {}
+        """By edge level: when the parents' meetings opened."""
+        self.weight: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
+
+    @property
+    def seconds_R(self) -> np.ndarray:
+        """Since the beginning, once the root has met."""
+        return self.ready[0][:, 0]
+
+
 class Clock:
     """A network on a tree, ready to say how long rounds take."""
 
-    def __init__(self, placed: PlacedNetwork):
+    def __init__(self, placed: PlacedNetwork, wait: Sequence[Policy] = ()):
+        """wait: whom parents wait for, per edge level, root first; all unless given."""
         self.placed, self.tree = placed, placed.tree
+        self.wait = tuple(wait) or (ALL,) * placed.tree.depth
         self._families = [Families(self.tree, level) for level in range(1, self.tree.depth + 1)]
 
     def spent(self, stages: Sequence[Stage], rounds: int, watch: Observer | None = None) -> Spent:
         """What so many global rounds take that have these stages."""
-        tree, sums = self.tree, _Sums(rounds, watch)
-        ready: dict[int, np.ndarray] = {0: np.zeros((rounds, 1))}
-        weight: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
+        walk = Walk(rounds, watch)
         for stage in stages:
-            for level in range(stage.begin, tree.depth + 1):
-                parent_N, active_RN = tree.parents[level], stage.active[level]
-                count_RM = self._families[level - 1].sum(active_RN.astype(np.float64))
-                each_RM = weight[level - 1] / np.maximum(count_RM, 1)
-                weight[level] = each_RM[:, parent_N] * active_RN
-                ready[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
-            done = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
-            for level in range(tree.depth, stage.end - 1, -1):
-                done = self._up(stage, level, done, weight, sums)
-            ready[stage.end - 1] = done
-        return Spent(ready[0][:, 0], sums.parts, sums.joules_R)
+            self.advance(walk, stage)
+        return Spent(walk.seconds_R, walk.sums.parts, walk.sums.joules_R)
+
+    def advance(self, walk: Walk, stage: Stage) -> dict[int, np.ndarray]:
+        """Go through a stage; by level that met, who was heard in time (R x N)."""
+        tree, ready, weight, sums = self.tree, walk.ready, walk.weight, walk.sums
+        for level in range(stage.begin, tree.depth + 1):
+            families, active_RN = self._families[level - 1], stage.active[level]
+            count_RM = families.sum(active_RN.astype(np.float64))
+            weight[level] = families.spread(weight[level - 1] / np.maximum(count_RM, 1)) * active_RN
+            walk.opened[level] = ready[level - 1]
+            ready[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
+        done = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
+        came = {}
+        for level in range(tree.depth, stage.end - 1, -1):
+            came[level], done = self._up(stage, level, done, walk)
+        ready[stage.end - 1] = done
+        return came
 
     def _down(self, stage: Stage, level: int, ready_RM: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
         """When each child has what its parent gave; who gets nothing has it already."""
         edges, families = self.placed.edge(level), self._families[level - 1]
-        messages, active_RN = stage.down[level], stage.active[level]
+        messages, active_RN = stage.down[level], stage.working(level)
         told_RN = ready_RM[:, self.tree.parents[level]]
         away_RN = self._away(stage.counter[level]) if level == self.tree.depth else np.zeros((1, 1))
         there_RN = messages.count_RN > 0
@@ -173,7 +206,7 @@ class Clock:
     def _compute(self, stage: Stage, ready_RN: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
         """When each leaf has made its steps."""
         devices, seed, level = self.placed.devices, self.placed.seed, self.tree.depth
-        counter_R, active_RN = stage.counter[level], stage.active[level]
+        counter_R, active_RN = stage.counter[level], stage.working(level)
         pause_RN = devices.pause.each(seed, counter_R)
         work_RN = stage.steps_N * devices.step_s_N * devices.slowdown.each(seed, counter_R)
         if (devices.dropout_N > 0).any():
@@ -184,77 +217,43 @@ class Clock:
             work_RN = work_RN * (1 + times_RN)
         sums.part(AWAY, level, weight_RN, pause_RN)
         sums.part(COMPUTE, level, weight_RN, work_RN)
-        sums.joules_R += (work_RN * active_RN * devices.watts_N).sum(axis=1)
+        sums.work_RN = work_RN * active_RN
+        sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
         sums.see(COMPUTE, level, ready_RN + pause_RN, ready_RN + pause_RN + work_RN, active_RN)
         return ready_RN + pause_RN + work_RN
 
-    def _up(
-        self, stage: Stage, level: int, done_RN: np.ndarray, weight: dict[int, np.ndarray], sums: _Sums
-    ) -> np.ndarray:
-        """When each parent has merged what came; one to whom nobody comes has nothing to do."""
+    def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
+        """Who came in time, and when each parent has merged that; one to whom nobody comes has
+        nothing to do."""
         edges, families = self.placed.edge(level), self._families[level - 1]
-        messages, parent_N = stage.up[level], self.tree.parents[level]
+        messages, weight, sums = stage.up[level], walk.weight, walk.sums
         there_RN = messages.count_RN > 0
         begin_RN = done_RN + messages.count_RN * edges.overhead_s_N
         size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
         sent_RN = families.transfer(begin_RN, size_RN, edges.up_N, edges.pipe_up_M, there_RN)
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
-        heard_RN = np.where(there_RN, sent_RN + delay_RN, -np.inf)
-        last_RM, count_RM = families.max(heard_RN), families.sum(there_RN.astype(np.float64))
-        last_RM = np.where(count_RM > 0, last_RM, 0.0)
+        policy = self.wait[level - 1]
+        came_RN, count_RM, last_RM = closed(policy, families, sent_RN + delay_RN, there_RN, walk.opened[level])
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
-        got_RN = np.where(there_RN, heard_RN, done_RN)
-        last_RN = last_RM[:, parent_N]
+        got_RN = np.where(there_RN, sent_RN + delay_RN, done_RN)
+        last_RN = families.spread(last_RM)
+        if not policy.is_all:
+            # who is late stops when the meeting closes
+            got_RN, sent_RN = (np.where(there_RN, np.minimum(each, last_RN), each) for each in (got_RN, sent_RN))
+            before_RN = done_RN
+            done_RN, begin_RN = np.minimum(done_RN, got_RN), np.minimum(begin_RN, sent_RN)
+            if level == self.tree.depth:
+                unmade_RN = np.minimum(sums.work_RN, before_RN - done_RN) * there_RN
+                sums.joules_R -= (unmade_RN * self.placed.devices.watts_N).sum(axis=1)
         sums.part(UP, level, weight[level], got_RN - done_RN)
-        sums.part(WAIT, level, weight[level], np.where(there_RN, last_RN - got_RN, 0.0))
+        sums.part(WAIT, level, weight[level], np.where(came_RN, last_RN - got_RN, 0.0))
         sums.part(MERGE, level, weight[level - 1], merge_RM)
         sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.up_watts_N).sum(axis=1)
         sums.joules_R += (merge_RM * edges.merge_watts_M).sum(axis=1)
         sums.see(UP, level, done_RN, got_RN, there_RN)
-        sums.see(WAIT, level, got_RN, last_RN, there_RN)
+        sums.see(WAIT, level, got_RN, last_RN, came_RN)
         sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
-        return last_RM + merge_RM
-
-
-class Families:
-    """The children of each parent of a level, who are neighbours."""
-
-    def __init__(self, tree: Tree, level: int):
-        counts_M = tree.children(level - 1)
-        self._starts_M = np.cumsum(counts_M) - counts_M
-        self._parents, self._most = len(counts_M), int(counts_M.max())
-        self._is_even = bool((counts_M == self._most).all())
-        self._place_N = tree.parents[level] * self._most + np.arange(len(tree.parents[level]))
-        self._place_N -= self._starts_M[tree.parents[level]]
-
-    def sum(self, values_RN: np.ndarray) -> np.ndarray:
-        if self._is_even:
-            return values_RN.reshape(len(values_RN), self._parents, self._most).sum(axis=2)
-        return np.add.reduceat(values_RN, self._starts_M, axis=1)
-
-    def max(self, values_RN: np.ndarray) -> np.ndarray:
-        if self._is_even:
-            return values_RN.reshape(len(values_RN), self._parents, self._most).max(axis=2)
-        return np.maximum.reduceat(values_RN, self._starts_M, axis=1)
-
-    def transfer(
-        self, begin_RN: np.ndarray, size_RN: np.ndarray, link_N: np.ndarray, pipe_M: np.ndarray, there_RN: np.ndarray
-    ) -> np.ndarray:
-        """When transfers end; where none is, its own beginning."""
-        if np.isinf(pipe_M).all():
-            return np.where(there_RN, begin_RN + size_RN / link_N, begin_RN)
-        rounds = len(there_RN)
-        link_RN = np.broadcast_to(link_N, there_RN.shape)
-        padded = [self._padded(values, fill) for values, fill in
-                  ((begin_RN, 0.0), (size_RN, 0.0), (link_RN, 1.0), (there_RN, False))]  # fmt: skip
-        begin, size, link, there = padded
-        ends = finished(begin, size, link, np.tile(pipe_M, rounds), there)
-        return ends.reshape(rounds, -1)[:, self._place_N]
-
-    def _padded(self, values_RN: np.ndarray, fill: float | bool) -> np.ndarray:
-        padded = np.full((len(values_RN), self._parents * self._most), fill, dtype=values_RN.dtype)
-        padded[:, self._place_N] = values_RN
-        return padded.reshape(-1, self._most)
+        return came_RN, last_RM + merge_RM
 
 
 def wire_bytes(edges: Edges, messages: Messages) -> np.ndarray:

@@ -13,9 +13,9 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, place
+from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay, stages_of
 from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
 from stratafl.clock.price.flops import flops_of
-from stratafl.clock.price.replay import Chunk, Sent, Story, at_once, replay, stages_of
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
@@ -73,8 +73,9 @@ class PricedRun:
     @staticmethod
     def of(run: StoredRun, flops: float | None = None) -> PricedRun:
         """flops: of training on one sample, where the run's model cannot be looked at."""
-        recovered = recover(run)
-        return PricedRun(run, recovered, flops if flops is not None else flops_of(run, recovered.parameters))
+        recovered, counted = recover(run), run.clock.get("flops_per_sample")
+        known = counted if isinstance(counted, float) else flops
+        return PricedRun(run, recovered, known if known is not None else flops_of(run, recovered.parameters))
 
     def on(self, network: Network) -> Costs:
         """What it costs there."""
@@ -83,12 +84,14 @@ class PricedRun:
     def intervals(self, network: Network, round: int) -> list[Interval]:
         """What every node does in one global round there, counted from 1."""
         seen: list[Interval] = []
-        Clock(self.placed(network)).spent(stages_of(self.recovered.story, round - 1), 1, seen.append)
+        clock = Clock(self.placed(network), self.recovered.story.wait)
+        clock.spent(stages_of(self.recovered.story, round - 1, clock), 1, seen.append)
         return seen
 
     def placed(self, network: Network) -> PlacedNetwork:
         """The network on the run's tree."""
         story = self.recovered.story
+        self.recovered.check(network, self.run.name)
         try:
             return place(network, story.tree, story.seed, story.samples_N, self.flops)
         except InvalidInput as problem:
@@ -100,10 +103,10 @@ class PricedRun:
 
 def costs(story: Story, placed: PlacedNetwork) -> Costs:
     """What a run with this story costs on a network."""
-    clock, network, depth = Clock(placed), placed.network, story.tree.depth
+    clock, network, depth = Clock(placed, story.wait), placed.network, story.tree.depth
     spent: list[tuple[int, Spent]] = []
     sent: list[tuple[Sent, ...]] = []
-    for chunk in replay(story):
+    for chunk in replay(story, clock):
         spent += list(_spent(clock, story, chunk))
         sent.append(tuple(Sent(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent))
     seconds_R = _joined([(count, each.seconds) for count, each in spent])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from stratafl.base.errors import InvalidInput, named
+from stratafl.clock.model.flops import training_flops
 from stratafl.models.registry import build, parameters
 from stratafl.runs import StoredRun
 
-BACKWARD = 3
-"""Training takes so many times the operations of looking: forward, and twice that backward."""
 IMAGES_28, IMAGES_32, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 SHAPES: Mapping[str, tuple[int, ...]] = {
     "cifar10": IMAGES_32, "cifar100": IMAGES_32, "cinic10": IMAGES_32, "mnist": IMAGES_28, "fashion_mnist": IMAGES_28,
@@ -34,12 +32,10 @@ def flops_of(run: StoredRun, trained: int) -> float | None:
             model = build(name, shape, len(classes), **params).eval()
             kind = torch.long if shape == TEXT else torch.float32
             sample = torch.zeros((1, *shape), dtype=kind)
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                model(sample)
+            counted = training_flops(lambda: model(sample))
     except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
         return None
     own = parameters(model)
     # where nothing but models is sent, records do not tell parameters from buffers
     both = own + sum(each.numel() for each in model.buffers() if each.is_floating_point())
-    counted = counter.get_total_flops()
-    return float(BACKWARD * counted) if counted and trained in (own, both) else None
+    return counted if trained in (own, both) else None

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
-from stratafl.clock.price.replay import Story, replay
-from stratafl.clock.price.sizes import message_sizes
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.replay import Story, leaf_steps, replay
+from stratafl.clock.model.sizes import MessageSizes, message_sizes
+from stratafl.clock.model.waiting import check_wait
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.leaf import Leaf
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule, check_participation
-from stratafl.data.sampling import steps_of_pass
 from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 
@@ -42,6 +43,14 @@ class Recovered:
     parameters: int
     buffers: int
     notes: tuple[str, ...]
+    own: Network | None = None
+    """That in whose virtual time the run went on."""
+
+    def check(self, network: Network, name: str) -> None:
+        """Refuse a network on which other nodes would have been late."""
+        if self.story.waits_by_time and self.own is not None and not network.is_like(self.own):
+            told = f"{name} waited by time on {self.own.name}, on which its learning depends: price it there, or run it"
+            raise InvalidInput("--network", network.name, f"{told} on this one")
 
 
 def recover(run: StoredRun) -> Recovered:
@@ -51,21 +60,49 @@ def recover(run: StoredRun) -> Recovered:
     tree = tree_of(run)
     config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
     schedule = _schedule(run, config, tree.depth)
-    rules, leaf = _rules(run, config, tree.depth), _leaf(config, run.total)
     steps_N, samples_N = _steps(run, config, schedule)
+    noted = _noted(run, tree.depth) if run.clock else None
+    rules, leaf = ((), None) if noted else (_rules(run, config, tree.depth), _leaf(config, run.total))
     story = Story(
         tree=tree,
         schedule=schedule,
         participation=_participation(run, config, tree.depth),
         seed=_seed(run, config),
-        sizes=message_sizes(rules, UNIT, 0, leaf),
+        sizes=noted.sizes if noted else message_sizes(rules, UNIT, 0, leaf),
         steps_N=steps_N,
         samples_N=samples_N,
         rounds=len(run.rounds),
+        wait=check_wait(_table(config, "schedule").get("wait"), tree.depth),
     )
+    if noted:
+        notes = [] if story.waits_by_time else _disagreement(run, story)
+        return Recovered(story, noted.parameters, noted.buffers, tuple(notes), noted.network)
+    if story.waits_by_time:
+        raise InvalidInput(
+            "run", run.path, "its parents waited by time, and its run.json does not say on which network"
+        )
     parameters, buffers = _model_size(run, story, rules, leaf)
     story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
     return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)))
+
+
+class _Noted(NamedTuple):
+    """What a run in virtual time says of itself."""
+
+    network: Network
+    parameters: int
+    buffers: int
+    sizes: MessageSizes
+
+
+def _noted(run: StoredRun, depth: int) -> _Noted:
+    try:
+        network, sizes = Network.of(run.clock["network"]), MessageSizes.of(run.clock["messages"])
+        if len(sizes.levels) != depth:
+            raise ValueError
+        return _Noted(network, int(run.clock["parameters"]), int(run.clock["buffers"]), sizes)
+    except (InvalidInput, KeyError, TypeError, ValueError):
+        raise InvalidInput("run", run.path, "the clock in its run.json cannot be read") from None
 
 
 def tree_of(run: StoredRun) -> Tree:
@@ -134,12 +171,7 @@ def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tup
     """Each leaf's steps between two meetings, and the samples in one of them."""
     given, leaves = _table(config, "leaf"), run.tree["levels"][-1]
     held_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
-    batch = given.get("batch") or None
-    samples_N = held_N if batch is None else np.minimum(batch, np.where(held_N > 0, held_N, batch))
-    period = schedule.periods[-1]
-    if given.get("epochs") is None:
-        return np.full(len(held_N), period), samples_N
-    return np.array([period * steps_of_pass(max(int(held), 1), batch) for held in held_N]), samples_N
+    return leaf_steps(held_N, given.get("batch") or None, schedule, given.get("epochs") is not None)
 
 
 def _client_bytes(story: Story, rounds: int) -> np.ndarray:

@@ -133,6 +133,9 @@ def check_deployable(config: Config) -> None:
     if any(level != 0 for level in run.evaluate_levels):
         wanted = "only the root, which has the test data, evaluates a deployed model: must be [0]"
         raise InvalidInput("run.evaluate_levels", run.evaluate_levels, wanted)
+    if config.network is not None or config.schedule.wait is not None:
+        wanted = "is a simulation's virtual time: leave it out; a deployment's own deadlines are in its topology"
+        raise InvalidInput("network", config.network or config.schedule.wait, wanted)
     if config.data.test_partition is not None:
         wanted = "only the root, which has the test data, evaluates a deployed model: leave it out"
         raise InvalidInput("data.test_partition", config.data.test_partition, wanted)

@@ -45,7 +45,7 @@ PLACES = {
 }  # fmt: skip
 """The tables of a config that arguments are in; those of the problem are otherwise in `data`, all
 others in `run`."""
-ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks")
+ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks", "network", "wait")
 """What is said in another way: who holds which samples is in the fingerprint of the data."""
 
 
@@ -71,6 +71,9 @@ def as_config(
                 value = getattr(group, each.name)
                 place = tables.setdefault(PLACES.get(each.name, usual), {})
                 place[each.name] = None if value is None else described(value)
+    if simulation.clock is not None:
+        tables["network"] = simulation.clock.facts["network"]
+        tables["schedule"]["wait"] = [each.as_plain() for each in simulation.clock.story.wait]
     return tables
 
 

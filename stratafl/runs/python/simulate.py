@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from stratafl.base.tree import Shape, Tree
+from stratafl.clock.model.presets import NetworkLike
+from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Diagnose
 from stratafl.core.objective.goal import GoalLike
@@ -48,7 +50,7 @@ def simulate(
     stop_at: float | None = None, stop_when: GoalLike | None = None,
     diagnose: Diagnose = "drift",
     update_limit: float | None = None, update_factor: float | Sequence[float] | None = None,
-    seed: int = 0,
+    network: NetworkLike | None = None, wait: Wait | Sequence[Wait] = None, seed: int = 0,
     device: str | torch.device = "cpu", engine: Name | None = None, precision: Compute = "fp32",
     ranks: Ranks | None = None,
     save: str | Path | None = None,
@@ -80,12 +82,14 @@ def simulate(
     precision: of the products in training: "fp32", "tf32", "bf16" or "fp16".
     diagnose: what is measured of the levels' drift: "none", "drift" or "ideal".
     update_limit, update_factor: refuse updates far larger or longer than their siblings'.
+    network, wait: in whose virtual time it goes on, and whom parents wait for in it.
     ranks: the processes that share the run, each of which must call this in the same way.
     save: a folder to keep the run in, and to go on with it from: see `Simulation.save`.
     """
     task = model, data, partition, tree, weights, test, loss, augment
     problem = Problem(*task, initial, columns, lazy, test_partition, keep_at_home)
-    method = Method(rules, periods, leaf, batch, sampling, participation, seed, update_limit, update_factor)
+    how = rules, periods, leaf, batch, sampling, participation, seed, update_limit, update_factor
+    method = Method(*how, network, wait)
     evaluation = Evaluation(rounds, evaluate_every, evaluate_levels, stop_at, diagnose, metrics, stop_when)
     return _kept(save, problem, method, evaluation, Execution(device, engine, precision, ranks))
 

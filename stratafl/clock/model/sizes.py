@@ -3,8 +3,9 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -43,6 +44,11 @@ class MessageSizes:
     model: int
     """Bytes of a model, a gradient or a correction alone."""
 
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> MessageSizes:
+        """From what `dataclasses.asdict` made of it, also by way of JSON."""
+        return MessageSizes(tuple(LevelMessages(**each) for each in values["levels"]), int(values["model"]))
+
     def edge(self, level: int) -> LevelMessages:
         return self.levels[level - 1]
 
@@ -57,11 +63,13 @@ class _Scale(Watcher):
         self.met_at[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
 
 
-def message_sizes(rules: Sequence[Rule], parameters: int, buffers: int, leaf: Leaf | None = None) -> MessageSizes:
-    """Those of a model with so many parameters and buffer values, of 4 bytes each."""
+def message_sizes(
+    rules: Sequence[Rule], parameters: int, buffers: int, leaf: Leaf | None = None, dtype: torch.dtype = torch.float32
+) -> MessageSizes:
+    """Those of a model with so many parameters and buffer values."""
     scale = _Scale()
     tree = Tree.of("x".join("1" for _ in rules))
-    x_P, b_B = torch.zeros(parameters), torch.zeros(buffers)
+    x_P, b_B = torch.zeros(parameters, dtype=dtype), torch.zeros(buffers, dtype=dtype)
     federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[scale], leaf=leaf)
     federation.begin()
     if federation.wants_gradients:

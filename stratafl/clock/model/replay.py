@@ -1,7 +1,9 @@
 """A run without its training: who took part in every meeting, and what was sent.
 
 Participation is drawn again from the run's seed, and messages are counted by the very account that
-a simulation keeps (`core.measure.traffic`), so both are what they were.
+a simulation keeps (`core.measure.traffic`), so both are what they were. Where somebody can be late,
+a clock decides stage by stage who is, since what a child is sent depends on whether it came before;
+here late children are sent their models, too, which a run's own account leaves out.
 
 Shape suffixes: R rounds, N nodes of a level.
 """
@@ -15,12 +17,14 @@ import numpy as np
 import torch
 
 from stratafl.base.tree import Tree
-from stratafl.clock.model.timeline import Messages, Stage
-from stratafl.clock.price.sizes import MessageSizes
+from stratafl.clock.model.sizes import MessageSizes
+from stratafl.clock.model.timeline import Clock, Messages, Stage, Walk
+from stratafl.clock.model.waiting import Policy
 from stratafl.core.measure.traffic import Direction, Traffic
 from stratafl.core.meeting import Held, Outcome
 from stratafl.core.schedule import Participation, Schedule, draw
 from stratafl.core.watch import Beginning, Meeting, Restart
+from stratafl.data.sampling import steps_of_pass
 
 CHUNK = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""
@@ -44,11 +48,20 @@ class Story:
     samples_N: np.ndarray
     """That each leaf takes in one step."""
     rounds: int
+    wait: tuple[Policy, ...] = ()
+    """Whom parents wait for, root first; for all unless given."""
+
+    @property
+    def waits_by_time(self) -> bool:
+        """Whether a clock decides who takes part."""
+        return any(not each.is_all for each in self.wait)
 
     @property
     def is_steady(self) -> bool:
         """Whether the same nodes take part in every round."""
-        return all(each is None or each == "all" or (type(each) is float and each == 1) for each in self.participation)
+        return not self.waits_by_time and all(
+            each is None or each == "all" or (type(each) is float and each == 1) for each in self.participation
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,27 +105,48 @@ class Chunk:
         )
 
 
-class _Row:
+ByLevel = dict[int, np.ndarray]
+RowStage = tuple[int, int, ByLevel, dict[int, tuple], dict[int, tuple], dict[int, int], ByLevel | None]
+"""The fields of a `Stage` without its steps, of one round."""
+
+
+class Row:
     """One global round as it is replayed: per stage and level who took part and what went over."""
 
     def __init__(self) -> None:
-        self.stages: list[tuple[int, int, dict[int, np.ndarray], dict[int, tuple], dict[int, tuple], dict[int, int]]]
-        self.stages = []
+        self.stages: list[RowStage] = []
         self.sent: list[tuple[np.ndarray, ...]] = []
+        self.seconds = 0.0
+        """What it took, where a clock was there."""
+        self.asked: dict[tuple[int, int], np.ndarray] = {}
+        """By level and the number of its round: who was to take part."""
+        self.came: dict[tuple[int, int], np.ndarray] = {}
+        """Likewise, who of them was heard in time; also below a node that was late itself."""
+
+    def take_part(self, schedule: Schedule, tree: Tree) -> dict[tuple[int, int], np.ndarray]:
+        """Likewise, who took part: who came in time, with all its ancestors."""
+        found: dict[tuple[int, int], np.ndarray] = {}
+        for level, number in sorted(self.came):
+            found[level, number] = self.came[level, number]
+            if level > 1:
+                above = number * schedule.meetings[level - 1] // schedule.meetings[level]
+                found[level, number] = found[level, number] & found[level - 1, int(above)][tree.parents[level]]
+        return found
 
 
-class _Replay:
+class Replay:
     """The state of a replay: the account, who takes part, how many rounds each level has begun."""
 
-    def __init__(self, story: Story):
-        self.story, self.tree = story, story.tree
+    def __init__(self, story: Story, clock: Clock | None = None):
+        """clock: what decides who is late; without it nobody is."""
+        self.story, self.tree, self.clock = story, story.tree, clock
         self.traffic, self.top = Traffic(story.tree), 0
         self.begun = [0] * (story.tree.depth + 1)
         self.active = [np.ones(n, dtype=bool) for n in story.tree.sizes]
 
-    def round(self) -> _Row:
+    def round(self) -> Row:
         """The next one."""
-        row, depth = _Row(), self.tree.depth
+        row, depth, walk = Row(), self.tree.depth, Walk(1)
         totals = [np.zeros((4, size), dtype=np.int64) for size in self.tree.sizes]
         # answers to the last meeting are in the account already, and belong to the round before
         self._add(totals, sign=-1)
@@ -130,22 +164,49 @@ class _Replay:
                 # what is owed above the gradients' levels travels with the models
                 for level in range(begin, fresh[0]):
                     down[level] = _joined(down[level], self._taken("down", range(level, level + 1), totals)[level])
-                row.stages.append((begin, fresh[0], active, down, up, early))
+                row.stages.append((begin, fresh[0], active, down, up, early, None))
+                self._clocked(row, walk)
                 begin = fresh[0]
                 active = {level: self.active[level] for level in range(begin, depth + 1)}
                 counter = {level: self.begun[level] - 1 for level in range(begin, depth + 1)}
             down = self._taken("down", range(begin, depth + 1), totals)
-            for level in range(depth, event.top - 1, -1):
-                self._meet(level, relayed=level > event.top)
-            up = self._taken("up", range(event.top, depth + 1), totals)
+            up = {level: self._reports(level) for level in range(event.top, depth + 1)}
             counter |= {level: self.begun[level] - 1 for level in range(event.top, depth + 1)}
-            row.stages.append((begin, event.top, active, down, up, counter))
+            row.stages.append((begin, event.top, active, down, up, counter, None))
+            came = self._clocked(row, walk)
+            for level in range(depth, event.top - 1, -1):
+                self._meet(level, came[level], relayed=level > event.top)
+            self._taken("up", range(event.top, depth + 1), totals)
             has = [None] + [self._flag(level) for level in range(1, depth + 1)]
             self.traffic.relayed(event.top, has)
             self.top = event.top
         self._add(totals, sign=1)
         row.sent = [tuple(total.sum(axis=1)) for total in totals]
+        if self.clock is not None:
+            row.seconds = float(walk.seconds_R[0])
+        if self.story.waits_by_time:
+            present = row.take_part(self.story.schedule, self.tree)
+            row.stages = [
+                (*stage[:2], {level: present[level, stage[5][level]] for level in stage[2]}, *stage[3:6], stage[2])
+                for stage in row.stages
+            ]
         return row
+
+    def _reports(self, level: int) -> tuple[np.ndarray, np.ndarray]:
+        """What children are about to send, whether it comes in time or not."""
+        count_N = self.active[level].astype(np.int64)
+        return count_N, count_N * self.story.sizes.edge(level).report
+
+    def _clocked(self, row: Row, walk: Walk) -> ByLevel:
+        """Let the last stage pass on the clock: by level that meets, who is heard in time."""
+        begin, end, active, _, _, counter, _ = row.stages[-1]
+        came = {level: self.active[level] for level in range(end, self.tree.depth + 1)}
+        if self.clock is not None:
+            stage = _stage(self.story, row.stages[-1:])
+            came = {level: came_1N[0] for level, came_1N in self.clock.advance(walk, stage).items()}
+        row.asked |= {(level, counter[level]): active[level] for level in range(begin, self.tree.depth + 1)}
+        row.came |= {(level, counter[level]): came_N for level, came_N in came.items()}
+        return came
 
     def state(self) -> tuple:
         """What the next round depends on where everybody takes part."""
@@ -173,8 +234,8 @@ class _Replay:
         sent = {level: self.active[level] for level in range(fresh[0], self.tree.depth + 1)}
         self.traffic.restarted(Restart(self.top, fresh, sent, self.active, self.story.sizes.model))
 
-    def _meet(self, level: int, relayed: bool) -> None:
-        edge, came_N = self.story.sizes.edge(level), self.active[level]
+    def _meet(self, level: int, came_N: np.ndarray, relayed: bool) -> None:
+        edge = self.story.sizes.edge(level)
         answered = edge.is_answered_below if relayed else edge.is_answered
         nothing, none = torch.empty(0), np.empty(0)
         held = Held(nothing, nothing, {})
@@ -216,17 +277,29 @@ def _joined(one: tuple, other: tuple) -> tuple:
     return np.maximum(one[0], other[0]), one[1] + other[1]
 
 
+def leaf_steps(
+    held_N: Sequence[int] | np.ndarray, batch: int | None, schedule: Schedule, passes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each leaf's steps between two meetings, and the samples in one of them, from how many samples
+    it has; passes: whether the lowest period is in passes over these."""
+    held_N, period = np.asarray(held_N, dtype=np.int64), schedule.periods[-1]
+    samples_N = held_N if batch is None else np.minimum(batch, np.where(held_N > 0, held_N, batch))
+    if not passes:
+        return np.full(len(held_N), period), samples_N
+    return np.array([period * steps_of_pass(max(int(held), 1), batch) for held in held_N]), samples_N
+
+
 def at_once(story: Story) -> int:
     """How many rounds are looked at side by side."""
     return max(1, CHUNK // (sum(story.tree.sizes) * int(story.schedule.meetings[-1])))
 
 
-def replay(story: Story) -> Iterator[Chunk]:
+def replay(story: Story, clock: Clock | None = None) -> Iterator[Chunk]:
     """The run's rounds in chunks; where all of them are alike from some round on, these are said
-    once, with how many they are."""
-    machine = _Replay(story)
+    once, with how many they are. A clock is needed only where somebody can be late."""
+    machine = Replay(story, clock if story.waits_by_time else None)
     size = at_once(story)
-    rows: list[_Row] = []
+    rows: list[Row] = []
     first, before = 0, None
     for round in range(story.rounds):
         rows.append(machine.round())
@@ -245,9 +318,9 @@ def replay(story: Story) -> Iterator[Chunk]:
         yield _chunk(story, rows, first)
 
 
-def stages_of(story: Story, round: int) -> tuple[Stage, ...]:
+def stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:
     """Those of one global round, counted from 0."""
-    for chunk in replay(replace(story, rounds=round + 1)):
+    for chunk in replay(replace(story, rounds=round + 1), clock):
         place = round - chunk.first
         if len(chunk.sent[0].bytes_up) < chunk.rounds:
             return chunk.many(story.schedule, range(place, place + 1))
@@ -264,34 +337,38 @@ def _row_of(stage: Stage, row: int) -> Stage:
         down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
         up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
         counter={level: rows[one] for level, rows in stage.counter.items()},
+        asked=None if stage.asked is None else {level: rows[one] for level, rows in stage.asked.items()},
     )
 
 
-def _chunk(story: Story, rows: Sequence[_Row], first: int) -> Chunk:
+def _chunk(story: Story, rows: Sequence[Row], first: int) -> Chunk:
     """Rounds beside each other."""
-    stages = []
-    for number in range(len(rows[0].stages) if rows else 0):
-        same = [row.stages[number] for row in rows]
-        begin, end = same[0][:2]
-        below, above = range(begin, story.tree.depth + 1), range(end, story.tree.depth + 1)
-        counters = {level: np.array([each[5][level] for each in same]) for level in same[0][5]}
-        is_look = bool(counters[story.tree.depth][0] >= GRADIENTS)
-        stages.append(
-            Stage(
-                begin=begin,
-                end=end,
-                active={level: np.stack([each[2][level] for each in same]) for level in below},
-                down={level: _messages([each[3][level] for each in same]) for level in below},
-                up={level: _messages([each[4][level] for each in same]) for level in above},
-                counter=counters,
-                steps_N=np.ones_like(story.steps_N) if is_look else story.steps_N,
-            )
-        )
+    stages = [_stage(story, [row.stages[number] for row in rows]) for number in range(len(rows[0].stages))]
     sent = []
     for level in range(1, story.tree.depth + 1):
         counts = np.array([row.sent[level] for row in rows], dtype=np.float64).reshape(-1, 4).T
         sent.append(Sent(*counts))
     return Chunk(first, len(rows), tuple(stages), tuple(sent))
+
+
+def _stage(story: Story, same: Sequence[RowStage]) -> Stage:
+    """The same stage of several rounds."""
+    begin, end, *_, asked = same[0]
+    below, above = range(begin, story.tree.depth + 1), range(end, story.tree.depth + 1)
+    counters = {level: np.array([each[5][level] for each in same]) for level in same[0][5]}
+    is_look = bool(counters[story.tree.depth][0] >= GRADIENTS)
+    return Stage(
+        begin=begin,
+        end=end,
+        active={level: np.stack([each[2][level] for each in same]) for level in below},
+        down={level: _messages([each[3][level] for each in same]) for level in below},
+        up={level: _messages([each[4][level] for each in same]) for level in above},
+        counter=counters,
+        steps_N=np.ones_like(story.steps_N) if is_look else story.steps_N,
+        asked=None
+        if asked is None
+        else {level: np.stack([(each[6] or {})[level] for each in same]) for level in below},
+    )
 
 
 def _messages(parts: Sequence[tuple]) -> Messages:
