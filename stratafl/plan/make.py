@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import check_writable, make_folder
+from stratafl.base.files import check_writable, make_folder, write_json
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.plan.choose import Answer, answers, repeat
 from stratafl.plan.priced import Tried
-from stratafl.plan.question import Question
+from stratafl.plan.question import FILE, Question
 from stratafl.plan.search import Search, optuna
 from stratafl.plan.space import Setting
 from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
@@ -78,36 +78,50 @@ def make(
     optuna()
     begun = time.monotonic()
     check_writable("--out", folder)
-    if must_exist and not folder.is_dir():
+    if must_exist and not (folder / RUNS).is_dir():
         raise InvalidInput("--resume", folder, "no plan in it that could go on")
     make_folder(folder)
     lock = Lock(folder)
     try:
-        question.keep(folder, must_exist)
+        noted = question.check(folder)
         trainer = Trainer(question, folder / RUNS, say, show)
         search = Search(question, trainer, folder)
         with Stop(say) as stop:
-            return _made(search, trainer, stop, begun, seconds)
+            return _made(search, trainer, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
     finally:
         lock.release()
 
 
-def _made(search: Search, trainer: Trainer, stop: Stop, begun: float, seconds: float | None) -> Made:
-    limit = math.inf if seconds is None else seconds
+class Time(NamedTuple):
+    """When a plan began, and how long it may take."""
+
+    begun: float
+    seconds: float | None
+
+    def until(self, share: float) -> float | None:
+        """When a share of it is over."""
+        return None if self.seconds is None else self.begun + share * self.seconds
+
+
+def _made(search: Search, trainer: Trainer, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
     repeated: dict[Setting | None, list[Tried]] = {}
     interrupted, complete = None, False
     try:
         try:
-            search.run(Watch(stop, begun + (SEARCH if search.question.seeds > 1 else 1.0) * limit))
+            watch = Watch(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
+            search.begin(watch)
+            # only now, since until then it might be refused, and asked again otherwise
+            note()
+            search.run(watch)
             complete = True
         except OutOfTime:
             if search.baseline is None:
                 raise
-        repeated, in_time = repeat(search, trainer, Watch(stop, begun + limit))
+        repeated, in_time = repeat(search, trainer, Watch(stop, time.until(1.0)))
         complete = complete and in_time
     except OutOfTime:
         told = "was over before the config as given was done; the same command goes on"
-        raise InvalidInput("--max-seconds", seconds, told) from None
+        raise InvalidInput("--max-seconds", time.seconds, told) from None
     except Interrupted as problem:
         if search.baseline is None:
             raise Interrupted(problem.number, _told(search)) from None

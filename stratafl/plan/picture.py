@@ -63,10 +63,20 @@ def _panel(axes: Any, made: Made, answer: Answer) -> None:
             _mark(axes, made, candidate, network, unit, colour, name)
     axes.axhline(goal.value, color="#5b6470", linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
+    _ticks(axes.xaxis)
     axes.set(xlabel=f"{TITLES[made.question.minimise]}, {unit.name}", ylabel=goal.metric)
     gained = "" if answer.choice is None else f"\n{answer.choice.label}"
     axes.set_title(f"{network}{gained}", loc="left", fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _ticks(axis: Any) -> None:
+    """Plain numbers, also where less than a power of ten is seen."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, place: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _line(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stratafl.base.errors import InvalidInput, choice, number
-from stratafl.base.files import read_json, write_json
+from stratafl.base.files import read_json, unreadable
 from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.core.objective.goal import Goal, goal_from
@@ -67,27 +67,25 @@ class Question:
             "networks": {each.name: hashlib.sha256(repr(each).encode()).hexdigest() for each in self.networks},
         }
 
-    def keep(self, folder: Path, must_exist: bool) -> None:
-        """Note the question down; refuse a folder in which another is being answered."""
-        mine = json.loads(json.dumps(self.as_dict()))
+    def check(self, folder: Path) -> dict[str, Any]:
+        """What is to be noted down of it; refuse a folder in which another is being answered."""
+        mine: dict[str, Any] = json.loads(json.dumps(self.as_dict()))
         path = folder / FILE
         if not path.exists():
-            if must_exist:
-                raise InvalidInput("--resume", folder, "no plan in it that could go on")
-            write_json(path, mine)
-            return
+            return mine
         before = read_json(path)
-        known = before.get("networks") if isinstance(before, dict) else None
-        if isinstance(known, dict):
-            mine["networks"] = {**known, **mine["networks"]}
-            if all(mine["networks"][name] == known[name] for name in known):
-                # networks may be added: the runs are there already
-                before["networks"] = mine["networks"]
-        changed = [key for key in mine if not isinstance(before, dict) or before.get(key) != mine[key]]
+        if not isinstance(before, dict) or not isinstance(before.get("networks"), dict):
+            raise unreadable(path, "not a plan's question")
+        # networks may be added, as the runs are there already
+        added = {name: each for name, each in mine["networks"].items() if name not in before["networks"]}
+        networks = {**before["networks"], **mine["networks"]}
+        before["networks"] = {**before["networks"], **added}
+        mine["networks"] = networks
+        changed = [key for key in mine if before.get(key) != mine[key]]
         if changed:
-            told = f"holds a plan whose {' and '.join(changed)} differ: give what it was begun with, or another folder"
+            told = f"holds a plan with another {' and '.join(changed)}: give what it was begun with, or another folder"
             raise InvalidInput("--out", folder, told)
-        write_json(path, mine)
+        return mine
 
 
 def at_target(config: Config, target: Goal) -> Config:

@@ -70,9 +70,33 @@ class Search:
         """Settings tried, besides the config as given."""
         return len(self.tried) - (self.space.usual in self.tried)
 
+    def begin(self, watch: Watch) -> None:
+        """The config as given: to the target or its end, whatever it costs.
+
+        One that cannot be set up is the user's to mend, so the complaint goes up.
+        """
+        config, free = self.question.config, dict.fromkeys(self.studies, math.inf)
+        try:
+            tried = self.trainer.tried(config, "as given", watch, free)
+        except InvalidInput as problem:
+            if problem.field != "stop_when":
+                raise
+            target = self.question.target
+            raise InvalidInput("--target", f"{target.metric}={target.value:g}", problem.allowed) from None
+        if tried.outcome == "failed":
+            raise InvalidInput("CONFIG", config.method.get("name", "as given"), f"fails as given: {tried.reason}")
+        self.baseline = tried
+        for network in self.question.networks:
+            for kind in (self.question.minimise, *self.question.budgets):
+                if tried.cost(network.name, kind) == 0:
+                    option = "--minimise" if kind == self.question.minimise else "--budget"
+                    raise InvalidInput(option, kind, f"the network {network.name} says nothing of it: all is 0")
+        if self.space.usual is not None:
+            self.tried[self.space.usual] = tried
+            self._tell_all(self.space.usual, tried)
+
     def run(self, watch: Watch) -> None:
         """Try settings until there are enough; raises where a signal or the time ends it."""
-        self._begin(watch)
         for setting in self._remembered():
             if setting not in self.tried:
                 self._try(setting, watch)
@@ -92,23 +116,6 @@ class Search:
             known = sorted(each.wins(name, self.question) for each in self.tried.values())
             found[name] = known[FINALISTS - 1] if len(known) >= FINALISTS else math.inf
         return found
-
-    def _begin(self, watch: Watch) -> None:
-        """The config as given: to the target or its end, whatever it costs."""
-        config = self.question.config
-        # a baseline that cannot be set up is the user's to mend, so its complaint goes up
-        tried = self.trainer.tried(config, "as given", watch, dict.fromkeys(self.studies, math.inf))
-        if tried.outcome == "failed":
-            raise InvalidInput("CONFIG", config.method.get("name", "as given"), f"fails as given: {tried.reason}")
-        self.baseline = tried
-        for network in self.question.networks:
-            for kind in (self.question.minimise, *self.question.budgets):
-                if tried.cost(network.name, kind) == 0:
-                    option = "--minimise" if kind == self.question.minimise else "--budget"
-                    raise InvalidInput(option, kind, f"the network {network.name} says nothing of it: all is 0")
-        if self.space.usual is not None:
-            self.tried[self.space.usual] = tried
-            self._tell_all(self.space.usual, tried)
 
     def _try(self, setting: Setting, watch: Watch) -> None:
         label = self.space.label(setting)
