@@ -30,9 +30,9 @@ class Purpose(IntEnum):
     SAMPLES = 7
     READ = 8
     TEST = 9
-    NETWORK = 20
+    NETWORK = 10
     """A node's own links and device."""
-    CLOCK = 21
+    CLOCK = 11
     """What varies from meeting to meeting on the time line."""
 
 

@@ -131,9 +131,6 @@ class World:
         below = level + 1
         for round in range(first, first + times):
             who = [child for child in self.children(level, node) if self.script.active[below, round][child]]
-            others = [c for c in self.children(level, node) if self.script.down[below, round][0][c] and c not in who]
-            for child in others:
-                self.env.process(self.deliver(below, child, node, round))
             yield self.env.all_of([self.env.process(self.visit(below, child, node, round)) for child in who])
             parent = self.script.parent[level, node]
             yield self.env.timeout(parent.merge + parent.merge_per_child * len(who))

@@ -139,6 +139,12 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "On lan_wan" in ran.output and "On mobile_edge" in ran.output and "Where the time goes" in ran.output
     assert picture.stat().st_size > 10_000
+    line = tmp_path / "round.svg"
+    assert CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "6"]).exit_code == 0
+    told = line.read_text()
+    assert "round 6 of hfedavg on lan_wan" in told and "waits" in told and "1/2" in told
+    with pytest.raises(InvalidInput, match="has 6 rounds"):
+        CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "7"], catch_exceptions=False)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert len(rows) == len(told) == 2 * 2 * 2
@@ -165,7 +171,7 @@ def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path)
         (["-n", "lan_wan", "--target", "75"], "must be a finite number above 0 and at most 1"),
         (["-n", "lan_wan", "--target", "much"], "must look like 0.75 or loss=0.3"),
         (["-n", "lan_wan", "--figure", "f.jpg"], "--figure = 'f.jpg': must be a file that ends in .png"),
-        (["-n", "lan_wan", "--flops-per-sample", "-1"], "must be a finite number above 0"),
+        (["-n", "lan_wan", "--flops", "-1"], "must be a finite number above 0"),
     ],
 )
 def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stratafl.clock.model.network import Network
     from stratafl.report.costs.pricing import PricedSetting
     from stratafl.report.costs.texts import Column as Texts
+    from stratafl.runs import StoredRun
 
 
 def price_command(
@@ -32,19 +33,22 @@ def price_command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[METRIC=]VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."
-        ),
+        typer.Option(metavar="VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw where the time goes (.png, .svg or .pdf).", show_default=False)
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Draw who does what in a global round of the first run.", show_default=False),
+    ] = None,
+    timeline_round: Annotated[int, typer.Option("--round", help="Which round that is.", min=1)] = 1,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write every number in full.", show_default=False)
     ] = None,
     flops_per_sample: Annotated[
         float | None,
-        typer.Option(help="Operations of training on one sample, where a model cannot be looked at."),
+        typer.Option("--flops", help="Operations of training on one sample, where a model cannot be looked at."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,14 +56,16 @@ def price_command(
     from stratafl.clock.model.presets import network as found_network
     from stratafl.report.costs.picture import bars
     from stratafl.report.costs.pricing import ALL, as_csv, as_rows
+    from stratafl.report.costs.timeline import draw_round
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     chosen = [found_network(each) for each in network]
     if flops_per_sample is not None:
-        number("--flops-per-sample", flops_per_sample, above=0)
-    _check_places(figure, csv_file)
-    found = _priced(folders or [Path("runs")], chosen, target or (), flops_per_sample)
+        number("--flops", flops_per_sample, above=0)
+    _check_places(figure, timeline, csv_file)
+    runs = _runs(folders or [Path("runs")])
+    found = _priced(runs, chosen, target or (), flops_per_sample)
     if as_json:
         print(json.dumps(as_rows(found)))
     else:
@@ -69,26 +75,27 @@ def price_command(
             file.write(as_csv(found).encode())
     if figure is not None:
         bars(figure, found, found[0].milestones[0].until if target else ALL)
-        if not as_json:
-            print(f"picture: {printable(figure)}")
+    if timeline is not None:
+        draw_round(timeline, runs[0], chosen[0], timeline_round, flops_per_sample)
+    for drawn in (figure, timeline):
+        if drawn is not None and not as_json:
+            print(f"picture: {printable(drawn)}")
 
 
-def _check_places(figure: Path | None, csv_file: Path | None) -> None:
+def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | None) -> None:
     """Refuse what cannot be written before the work."""
     from stratafl.report.plots import check_picture, pyplot
 
-    if figure is not None:
-        check_picture(figure, "--figure")
-        pyplot()
+    for option, path in (("--figure", figure), ("--timeline", timeline)):
+        if path is not None:
+            check_picture(path, option)
+            pyplot()
     if csv_file is not None:
         check_writable("--csv", csv_file, is_file=True)
 
 
-def _priced(
-    places: Sequence[Path], networks: Sequence[Network], targets: Sequence[str], flops: float | None
-) -> list[PricedSetting]:
-    from stratafl.report.compare import settings
-    from stratafl.report.costs.pricing import priced
+def _runs(places: Sequence[Path]) -> list[StoredRun]:
+    """Those that have a round."""
     from stratafl.report.gather import gather
 
     runs, unreadable = gather(places)
@@ -97,6 +104,15 @@ def _priced(
     runs = [run for run in runs if run.rounds]
     if not runs:
         raise InvalidInput("RUN", [str(place) for place in places], "no runs in it that have a round and can be read")
+    return runs
+
+
+def _priced(
+    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], flops: float | None
+) -> list[PricedSetting]:
+    from stratafl.report.compare import settings
+    from stratafl.report.costs.pricing import priced
+
     found = priced(settings(runs), networks, targets, flops)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         print(printable(f"note: {note}"), file=sys.stderr)

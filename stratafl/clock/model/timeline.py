@@ -8,7 +8,8 @@ meet. In a stage, with times counted from the beginning of the round:
               root at 0, or since its last meeting; an aggregator, since its own parent's message
               came. A leaf that is away gets its own when it is back. A message takes the sender's
               overhead, then the transfer over the child's link and its fair share of the parent's
-              pipe (`sharing`), then latency and jitter.
+              pipe (`sharing`), then latency and jitter. What goes to children that do not take part
+              now, such as an answer to their last report, yields the pipe to those that do.
     compute   A leaf that has the model pauses, and makes its steps: steps x seconds per step x
               slowdown, as often as its work is lost, and once more.
     up        It sends its report, in the same way. A parent merges when the last child that takes
@@ -149,7 +150,9 @@ class Clock:
         there_RN = messages.count_RN > 0
         begin_RN = told_RN + away_RN + messages.count_RN * edges.overhead_s_N
         size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
-        sent_RN = families.transfer(begin_RN, size_RN, edges.down_N, edges.pipe_down_M, there_RN)
+        # who does not take part is nobody's hurry, and gets what the pipe has to spare
+        sent_RN = families.transfer(begin_RN, size_RN, edges.down_N, edges.pipe_down_M, there_RN & active_RN)
+        sent_RN = np.where(there_RN & ~active_RN, begin_RN + size_RN / edges.down_N, sent_RN)
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level])
         got_RN = np.where(there_RN, sent_RN + delay_RN, told_RN + away_RN)
         sums.part(DOWN, level, weight_RN, got_RN - told_RN - away_RN)

@@ -13,9 +13,9 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, place
-from stratafl.clock.model.timeline import Clock, Part, Spent
+from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
 from stratafl.clock.price.flops import flops_of
-from stratafl.clock.price.replay import Chunk, Sent, Story, at_once, replay
+from stratafl.clock.price.replay import Chunk, Sent, Story, at_once, replay, stages_of
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
@@ -78,15 +78,24 @@ class PricedRun:
 
     def on(self, network: Network) -> Costs:
         """What it costs there."""
+        return costs(self.recovered.story, self.placed(network))
+
+    def intervals(self, network: Network, round: int) -> list[Interval]:
+        """What every node does in one global round there, counted from 1."""
+        seen: list[Interval] = []
+        Clock(self.placed(network)).spent(stages_of(self.recovered.story, round - 1), 1, seen.append)
+        return seen
+
+    def placed(self, network: Network) -> PlacedNetwork:
+        """The network on the run's tree."""
         story = self.recovered.story
         try:
-            placed = place(network, story.tree, story.seed, story.samples_N, self.flops)
+            return place(network, story.tree, story.seed, story.samples_N, self.flops)
         except InvalidInput as problem:
             if problem.field != "leaf.flops_per_sample":
                 raise
-            allowed = "must be given, in the network or as --flops-per-sample: the model cannot be made again from here"
+            allowed = "must be given, in the network or as --flops: the model cannot be made again from here"
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
-        return costs(story, placed)
 
 
 def costs(story: Story, placed: PlacedNetwork) -> Costs:

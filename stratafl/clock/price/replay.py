@@ -245,6 +245,28 @@ def replay(story: Story) -> Iterator[Chunk]:
         yield _chunk(story, rows, first)
 
 
+def stages_of(story: Story, round: int) -> tuple[Stage, ...]:
+    """Those of one global round, counted from 0."""
+    for chunk in replay(replace(story, rounds=round + 1)):
+        place = round - chunk.first
+        if len(chunk.sent[0].bytes_up) < chunk.rounds:
+            return chunk.many(story.schedule, range(place, place + 1))
+        if place < chunk.rounds:
+            return tuple(_row_of(stage, place) for stage in chunk.stages)
+    raise AssertionError("a story has all its rounds")
+
+
+def _row_of(stage: Stage, row: int) -> Stage:
+    one = slice(row, row + 1)
+    return replace(
+        stage,
+        active={level: rows[one] for level, rows in stage.active.items()},
+        down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
+        up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
+        counter={level: rows[one] for level, rows in stage.counter.items()},
+    )
+
+
 def _chunk(story: Story, rows: Sequence[_Row], first: int) -> Chunk:
     """Rounds beside each other."""
     stages = []

@@ -28,7 +28,8 @@ def bars(path: Path, found: Sequence[PricedSetting], until: str = ALL) -> None:
     names = list(dict.fromkeys(each.setting for each in found))
     longest = max(map(len, names))
     with plt.rc_context(STYLE):
-        height = sum(0.62 + 0.24 * len(names) for _ in networks) + 0.35
+        # a panel has room for its bars, and for its legend
+        height = len(networks) * max(0.62 + 0.24 * len(names), 1.6) + 0.35
         figure, panels = plt.subplots(len(networks), 1, figsize=(WIDTH, height), layout="constrained", squeeze=False)
         for axes, network in zip(panels[:, 0], networks, strict=True):
             _panel(axes, [each for each in found if each.network == network], names, until)

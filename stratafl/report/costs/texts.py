@@ -74,7 +74,7 @@ def cost_columns(found: Sequence[PricedSetting]) -> list[Column]:
     names = found[0].levels
     for level in reversed(range(len(names))):
         sent = [milestone.bytes[level] if milestone.bytes else None for _, milestone in rows]
-        title = names[level] if names.count(names[level]) == 1 else f"{names[level]}, level {level + 1}"
+        title = names[level] if names.count(names[level]) == 1 else f"{names[level]} (level {level + 1})"
         add(title, sent, BYTES)
     add(found[0].currency or "money", [milestone.money for _, milestone in rows], (("", 1.0),))
     return columns
@@ -92,7 +92,7 @@ def grouped(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
     spent["computing"] = sum(value for (what, _), value in milestone.parts.items() if what == COMPUTE)
     spent["away"] = sum(value for (what, _), value in milestone.parts.items() if what == AWAY)
     for level in reversed(range(1, len(levels) + 1)):
-        name = levels[level - 1] if levels.count(levels[level - 1]) == 1 else f"{levels[level - 1]} {level}"
+        name = levels[level - 1] if levels.count(levels[level - 1]) == 1 else f"{levels[level - 1]} (level {level})"
         for (what, at), value in milestone.parts.items():
             if at == level and what in GROUPS:
                 title = f"{GROUPS[what]}, {name}"
