@@ -95,6 +95,7 @@ class Space:
             tables["schedule"]["periods"] = periods[:-1] if passes else periods
             tables["schedule"]["steps_per_sync"] = None
             tables["leaf"]["epochs"] = periods[-1] if passes else None
+        Schedule.of(periods, len(periods))
         ratio = self.effort * math.prod(self.schedule.periods) / math.prod(periods)
         if ratio != 1:
             tables["run"]["rounds"] = max(1, math.ceil(tables["run"]["rounds"] * ratio))

@@ -61,9 +61,7 @@ def plan_command(
     """Find the periods, method and rates that reach a target at least cost on a network."""
     from stratafl.cli.display import SweepDisplay
     from stratafl.plan.make import make
-    from stratafl.plan.picture import picture
     from stratafl.plan.search import FINALISTS, optuna
-    from stratafl.plan.write import as_dict, write
     from stratafl.report.plots import pyplot
 
     optuna()
@@ -76,14 +74,21 @@ def plan_command(
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
         made = make(question, folder, seconds=seconds, must_exist=resume, say=display.say, show=display.show)
-    written = write(made, folder)
-    pictures = [folder / name for name in PICTURES]
-    picture(made, *pictures)
+    _show(made, folder, as_json)
+
+
+def _show(made: Made, folder: Path, as_json: bool) -> None:
+    """Write everything down and print it; what ended a plan early ends the command, too."""
+    from stratafl.plan.picture import picture
+    from stratafl.plan.write import as_dict, write
+
+    written = [*write(made, folder), *(folder / name for name in PICTURES)]
+    picture(made, *written[-len(PICTURES) :])
     if as_json:
         print(json.dumps(as_dict(made)))
     else:
         _print(made)
-        print(f"written to {printable(folder)}: {', '.join(path.name for path in (*written, *pictures))}")
+        print_sentence(f"written to {printable(folder)}: {', '.join(path.name for path in written)}")
     if made.interrupted is not None:
         raise made.interrupted
     if not made.is_reached:
