@@ -16,6 +16,8 @@ from stratafl.cli.main import app
 from stratafl.clock.model.network import Network
 from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
+from stratafl.report.costs.axes import network_axes
+from stratafl.report.payload import payload
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.archive import pack_runs
 from stratafl.runs.launch import Launch
@@ -196,3 +198,30 @@ def test_networks_show(ending: str, tmp_path: Path) -> None:
 def test_networks_list() -> None:
     names = {each["name"] for each in json.loads(CliRunner().invoke(app, ["networks", "--json"]).stdout)}
     assert {"lan_wan", "mobile_edge", "plato", "nyc_mesh", "halos_regions", "leo_relay", "data_centre"} == names
+
+
+def test_the_report_has_a_networks_seconds_and_cost_as_axes(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    ran = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "-n", "lan_wan", "-n", "mobile_edge"])
+    assert ran.exit_code == 0, ran.output
+    data = payload(list_runs(runs), further=network_axes(list_runs(runs), [NETWORK]))
+    assert list(data["axes"])[-2:] == ["seconds on ours", "cost on ours"] and data["unreadable"] == []
+    (first, _), (mean, *_) = (each["runs"] for each in data["settings"]), [each["mean"] for each in data["settings"]]
+    drawn = unpacked_axis(first[0]["curve"]["x"]["seconds on ours"])
+    assert drawn == pytest.approx(PricedRun.of(list_runs(runs)[0]).on(NETWORK).seconds_R.cumsum(), rel=1e-6)
+    assert len(unpacked_axis(mean["x"]["cost on ours"])) == 6
+    page = out.read_text()
+    assert '"seconds on mobile_edge"' in page and '"cost on lan_wan"' in page and '"cost on mobile_edge"' not in page
+
+
+def unpacked_axis(points: Any) -> list[float]:
+    if isinstance(points, dict):
+        return [points["first"] + points["step"] * place for place in range(points["count"])]
+    return list(points)
+
+
+def test_a_run_that_cannot_be_priced_is_named_in_the_report(runs: Path) -> None:
+    run = list_runs(runs)[0]
+    run.config["schedule"]["participation"] = {"name": "study:some"}
+    found = network_axes([run], [NETWORK])
+    assert "cannot be redrawn" in found.notes[0] and found.points[run.path]["seconds on ours"] == [None] * 6

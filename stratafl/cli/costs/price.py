@@ -13,6 +13,7 @@ import typer
 from stratafl.base.errors import InvalidInput, number, printable
 from stratafl.base.files import check_writable, writing
 from stratafl.cli.options import AsJson
+from stratafl.cli.report import gathered
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
@@ -96,14 +97,9 @@ def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | N
 
 def _runs(places: Sequence[Path]) -> list[StoredRun]:
     """Those that have a round."""
-    from stratafl.report.gather import gather
-
-    runs, unreadable = gather(places)
-    for line in unreadable:
-        print(printable(f"left out: {line}"), file=sys.stderr)
-    runs = [run for run in runs if run.rounds]
+    runs = [run for run in gathered(places, "RUN")[0] if run.rounds]
     if not runs:
-        raise InvalidInput("RUN", [str(place) for place in places], "no runs in it that have a round and can be read")
+        raise InvalidInput("RUN", [str(place) for place in places], "no run in it has a round yet")
     return runs
 
 
