@@ -65,6 +65,7 @@ LAYERS = (
     "deploy.flower",
     "deploy.host",
     "report",
+    "plan",
     "paper",
     "bench",
     "cli",

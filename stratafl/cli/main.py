@@ -19,6 +19,7 @@ from stratafl.base.user_code import own_code
 from stratafl.base.version import __version__
 from stratafl.cli.bench import bench_command
 from stratafl.cli.costs.networks import networks
+from stratafl.cli.costs.plan import plan_command
 from stratafl.cli.costs.price import price_command
 from stratafl.cli.data import data
 from stratafl.cli.demo import demo_command
@@ -44,6 +45,7 @@ app.command("sweep")(sweep_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
 app.command("price")(price_command)
+app.command("plan")(plan_command)
 app.command("reproduce")(reproduce_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
