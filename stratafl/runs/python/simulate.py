@@ -44,15 +44,15 @@ def simulate(
     test: Data | None = None, test_partition: Sequence[Any] | None = None,
     loss: LossLike | None = None, metrics: MetricsLike | None = None,
     augment: Augment | None = None,
-    columns: Mapping[str, object] | None = None, lazy: bool = False, initial: Initial | None = None, keep_at_home: str | Sequence[str] | None = None,
+    columns: Mapping[str, object] | None = None, lazy: bool = False, initial: Initial | None = None,
+    keep_at_home: str | Sequence[str] | None = None,
     evaluate_every: int = 1, evaluate_levels: Sequence[int] = (0,),
     stop_at: float | None = None, stop_when: GoalLike | None = None,
     diagnose: Diagnose = "drift",
     update_limit: float | None = None, update_factor: float | Sequence[float] | None = None,
     network: NetworkLike | None = None, wait: Wait | Sequence[Wait] = None, seed: int = 0,
     device: str | torch.device = "cpu", engine: Name | None = None, precision: Compute = "fp32",
-    ranks: Ranks | None = None,
-    save: str | Path | None = None,
+    ranks: Ranks | None = None, save: str | Path | None = None,
 ) -> Simulation:  # fmt: skip
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.
     `stratafl.simulation.groups` says more of each argument.
