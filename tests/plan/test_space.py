@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,14 @@ def test_any_key_can_be_searched() -> None:
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(plan: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         space_of(config(), plan)
+
+
+def test_the_guide_has_a_table_that_can_be_searched() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "plan.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    for given in (text, text.replace("# participation", "participation").replace("# batch", "batch")):
+        space = space_of(config(), tomllib.loads(given)["plan"])
+        assert {"periods.1", "periods.2", "lr", "method", "leaf.momentum"} <= {axis.name for axis in space.axes}
 
 
 def test_a_file_with_a_plan_is_a_config_all_the_same() -> None:
