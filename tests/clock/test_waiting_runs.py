@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -199,8 +200,15 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
         price([run], "plato")
     ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "plato"])
     assert isinstance(ran.exception, InvalidInput)
+    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own", "--json"])
+    assert ran.exit_code == 0, ran.output
+    (row,) = json.loads(ran.stdout)
+    assert row["network"] == "ours"
     everybody = trained(config(**TIMED), tmp_path / "all")
     assert price([everybody], "plato")[0].milestones[0].seconds is not None
+    trained(config(), tmp_path / "none")
+    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own"])
+    assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
 
 
 def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def price_command(
     ] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option("--network", "-n", help="A preset (stratafl networks) or a .toml file; repeatable."),
+        typer.Option("--network", "-n", help="A preset (stratafl networks), a .toml file, or own (the runs')."),
     ] = None,
     target: Annotated[
         list[str] | None,
@@ -55,17 +55,19 @@ def price_command(
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
     from stratafl.clock.model.presets import network as found_network
+    from stratafl.clock.price.story import OWN, own_network
     from stratafl.report.costs.picture import bars
     from stratafl.report.costs.pricing import ALL, as_csv, as_rows
     from stratafl.report.costs.timeline import draw_round
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
-    chosen = [found_network(each) for each in network]
+    named = [None if each == OWN else found_network(each) for each in network]
     if flops_per_sample is not None:
         number("--flops", flops_per_sample, above=0)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
+    chosen = [own_network(runs) if each is None else each for each in named]
     found = _priced(runs, chosen, target or (), flops_per_sample)
     if as_json:
         print(json.dumps(as_rows(found)))

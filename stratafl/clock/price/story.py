@@ -30,6 +30,8 @@ from stratafl.runs import StoredRun
 
 UNIT = 64
 """Parameters of a model that message sizes are learnt from."""
+OWN = "own"
+"""What stands for the network of the runs themselves."""
 LOOKED_AT = 3
 """Rounds from which the sizes follow: the first differs from the others, as nobody has a model
 yet."""
@@ -84,6 +86,14 @@ def recover(run: StoredRun) -> Recovered:
     parameters, buffers = _model_size(run, story, rules, leaf)
     story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
     return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)))
+
+
+def own_network(runs: Sequence[StoredRun]) -> Network:
+    """That in whose virtual time runs went on, if it is one for all of them."""
+    known = [_noted(run, len(run.tree["levels"]) - 1).network for run in runs if run.clock]
+    if len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
+        raise InvalidInput("--network", OWN, "is for runs in the virtual time of a network, the same for all of them")
+    return known[0]
 
 
 class _Noted(NamedTuple):
