@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 from stratafl.plan.priced import Tried, spent_R
 from stratafl.plan.question import Cost, Question
-from stratafl.plan.search import FINALISTS, Search
+from stratafl.plan.search import AS_GIVEN, FINALISTS, Search
 from stratafl.plan.space import Setting
-from stratafl.plan.trainer import OutOfTime, Trainer, Watch
+from stratafl.plan.trainer import OutOfTime, Watch
 from stratafl.runs.statistics import OverSeeds, over_seeds
-
-AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,7 @@ def finalists(search: Search, network: str) -> list[Setting]:
     return known[:FINALISTS]
 
 
-def repeat(search: Search, trainer: Trainer, watch: Watch) -> tuple[dict[Setting | None, list[Tried]], bool]:
+def repeat(search: Search, watch: Watch) -> tuple[dict[Setting | None, list[Tried]], bool]:
     """The finalists of all networks and the config as given, with each further seed; and whether
     there was time for all of them."""
     question, space = search.question, search.space
@@ -88,10 +86,8 @@ def repeat(search: Search, trainer: Trainer, watch: Watch) -> tuple[dict[Setting
     free = {network.name: math.inf for network in question.networks}
     for seed in question.seed_list[1:]:
         for setting in chosen:
-            config = question.config if setting in (None, space.usual) else space.config_of(setting)
-            label = AS_GIVEN if setting in (None, space.usual) else space.label(setting)
             try:
-                found[setting].append(trainer.tried(trainer.seeded(config, seed), label, watch, free))
+                found[setting].append(search.attempt(setting, seed, watch, free))
             except OutOfTime:
                 return found, False
     return found, True
