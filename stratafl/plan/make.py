@@ -105,7 +105,7 @@ class Time(NamedTuple):
 
 def _made(search: Search, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
     repeated: dict[Setting | None, list[Tried]] = {}
-    interrupted, complete = None, False
+    interrupted, is_searched, complete = None, False, False
     try:
         try:
             watch = Watch(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
@@ -113,15 +113,16 @@ def _made(search: Search, stop: Stop, time: Time, note: Callable[[], None]) -> M
             # only now, since until then it might be refused, and asked again otherwise
             note()
             search.run(watch)
-            complete = True
+            is_searched = True
         except OutOfTime:
             if search.baseline is None:
                 raise
-        repeated, in_time = repeat(search, Watch(stop, time.until(1.0)))
-        complete = complete and in_time
+        repeat(search, Watch(stop, time.until(1.0)), repeated)
+        complete = is_searched
     except OutOfTime:
-        told = "was over before the config as given was done; the same command goes on"
-        raise InvalidInput("--max-seconds", time.seconds, told) from None
+        if search.baseline is None:
+            told = "was over before the config as given was done; the same command goes on"
+            raise InvalidInput("--max-seconds", time.seconds, told) from None
     except Interrupted as problem:
         if search.baseline is None:
             raise Interrupted(problem.number, _told(search)) from None
