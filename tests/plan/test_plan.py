@@ -29,9 +29,6 @@ from stratafl.runs.read import list_runs, read_run
 from stratafl.simulation.run import Simulation
 from tests.plan.conftest import NETWORKS, Asking, silently
 
-pytestmark = pytest.mark.xdist_group("plan")
-"""They share a plan that is made once."""
-
 
 def without_runs(plan: Made) -> list[dict[str, Any]]:
     """All that is said of the runs but what their folders are called, which has the time in it."""

@@ -16,9 +16,6 @@ from tests.plan.conftest import TARGET
 
 SMALL = "[plan]\ndefaults = false\nlr = [0.05, 0.1, 0.2]\nmethod = ['hfedavg', 'mtgc']\n"
 
-pytestmark = pytest.mark.xdist_group("plan")
-"""They share a plan that is made once."""
-
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
