@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 from stratafl.plan.priced import Tried, spent_R
 from stratafl.plan.question import Cost, Question
-from stratafl.plan.search import FINALISTS, Search
+from stratafl.plan.search import AS_GIVEN, FINALISTS, Search
 from stratafl.plan.space import Setting
-from stratafl.plan.trainer import OutOfTime, Trainer, Watch
+from stratafl.plan.trainer import Watch
 from stratafl.runs.statistics import OverSeeds, over_seeds
-
-AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,27 +72,22 @@ def finalists(search: Search, network: str) -> list[Setting]:
     return known[:FINALISTS]
 
 
-def repeat(search: Search, trainer: Trainer, watch: Watch) -> tuple[dict[Setting | None, list[Tried]], bool]:
-    """The finalists of all networks and the config as given, with each further seed; and whether
-    there was time for all of them."""
-    question, space = search.question, search.space
-    assert search.baseline is not None
+def repeat(search: Search, watch: Watch, found: dict[Setting | None, list[Tried]]) -> None:
+    """The finalists of all networks and the config as given, with each further seed.
+
+    found: gets the runs by setting, one per seed, as far as there is time.
+    """
+    question, usual = search.question, search.space.usual
     chosen: list[Setting | None] = list(
         dict.fromkeys(setting for network in question.networks for setting in finalists(search, network.name))
     )
-    if chosen and space.usual not in chosen:
-        chosen.append(space.usual)
-    found = {setting: [_first(search, setting)] for setting in chosen}
+    if chosen and usual not in chosen:
+        chosen.append(usual)
+    found.update({setting: [_first(search, setting)] for setting in chosen})
     free = {network.name: math.inf for network in question.networks}
     for seed in question.seed_list[1:]:
         for setting in chosen:
-            config = question.config if setting in (None, space.usual) else space.config_of(setting)
-            label = AS_GIVEN if setting in (None, space.usual) else space.label(setting)
-            try:
-                found[setting].append(trainer.tried(trainer.seeded(config, seed), label, watch, free))
-            except OutOfTime:
-                return found, False
-    return found, True
+            found[setting].append(search.attempt(setting, seed, watch, free))
 
 
 def answers(search: Search, repeated: dict[Setting | None, list[Tried]]) -> list[Answer]:
@@ -105,10 +98,13 @@ def answers(search: Search, repeated: dict[Setting | None, list[Tried]]) -> list
     found = []
     for network in question.networks:
         name = network.name
-        best = [setting for setting in finalists(search, name) if setting in repeated]
         candidates = [
-            baseline if setting == usual else Candidate(space.label(setting), setting, tuple(repeated[setting]), False)
-            for setting in best
+            baseline
+            if setting == usual
+            else Candidate(
+                space.label(setting), setting, tuple(repeated.get(setting) or [search.tried[setting]]), False
+            )
+            for setting in finalists(search, name)
         ]
         candidates.sort(key=_order(name, question))
         found.append(Answer(name, tuple(candidates), baseline, tuple(frontier(search, name))))

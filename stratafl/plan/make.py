@@ -14,7 +14,7 @@ from stratafl.base.signals import Interrupted, Stop
 from stratafl.plan.choose import Answer, answers, repeat
 from stratafl.plan.priced import Tried
 from stratafl.plan.question import FILE, Question
-from stratafl.plan.search import Search, optuna
+from stratafl.plan.search import AS_GIVEN, Search, optuna
 from stratafl.plan.space import Setting
 from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
 from stratafl.runs.lock import Lock
@@ -45,14 +45,14 @@ class Made:
     def tried(self) -> list[tuple[str, int, Tried]]:
         """Every run, with its setting and seed, the config as given first."""
         space, seeds = self.search.space, self.question.seed_list
-        found = [("as given", seeds[0], self.baseline)]
+        found = [(AS_GIVEN, seeds[0], self.baseline)]
         found += [
             (space.label(setting), seeds[0], each)
             for setting, each in self.search.tried.items()
             if setting != space.usual
         ]
         for setting, runs in self.repeated.items():
-            label = "as given" if setting in (None, space.usual) else space.label(setting)
+            label = AS_GIVEN if setting in (None, space.usual) else space.label(setting)
             found += [(label, seed, run) for seed, run in zip(seeds[1:], runs[1:], strict=False)]
         return found
 
@@ -87,7 +87,7 @@ def make(
         trainer = Trainer(question, folder / RUNS, say, show)
         search = Search(question, trainer, folder)
         with Stop(say) as stop:
-            return _made(search, trainer, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
+            return _made(search, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
     finally:
         lock.release()
 
@@ -103,9 +103,9 @@ class Time(NamedTuple):
         return None if self.seconds is None else self.begun + share * self.seconds
 
 
-def _made(search: Search, trainer: Trainer, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
+def _made(search: Search, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
     repeated: dict[Setting | None, list[Tried]] = {}
-    interrupted, complete = None, False
+    interrupted, is_searched, complete = None, False, False
     try:
         try:
             watch = Watch(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
@@ -113,15 +113,16 @@ def _made(search: Search, trainer: Trainer, stop: Stop, time: Time, note: Callab
             # only now, since until then it might be refused, and asked again otherwise
             note()
             search.run(watch)
-            complete = True
+            is_searched = True
         except OutOfTime:
             if search.baseline is None:
                 raise
-        repeated, in_time = repeat(search, trainer, Watch(stop, time.until(1.0)))
-        complete = complete and in_time
+        repeat(search, Watch(stop, time.until(1.0)), repeated)
+        complete = is_searched
     except OutOfTime:
-        told = "was over before the config as given was done; the same command goes on"
-        raise InvalidInput("--max-seconds", time.seconds, told) from None
+        if search.baseline is None:
+            told = "was over before the config as given was done; the same command goes on"
+            raise InvalidInput("--max-seconds", time.seconds, told) from None
     except Interrupted as problem:
         if search.baseline is None:
             raise Interrupted(problem.number, _told(search)) from None

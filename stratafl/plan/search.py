@@ -11,14 +11,15 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, told
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
 from stratafl.plan.priced import Tried
 from stratafl.plan.question import Question
 from stratafl.plan.space import Setting
-from stratafl.plan.trainer import Trainer, Watch
+from stratafl.plan.trainer import Bars, Trainer, Watch
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -34,7 +35,8 @@ SMALL = 20_000
 """Settings that are counted out to find those that were not tried."""
 RANDOM = 8
 """Settings that are drawn before anything is concluded from them."""
-AGAIN, FAILED = "again", "failed"
+AGAIN = "again"
+AS_GIVEN = "as given"
 
 
 def optuna() -> Any:
@@ -77,14 +79,14 @@ class Search:
         """
         config, free = self.question.config, dict.fromkeys(self.studies, math.inf)
         try:
-            tried = self.trainer.tried(config, "as given", watch, free)
+            tried = self.trainer.tried(config, AS_GIVEN, watch, free, failed_again=True)
         except InvalidInput as problem:
             if problem.field != "stop_when":
                 raise
             target = self.question.target
             raise InvalidInput("--target", f"{target.metric}={target.value:g}", problem.allowed) from None
         if tried.outcome == "failed":
-            raise InvalidInput("CONFIG", config.method.get("name", "as given"), f"fails as given: {tried.reason}")
+            raise InvalidInput("CONFIG", config.method.get("name", AS_GIVEN), f"fails as given: {tried.reason}")
         self.baseline = tried
         for network in self.question.networks:
             for kind in (self.question.minimise, *self.question.budgets):
@@ -117,13 +119,21 @@ class Search:
             found[name] = known[FINALISTS - 1] if len(known) >= FINALISTS else math.inf
         return found
 
-    def _try(self, setting: Setting, watch: Watch) -> None:
-        label = self.space.label(setting)
+    def attempt(self, setting: Setting | None, seed: int, watch: Watch, bars: Bars) -> Tried:
+        """A run of a setting, or of the config as given; one that cannot be set up has failed."""
+        is_given = setting is None or setting == self.space.usual
+        label = AS_GIVEN if setting is None or is_given else self.space.label(setting)
         try:
-            tried = self.trainer.tried(self.space.config_of(setting), label, watch, self.bars())
-        except InvalidInput as problem:
+            config = self.question.config if setting is None or is_given else self.space.config_of(setting)
+            return self.trainer.tried(replace(config, run=replace(config.run, seed=seed)), label, watch, bars)
+        except UserCodeError:
+            raise
+        except (InvalidInput, RuntimeError) as problem:
             self.trainer.say(f"{label}: {told(problem)}")
-            tried = Tried.failed(self.question, told(problem))
+            return Tried.failed(self.question, told(problem))
+
+    def _try(self, setting: Setting, watch: Watch) -> None:
+        tried = self.attempt(setting, self.question.config.run.seed, watch, self.bars())
         self.tried[setting] = tried
         self._tell_all(setting, tried)
 

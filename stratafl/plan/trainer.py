@@ -6,10 +6,9 @@ import json
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from stratafl.base.errors import InvalidInput, told
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.config.schema import Config
 from stratafl.core.measure.divergence import diverged_after
@@ -73,20 +72,21 @@ class Trainer:
         path = self._known.get(_key(config))
         return None if path is None else read_run(path)
 
-    def tried(self, config: Config, label: str, watch: Watch, bars: Bars) -> Tried:
+    def tried(self, config: Config, label: str, watch: Watch, bars: Bars, *, failed_again: bool = False) -> Tried:
         """A config's run, trained until it is settled: at the target, at its end, or where it costs
-        more than the bars on every network."""
+        more than the bars on every network.
+
+        failed_again: whether one that failed begins anew; otherwise that is its answer.
+        """
         before = self.find(config)
+        if failed_again and before is not None and before.status == layout.FAILED:
+            before = None
         if before is not None and self._is_settled(before, bars):
             return self._ended(Tried.of(before, self.question), label)
         # one run is always begun, so that calls with however little time come to an end
         watch.check(first=not self.trained)
         path = self._train(config, label, before, watch, bars)
         return self._ended(Tried.of(read_run(path), self.question), label)
-
-    def seeded(self, config: Config, seed: int) -> Config:
-        """The same with another seed."""
-        return replace(config, run=replace(config.run, seed=seed))
 
     def _ended(self, tried: Tried, label: str) -> Tried:
         best = "" if tried.best is None else f", {tried.goal.metric} {tried.best:.4g}"
@@ -125,8 +125,11 @@ class Trainer:
                     raise
                 raise OutOfTime from None
             launch.folder.end(layout.INTERRUPTED, launch.place, guard.why)
-        except InvalidInput as problem:
-            # noted down in its folder; a setting that cannot be trained is an answer, too
+        except (UserCodeError, MissingExtra):
+            raise
+        except Exception as problem:
+            # noted down in its folder: a setting that cannot be trained, such as one that is too
+            # large for the memory, is an answer, too
             self.say(f"{label}: {told(problem)}")
         finally:
             launch.folder.close()

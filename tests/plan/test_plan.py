@@ -26,6 +26,7 @@ from stratafl.report.costs.pricing import price
 from stratafl.runs import layout
 from stratafl.runs.launch import Launch
 from stratafl.runs.read import list_runs, read_run
+from stratafl.simulation.run import Simulation
 from tests.plan.conftest import NETWORKS, Asking, silently
 
 
@@ -142,6 +143,7 @@ def test_interrupted_plans_go_on_to_the_same(made: Made, ask: Asking, tmp_path: 
             break
         assert not plan.is_complete and plan.interrupted.exit_code == 130
         assert "the same command goes on" in plan.interrupted.note
+        assert plan.is_reached, "what is known so far is said"
     assert trained > made.search.trainer.trained, "a run that was interrupted is gone on with"
     assert without_runs(plan) == without_runs(made)
     assert len(list_runs(tmp_path / "runs")) == len({row["run"] for row in rows(made)})
@@ -210,3 +212,29 @@ def test_nothing_over_the_budget_is_chosen(made: Made, ask: Asking, tmp_path: Pa
         for candidate in answer.candidates:
             assert candidate.runs[0].cost(network, "bytes") <= limit
     assert math.isfinite(plan.baseline.cost(network, "bytes"))
+
+
+def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
+    ask: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where something is too large for a GPU's memory."""
+    question = ask({"defaults": False, "periods": [[2], [3, 6]]}, NETWORKS[:1], trials=1, seeds=1)
+    advance = Simulation.advance
+    too_large = 6
+
+    def broken(self: Simulation) -> Any:
+        if self.schedule.periods[-1] == too_large:
+            raise RuntimeError("out of memory")
+        return advance(self)
+
+    monkeypatch.setattr(Simulation, "advance", broken)
+    plan = silently(question, tmp_path)
+    (tried,) = (each for each in plan.search.tried.values() if each.outcome == "failed")
+    assert "out of memory" in tried.reason and tried.run is not None and tried.run.status == layout.FAILED
+    again = silently(question, tmp_path)
+    assert again.search.trainer.trained == 0 and without_runs(again) == without_runs(plan)
+    too_large = 3
+    with pytest.raises(InvalidInput, match=r"fails as given.*out of memory"):
+        silently(question, tmp_path / "other")
+    too_large = 0
+    assert silently(question, tmp_path / "other").is_complete, "once it is mended"
