@@ -167,8 +167,12 @@ def _constant(graph: nn.Module, node: fx.Node) -> Tensor:
 
 
 def packet(node: fx.Node) -> Any:
-    """The name of a node's operation, whatever its overload."""
-    return getattr(node.target, "_opname", node.target)
+    """The name of a node's operation, whatever its overload; a user's own is no namesake of the
+    library's."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    return target._opname if target._namespace == "aten" else str(target)
 
 
 def writes(node: fx.Node) -> Iterator[fx.Node]:

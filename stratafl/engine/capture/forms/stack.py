@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stratafl.engine.draws.mode import Draws
@@ -73,11 +72,6 @@ def fitting(value: Any, rank: int) -> Any:
     return value.t if missing <= 0 else value.t[(slice(None), *[None] * missing)]
 
 
-def shaped(x: Tensor, clients: int, shape: torch.Size) -> Tensor:
-    """As a view where it can be one."""
-    return x.reshape(clients, *shape)
-
-
 def wrapped(result: Any) -> Any:
     """Every tensor as a stack."""
     if isinstance(result, Tensor):
@@ -85,14 +79,6 @@ def wrapped(result: Any) -> Any:
     if isinstance(result, tuple | list):
         return tuple(wrapped(each) for each in result)
     return result
-
-
-def unwrapped(value: Any) -> Any:
-    if isinstance(value, Stack):
-        return value.t
-    if isinstance(value, tuple | list):
-        return type(value)(unwrapped(each) for each in value)
-    return value
 
 
 def tensors(value: Any) -> list[Any]:
