@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stratafl.core.optimise.optimiser import SGD, Adam, AdamW, Optimiser
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import Draw, Schedule
+    from stratafl.report.costs.pricing import price
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.python.simulate import simulate
@@ -36,6 +37,7 @@ _ROOMS = {
     "core.optimise.optimiser": ("SGD", "Adam", "AdamW", "Optimiser"),
     "core.rule": ("Edge", "Rule", "average"),
     "core.schedule": ("Draw", "Schedule"),
+    "report.costs.pricing": ("price",),
     "rules": ("adam", "feddyn", "fedprox", "median", "momentum", "mtgc", "scaffold", "yogi"),
     "rules.registry": ("place", "register"),
     "runs.python.simulate": ("simulate",),
@@ -77,6 +79,7 @@ __all__ = [
     "momentum",
     "mtgc",
     "place",
+    "price",
     "register",
     "scaffold",
     "simulate",

@@ -49,12 +49,14 @@ LAYERS = (
     "data",
     "models",
     "core",
+    "clock.model",
     "rules",
     "engine",
     "ranks",
     "simulation",
     "config",
     "runs",
+    "clock.price",
     "deploy.protocol",
     "deploy.notes",
     "deploy.sites",
@@ -63,13 +65,15 @@ LAYERS = (
     "deploy.flower",
     "deploy.host",
     "report",
+    "plan",
     "paper",
     "bench",
     "cli",
 )
 """Lowest first: what is above in the house imports what is below, and nothing else."""
-GATHERED = ("stratafl", "stratafl.__main__", "stratafl.deploy")
-"""What is no room itself: the package's face, its command, and the room around deploy's rooms."""
+GATHERED = ("stratafl", "stratafl.__main__", "stratafl.clock", "stratafl.deploy")
+"""What is no room itself: the package's face, its command, and what is around rooms of several
+layers."""
 
 
 def within(name: str, room: str) -> bool:

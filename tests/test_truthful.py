@@ -209,7 +209,7 @@ def test_a_round_in_which_all_are_refused_costs_little_more_than_any_other() -> 
         return time.process_time() - began
 
     healthy = min(cost(1.0, 0) for _ in range(2))
-    assert cost(math.nan, clients) < 4 * healthy
+    assert min(cost(math.nan, clients) for _ in range(3)) < 4 * healthy
 
 
 def test_a_mask_among_the_buffers_is_no_reason_to_refuse(stratafl) -> None:

@@ -16,6 +16,7 @@ from stratafl.bench.table import Table as Measurements
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
 from stratafl.cli.bench import Shown
+from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cli.reproduce import show, work
 from stratafl.config.schema import Config
@@ -26,7 +27,9 @@ from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.cost import Rate
 from stratafl.paper.recipes.cost import Rates as Speeds
 from stratafl.paper.reproduce.report import describe
+from stratafl.report.costs.pricing import Milestone, PricedSetting
 from stratafl.rules import registry
+from stratafl.runs.statistics import OverSeeds
 from stratafl.runs.sweep.table import Row as Group
 from tests.paper.histories import reaching, results, stored
 
@@ -155,3 +158,28 @@ def test_bench(width: int, capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().out
         check(shown, width, "graphed loop", "12345.678", "1,234,567", "12.3%")
         assert shown.count("graphed loop") == 1, f"row {number} comes when it is measured, and once"
+
+
+def test_networks(width: int) -> None:
+    check(invoke("networks"), width, "halos_regions", "data_centre", "stratafl networks show NAME")
+
+
+def test_network(width: int) -> None:
+    check(
+        invoke("networks", "show", "leo_relay"), width, "tier 1: between satellites", "pipe_down_mbit_s", "504 to 4536"
+    )
+
+
+def test_price(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("between regions", "inside")
+    parts = {("compute", 2): 12_345.0, ("wait", 2): 3.0, ("up", 1): 250_000.0, ("merge", 1): 7_000.0}
+    numbers = [OverSeeds(1_234_567.0, 98_765.4)] * 4
+    at_last = Milestone("all rounds", 3, 3, *numbers, (OverSeeds(1.23e12, 4.5e9),) * 2, parts)
+    first = Milestone("balanced_accuracy 75.5 %", 3, 1, None, None, None, None, (), {})
+    setting = "MTGC, release_dirichlet 0.1, E = 30"
+    found = PricedSetting(setting, "a_network", "what it is", "EUR", names, (first, at_last))
+    price_module._print([found, replace(found, setting="HFedAvg")])
+    check(
+        capsys.readouterr().out, width, "release_dirichlet", "1 of 3 runs", "14.3 ± 1.1", "1,230 ± 4",
+        "1,234,567 ± 98,765", "balanced_accuracy 75.5 %", "92.8",
+    )  # fmt: skip

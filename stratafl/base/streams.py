@@ -30,6 +30,10 @@ class Purpose(IntEnum):
     SAMPLES = 7
     READ = 8
     TEST = 9
+    NETWORK = 10
+    """A node's own links and device."""
+    CLOCK = 11
+    """What varies from meeting to meeting on the time line."""
 
 
 _MASK = (1 << 64) - 1
@@ -48,7 +52,7 @@ MIXING = (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
+    return (word >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
@@ -60,7 +64,7 @@ def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     # filled in on the device rather than copied to it, so that a draw can be part of a CUDA graph
     state = torch.full((), _signed(_hash(seed, int(purpose), *map(int, front))), dtype=torch.long, device=device)
     for word in where[len(front) :]:
-        state = _mixed(state, word if isinstance(word, Tensor) else _signed(word))
+        state = mixed(state, word if isinstance(word, Tensor) else _signed(word))
     return state
 
 
@@ -69,11 +73,13 @@ def prefix(seed: int, purpose: Purpose) -> int:
     return _signed(_hash(seed, int(purpose)))
 
 
-def _mixed(state: Tensor, word: Tensor | int) -> Tensor:
-    state = (state ^ word) + _GOLDEN
-    state = (state ^ _shifted(state, 30)) * _MULTIPLY_1
-    state = (state ^ _shifted(state, 27)) * _MULTIPLY_2
-    return state ^ _shifted(state, 31)
+def mixed(state: Tensor, word: Tensor | int) -> Tensor:
+    """The chain of `bits` gone on by one more word."""
+    # in place: most of the time goes to memory
+    state = (state ^ word).add_(_GOLDEN)
+    state.bitwise_xor_(_shifted(state, 30)).mul_(_MULTIPLY_1)
+    state.bitwise_xor_(_shifted(state, 27)).mul_(_MULTIPLY_2)
+    return state.bitwise_xor_(_shifted(state, 31))
 
 
 def _mixed_integer(state: int, word: int) -> int:

@@ -18,6 +18,9 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.user_code import own_code
 from stratafl.base.version import __version__
 from stratafl.cli.bench import bench_command
+from stratafl.cli.costs.networks import networks
+from stratafl.cli.costs.plan import plan_command
+from stratafl.cli.costs.price import price_command
 from stratafl.cli.data import data
 from stratafl.cli.demo import demo_command
 from stratafl.cli.deploy import deploy
@@ -41,10 +44,13 @@ app.command("run")(run_command)
 app.command("sweep")(sweep_command)
 app.command("runs")(runs_command)
 app.command("report")(report_command)
+app.command("price")(price_command)
+app.command("plan")(plan_command)
 app.command("reproduce")(reproduce_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
 app.command("bench")(bench_command)
+app.add_typer(networks, name="networks")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

@@ -16,7 +16,9 @@ from stratafl.base.files import writing
 from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
+    from stratafl.clock.model.network import Network
     from stratafl.report.compare import Setting
+    from stratafl.runs import StoredRun
 
 
 def report_command(
@@ -40,32 +42,34 @@ def report_command(
         list[float] | None,
         typer.Option(help="A value of the metric whose first round is named, such as 0.8; repeatable."),
     ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", "-n", help="Also draw against seconds and cost on this network; repeatable."),
+    ] = None,
     title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
+    from stratafl.clock.model.presets import network as found_network
     from stratafl.report.compare import settings
+    from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
-    from stratafl.report.gather import gather
     from stratafl.report.page import page
     from stratafl.report.payload import payload
     from stratafl.report.plots import pyplot
 
     places = folders or [Path("runs")]
     targets = [number("--target", each) for each in target] if target else None
+    networks = [found_network(each) for each in network or ()]
     _check_out(out)
     if figures_folder is not None:
         pyplot()
     if watch:
-        _watch(places, targets, metric, title, port)
+        _watch(places, targets, metric, networks, title, port)
         return
-    runs, unreadable = gather(places)
-    for line in unreadable:
-        print(printable(f"left out: {line}"), file=sys.stderr)
-    if not runs:
-        raise InvalidInput("DIR", [str(place) for place in places], "no runs in it that can be read")
-    data = payload(runs, targets, unreadable, metric)
+    runs, unreadable = gathered(places, "DIR")
+    data = payload(runs, targets, unreadable, metric, network_axes(runs, networks))
     _check_metric(data, metric, targets)
     with writing(out, sync=False) as file:
         file.write(page(data, title).encode())
@@ -78,6 +82,18 @@ def report_command(
         print(f"figures: {len(drawn)} files in {printable(figures_folder)}")
 
 
+def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
+    """The runs in some places, one at least, and what cannot be read there, which is told."""
+    from stratafl.report.gather import gather
+
+    runs, unreadable = gather(places)
+    for line in unreadable:
+        print(printable(f"left out: {line}"), file=sys.stderr)
+    if not runs:
+        raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
+    return runs, unreadable
+
+
 def _check_metric(data: dict[str, Any], metric: str | None, targets: list[float] | None) -> None:
     """Refuse a metric that the runs do not have, and a share that is none."""
     if metric is not None and data["metric"] is None:
@@ -87,7 +103,15 @@ def _check_metric(data: dict[str, Any], metric: str | None, targets: list[float]
         number("--target", target, above=0, at_most=1)
 
 
-def _watch(places: list[Path], targets: list[float] | None, metric: str | None, title: str, port: int) -> None:
+def _watch(
+    places: list[Path],
+    targets: list[float] | None,
+    metric: str | None,
+    networks: Sequence[Network],
+    title: str,
+    port: int,
+) -> None:
+    from stratafl.report.costs.axes import network_axes
     from stratafl.report.gather import gather
     from stratafl.report.page import page
     from stratafl.report.payload import payload
@@ -99,7 +123,7 @@ def _watch(places: list[Path], targets: list[float] | None, metric: str | None, 
         except InvalidInput as problem:
             # a folder that goes away is told on the page; the server stays
             runs, unreadable = [], [str(problem)]
-        return payload(runs, targets, unreadable, metric)
+        return payload(runs, targets, unreadable, metric, network_axes(runs, networks))
 
     gather(places)
     try:

@@ -3,15 +3,17 @@
 [tree]      shape, weights
 [data]      name, arguments, columns, test, lazy, partition, rotation, augment, synthetic,
             test_partition
-[model]     name and its parameters
+[model]     name and its parameters, base, lora, keep_at_home
 [method]    name and its parameters, or rules: one per edge level, root first
-[schedule]  periods or steps_per_sync, participation
+[schedule]  periods or steps_per_sync, participation, wait
+[network]   name, of a preset or a file; or a network's own tables
 [objective] loss, metrics
 [leaf]      lr, batch, sampling, clip, weight_decay, momentum, optimiser, optimiser_state,
             epochs, schedule
 [run]       rounds, seed, evaluate_every, evaluate_levels, stop_at, stop_when, checkpoint_every,
             keep_state, device, engine, precision, diagnose, update_limit, update_factor, initial,
             plugins
+[plan]      no part of a run: what `stratafl plan` searches, see docs/how-to/plan.md
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from stratafl.base.errors import InvalidInput, choice, first_line, named, reason
 from stratafl.config.paths import anchored
 from stratafl.core.leaf import Leaf, LearningRate, OptimiserState, constant, cosine, leaf, step_decay
 
+PLAN = "plan"
 DEEPEST = 120
 """Lists and tables in each other; a tree may have a hundred levels."""
 MOST_BITS = 1023
@@ -78,6 +81,8 @@ class ScheduleConfig:
     periods: Any = None
     steps_per_sync: Any = None
     participation: Any = None
+    wait: Any = None
+    """Whom parents wait for: "all", { deadline = seconds }, { first = a number or a fraction }."""
 
 
 @dataclass(frozen=True)
@@ -164,25 +169,41 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     leaf: LeafConfig = field(default_factory=LeafConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    network: Mapping[str, Any] | None = None
+    """Links and devices in whose virtual time the run goes on."""
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
-        """From nested tables, such as a parsed TOML file."""
+        """From nested tables, such as a parsed TOML file; what `stratafl plan` reads in it is no
+        part of a run."""
         check_plain(values)
-        return _fill(Config, values, "")
+        given = {key: each for key, each in values.items() if key != PLAN} if isinstance(values, Mapping) else values
+        return _fill(Config, given, "")
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
         """From a TOML file, with "section.key=value" changes on top; files that it names lie beside
         it."""
-        values = read_toml(path)
-        for change in changes:
-            _change(values, change)
-        check_plain(values)
-        return Config.of(anchored(values, path.parent))
+        return Config.of(read_tables(path, changes))
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As plain tables. What only a run in virtual time says is left out of another's, whose
+        tables are then those of runs that were stored before there was any."""
+        tables = dataclasses.asdict(self)
+        if self.network is None:
+            del tables["network"]
+        if self.schedule.wait is None:
+            del tables["schedule"]["wait"]
+        return tables
+
+
+def read_tables(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """A config file's tables with "section.key=value" changes on top, its files found."""
+    values = read_toml(path)
+    for change in changes:
+        _change(values, change)
+    check_plain(values)
+    return anchored(values, path.parent)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,17 +9,18 @@ root_of          what the root of a deployed tree begins with, and tests its mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, integer, named
+from stratafl.base.errors import InvalidInput, integer
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import load_module, own_code
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
+from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.core import checks
 from stratafl.core.flat import Flat
@@ -33,7 +34,6 @@ from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, objective_fits
-from stratafl.models.registry import build
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 from stratafl.simulation.evaluate import is_due, tally_of
@@ -78,7 +78,7 @@ def study(config: Config, ranks: Ranks | None = None) -> Study:
 
 def _problem(config: Config, tree: Tree, data: PreparedData) -> Problem:
     return Problem(
-        model=_network(config, data.shape, data.outputs),
+        model=network(config.model, data.shape, data.outputs),
         data=data.train,
         partition=data.partition.leaves,
         tree=tree,
@@ -88,6 +88,7 @@ def _problem(config: Config, tree: Tree, data: PreparedData) -> Problem:
         augment=data.augment,
         initial=config.run.initial,
         test_partition=data.own_test,
+        keep_at_home=config.model.get("keep_at_home"),
     )
 
 
@@ -105,6 +106,8 @@ def method_of(config: Config, depth: int) -> Method:
         seed=config.run.seed,
         update_limit=config.run.update_limit,
         update_factor=config.run.update_factor,
+        network=config.network,
+        wait=config.schedule.wait,
     )
 
 
@@ -178,13 +181,8 @@ class InitialModel:
 
 def initial_model(config: Config, shape: Shape, outputs: int) -> InitialModel:
     """Drawn from the run's seed or read from a file, so the same wherever it is asked for."""
-    flat = checks.flattened(_network(config, shape, outputs), integer("run.seed", config.run.seed))
+    flat = checks.flattened(network(config.model, shape, outputs), integer("run.seed", config.run.seed))
     return InitialModel(flat, *checks.started(flat, config.run.initial))
-
-
-def _network(config: Config, shape: Shape, outputs: int) -> Callable[[], nn.Module]:
-    name, params = named("model", config.model)
-    return lambda: build(name, shape, outputs, **params)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,30 +34,30 @@ def started(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
     return flat.row(flat.module) if given is None else flat.start(initial(given))
 
 
-def initial(given: object) -> dict[str, Tensor]:
+def initial(given: object, field: str = "initial") -> dict[str, Tensor]:
     """A state dict of tensors, from one of tensors or arrays, or from the file of one."""
     if isinstance(given, str | Path):
-        given = _state_file(Path(given))
+        given = _state_file(Path(given), field)
     if not isinstance(given, Mapping):
         allowed = "must be a state dict, a table of tensors or arrays by name, or the path of one"
-        raise InvalidInput("initial", given, allowed)
+        raise InvalidInput(field, given, allowed)
     values = {}
     for name, value in given.items():
         if not isinstance(name, str):
-            raise InvalidInput("initial key", name, "must be a text")
-        values[name] = tensor(f"initial.{name}", value)
+            raise InvalidInput(f"{field} key", name, "must be a text")
+        values[name] = tensor(f"{field}.{name}", value)
         if values[name].is_complex():
-            raise InvalidInput(f"initial.{name}", str(values[name].dtype), "must hold real numbers")
+            raise InvalidInput(f"{field}.{name}", str(values[name].dtype), "must hold real numbers")
     return values
 
 
-def _state_file(path: Path) -> object:
+def _state_file(path: Path, field: str) -> object:
     """What a file holds; nothing that it holds is run."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise InvalidInput("initial", path, "must be a .safetensors or .pt file")
+        raise InvalidInput(field, path, "must be a .safetensors or .pt file")
     if not os.path.isfile(path):
-        raise InvalidInput("initial", path, "there is no such file")
-    with guarded("initial", path, "cannot be read"):
+        raise InvalidInput(field, path, "there is no such file")
+    with guarded(field, path, "cannot be read"):
         if path.suffix != ".safetensors":
             return torch.load(path, map_location="cpu", weights_only=True)
         try:
@@ -80,6 +81,27 @@ def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
         if odd:
             raise InvalidInput("model", type(flat.module).__name__, f"{name} {odd}")
     return flat
+
+
+def frozen_digest(flat: Flat) -> str:
+    """The SHA-256 of the parameters that are not trained; empty where there are none. They are in
+    no row, no message and no checkpoint, so that all who work with the same rows must have the
+    same."""
+    trained = set(flat.names)
+    frozen = [(name, each) for name, each in flat.module.named_parameters() if name not in trained]
+    digest = hashlib.sha256()
+    for name, each in frozen:
+        digest.update(f"{name} {each.dtype} {tuple(each.shape)}\n".encode())
+        digest.update(memoryview(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data))
+    return digest.hexdigest() if frozen else ""
+
+
+def check_frozen(flat: Flat, expected: str) -> None:
+    """Refuse a module whose parameters that are not trained are others than those a run was made
+    with."""
+    if frozen_digest(flat) != expected:
+        told = "its frozen weights are others than those the run was made with: give them as a file, [model] base"
+        raise InvalidInput("model", type(flat.module).__name__, told)
 
 
 def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:

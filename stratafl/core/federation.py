@@ -64,9 +64,11 @@ class Federation:
         watchers: Iterable[Watcher] = (),
         channels: Sequence[Channels] | None = None,
         leaf: Leaf | None = None,
+        kept: Rows | None = None,
     ):
         """The rules, the participation and the channels are those of the edge levels, root first;
-        the leaf's chain says what of it outlives a meeting: by default, nothing does."""
+        the leaf's chain says what of it outlives a meeting: by default, nothing does. `kept` is a
+        row of whatever else each leaf keeps to itself (see `home`)."""
         self.tree, self.seed, self.watchers = tree, seed, list(watchers)
         # Lists are indexed by level; those of edges have an unused entry 0, so that index m is edge
         # level m.
@@ -75,6 +77,7 @@ class Federation:
         self._placed = Placed(x_P.device)
         self._width, self.has_path = len(b_B), leaf is not None and wants_path(leaf, rules)
         self._optimiser = leaf.optimiser if leaf is not None and leaf.keeps else None
+        self._kept_at_first = kept or {}
         if self.has_path:
             b_B = with_path(b_B, torch.zeros_like(x_P))
         limits = zip(update_limits(update_limit, rules), update_factors(update_factor, rules), strict=True)
@@ -110,7 +113,7 @@ class Federation:
             rate_N=np.zeros(nodes),
             active_N=np.ones(nodes, dtype=bool),
             rounds=0,
-            optimiser={} if level < self.tree.depth or self._optimiser is None else self._optimiser.init(x_NP),
+            optimiser={} if level < self.tree.depth else self._leaves_own(x_NP),
             advanced={},
         )
         if level > 0:
@@ -123,6 +126,11 @@ class Federation:
             first = replace(first, given=parcel, memory=held.memory, down_channel=terms.channels.down.init(parcel))
             first = self._giving(level, first, held, 0, first.active_N)
         return first
+
+    def _leaves_own(self, x_NP: Tensor) -> Rows:
+        """What the leaves keep to themselves, before the first round."""
+        own = {} if self._optimiser is None else self._optimiser.init(x_NP)
+        return own | {name: row_1P.expand(len(x_NP), -1) for name, row_1P in self._kept_at_first.items()}
 
     # -- the state as plain data -------------------------------------------------------------------
 
@@ -220,7 +228,7 @@ class Federation:
             step=step,
             steps=steps,
             round=round,
-            optimiser={name: Spread(rows) for name, rows in self.levels[-1].optimiser.items()},
+            optimiser=self._own(),
             has_path=self.has_path,
         )
 
@@ -230,7 +238,11 @@ class Federation:
         above = self.tree.depth - 1
         everybody = list(range(self.tree.leaves))
         buffers = self._leaves(above, self.levels[above].given[BUFFERS][:, : self._width])
-        return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, step=0, steps=1, round=0)
+        return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, 0, 1, 0, optimiser=self._own())
+
+    def _own(self) -> dict[str, Spread]:
+        """What each leaf kept to itself."""
+        return {name: Spread(rows) for name, rows in self.levels[-1].optimiser.items()}
 
     def _leaves(self, level: int, rows: Tensor) -> Spread:
         """A level's rows as the leaves see them."""

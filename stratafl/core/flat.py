@@ -85,18 +85,7 @@ class Flat:
         A tied parameter may stand under any of its names, and a buffer that state dicts leave out
         may be missing.
         """
-        first = _first_names(self.module)
-        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        given: dict[str, Tensor] = {}
-        for name, value in values.items():
-            if name not in first:
-                raise unknown("initial key", name, first)
-            if value.shape != own[first[name]].shape:
-                needed = tuple(own[first[name]].shape)
-                raise InvalidInput(f"initial.{name}", tuple(value.shape), f"must have the shape {needed}")
-            before = given.setdefault(first[name], value)
-            if before is not value and not same_values(before, value):
-                raise InvalidInput(f"initial.{name}", "other values", f"is the same tensor as {first[name]!r}")
+        own, given = _tensors(self.module), _matched(self.module, values, "initial")
         unsaved = {name: own[name] for name in _unsaved(self.module) if name in self._buffer_shapes}
         rows = self.row_of({**unsaved, **given})
         with torch.no_grad():
@@ -154,18 +143,22 @@ class Flat:
         loss: Loss,
         integers: Mapping[str, Tensor] | None = None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
+        forward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
         """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the
         loss does not reach. What the module itself changes is changed in `x_P` and `b_B`, and in
         `integers` if they are given.
 
-        within: a context to call the module in.
+        within: a context to call the module in; forward: one for the way forward alone, such as
+        autocast.
         """
         working = self._at(x_P, b_B, integers)
         with torch.enable_grad(), within():
             # while the module still has these values: a checkpointed part computes its activations
             # again on the way
-            loss(called(working.module, inputs), targets).backward()
+            with forward():
+                value = loss(called(working.module, inputs), targets)
+            value.backward()
         self.wrote = working.leave(x_P, b_B, integers)
         return working.gradients()
 
@@ -331,6 +324,39 @@ def _first_names(module: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     both = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(id(tensor), name) for each in both for name, tensor in each}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each under its first name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _matched(module: nn.Module, values: Mapping[str, Tensor], field: str) -> dict[str, Tensor]:
+    """A state dict's values under the first names of the module's tensors, all of which fit."""
+    first, own = _first_names(module), _tensors(module)
+    given: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if name not in first:
+            raise unknown(f"{field} key", name, first)
+        if value.shape != own[first[name]].shape:
+            needed = tuple(own[first[name]].shape)
+            raise InvalidInput(f"{field}.{name}", tuple(value.shape), f"must have the shape {needed}")
+        before = given.setdefault(first[name], value)
+        if before is not value and not same_values(before, value):
+            raise InvalidInput(f"{field}.{name}", "other values", f"is the same tensor as {first[name]!r}")
+    return given
+
+
+def load(module: nn.Module, values: Mapping[str, Tensor], field: str) -> None:
+    """Give a module the values of a state dict, which must have all that the module's has; a tied
+    parameter may stand under any of its names."""
+    given, unsaved = _matched(module, values, field), set(_unsaved(module))
+    with torch.no_grad():
+        for name, own in _tensors(module).items():
+            if name in given:
+                own.copy_(given[name])
+            elif name not in unsaved:
+                raise InvalidInput(field, sorted(values), f"lacks {name!r}")
 
 
 def _unsaved(module: nn.Module) -> Iterator[str]:

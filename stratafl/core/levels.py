@@ -41,7 +41,8 @@ class LevelState:
     rounds: int
     """How many rounds of the edge level above have begun."""
     optimiser: Rows
-    """The states of the leaves' optimiser, where they are kept; nothing on other levels."""
+    """What the leaves keep to themselves: the states of their optimiser, where they are kept, and
+    what of their models stays with them (see `home`); nothing on other levels."""
     advanced: Rows
     """The same after the work of those that take part, which counts once their reports do; nothing
     between a meeting and the next work."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stratafl.core.work import Augment
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
+from stratafl.data.supply import Held, Supply
 
 
 def of_fields(augment: Augment) -> Augment:
@@ -48,3 +49,11 @@ def one_by_one(
         padded_B = mapped(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
         changed.append(padded_B)
     return merged(torch.stack, changed)
+
+
+def images_of(supply: Supply, dtype: torch.dtype) -> Tensor | None:
+    """The samples as the kernels take images, if that is what they are."""
+    images = supply.inputs_N if isinstance(supply, Held) else None
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
+        return None
+    return images if images.is_contiguous() and images.is_cuda else None

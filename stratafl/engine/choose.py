@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import choice
-from stratafl.core.flat import Flat
+from stratafl.base.errors import InvalidInput, choice, guarded
+from stratafl.base.generators import as_before
 from stratafl.core.shared_rows import DriftKernel, Spread
 from stratafl.core.work import Engine, Training, Work
 from stratafl.data.inputs import shape_of
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.ops import COMPUTES, Compute, table
+from stratafl.engine.ops import COMPUTES, HALF, Compute, table
 from stratafl.engine.stacked import StackedEngine
 
 Name = Literal["auto", "loop", "stacked", "vmap"]
@@ -25,9 +25,11 @@ CLIENTS, STEPS, TRIES = 16, 2, 3
 
 HELP = {
     "hooks on": "without them all clients can train at once",
-    "draws random numbers": "no engine but the loop gives each client draws of its own, and without dropout and the "
-    "like all clients can train at once",
-    "training changes": "a norm that keeps no statistics, such as GroupNorm, lets all clients train at once",
+    "depends on values": "a module that decides by shapes alone lets all clients train at once",
+    "draws random numbers by": "torch's own random numbers are each client's, and let all clients train at once",
+    "draws random numbers": "engine = 'stacked' gives each client draws of its own",
+    "changes the module's buffers": "engine = 'stacked' gives each client statistics of its own",
+    "training changes": "weights that only training changes let all clients train at once",
     "the second time": "a module that keeps nothing between two calls lets all clients train at once",
 }
 """What would help where only the loop can train, by a part of the reason."""
@@ -54,23 +56,41 @@ def make_engine(
     choice("engine", name, get_args(Name))
     choice("precision", precision, COMPUTES)
     if name == "loop":
-        return LoopEngine(training, precision=precision)
+        return _loop(training, precision)
     stacked = StackedEngine(
         training, chunk=chunk, precision=precision, ways=("vmap",) if name == "vmap" else ("stacked", "vmap")
     )
     if stacked.name == "loop":
-        return LoopEngine(training, how=stacked.how, precision=precision)
+        return _loop(training, precision, stacked.how)
     if name in ("stacked", "vmap") or training.supply.device.type != "cpu":
         return stacked
-    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": LoopEngine(training, precision=precision)}
+    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": _loop(training, precision)}
     key = _key(training, precision)
     if key in _fastest:
         return make_engine(_fastest[key], training, chunk=chunk, precision=precision)
     engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
     clients = min(len(training.partition), stacked.chunk or CLIENTS, CLIENTS)
-    seconds = {name: _seconds(engine, training.flat, clients) for name, engine in engines.items()}
+    seconds = {name: _seconds(engine, training, clients) for name, engine in engines.items()}
     _fastest[key] = min(seconds, key=lambda name: seconds[name])
     return engines[_fastest[key]]
+
+
+def _loop(training: Training, precision: Compute, how: str = "loop") -> LoopEngine:
+    """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
+    engine = LoopEngine(training, how=how, precision=precision)
+    if engine.precision not in HALF:
+        return engine
+
+    def finite(engine: LoopEngine) -> bool:
+        with as_before(training.supply.device):
+            return bool(engine.gradients(_first_work(training, 1)).isfinite().all())
+
+    with guarded("precision", precision, "the model or loss cannot be computed in it here"):
+        fits = finite(engine)
+    if not fits and finite(LoopEngine(training)):
+        told = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
+        raise InvalidInput("precision", precision, told)
+    return engine
 
 
 def differences(engine: Engine, name: Name, precision: Compute) -> list[str]:
@@ -97,12 +117,9 @@ def _key(training: Training, precision: Compute) -> object:
     )  # fmt: skip
 
 
-def _seconds(engine: Engine, flat: Flat, clients: int) -> float:
+def _seconds(engine: Engine, training: Training, clients: int) -> float:
     """The best time of a few steps of a few clients, from the module's own values."""
-    x_P, b_B = flat.row(flat.module)
-    shared = np.zeros(clients, dtype=np.int64)
-    x, b = Spread(x_P[None], shared), Spread(b_B[None], shared)
-    work = Work(x, b, (Spread(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0)
+    work = _first_work(training, clients)
     engine.train(work._replace(steps=1))
     best = float("inf")
     for _ in range(TRIES):
@@ -110,3 +127,11 @@ def _seconds(engine: Engine, flat: Flat, clients: int) -> float:
         engine.train(work)
         best = min(best, time.perf_counter() - began)
     return best
+
+
+def _first_work(training: Training, clients: int) -> Work:
+    """A few steps of the first clients, from the module's own values."""
+    x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
+    shared = np.zeros(clients, dtype=np.int64)
+    x, b = Spread(x_P[None], shared), Spread(b_B[None], shared)
+    return Work(x, b, (Spread(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0)

@@ -164,6 +164,22 @@ def peculiarities(known: Habits) -> list[str]:
     return [f"{again}: it keeps something between calls, which all clients share, and this run cannot be repeated"]
 
 
+def draws(training: Training) -> bool:
+    """Whether the module or the loss draws from torch's generator in training."""
+    flat, device = training.flat, training.supply.device
+    few = max(training.partition, key=len)[:FEW].to(device)
+    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    flat.train()
+    with as_before(device):
+        seeded = generator_of(device).manual_seed(0).get_state()
+        try:
+            samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
+            flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
+        except Exception:
+            return True  # what is wrong with the module is said where it is used in earnest
+        return not torch.equal(generator_of(device).get_state(), seeded)
+
+
 def counters(training: Training) -> dict[str, Tensor]:
     """How much each integer buffer grows with every step, where that is always the same.
 

@@ -3,8 +3,9 @@ agree with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from stratafl.base.streams import Purpose, seed_of
 from stratafl.core.leaf import Correct, Stage, through
 from stratafl.core.work import Trained, Training, Work, behind_clip
 from stratafl.data.sampling import batches
-from stratafl.engine.habits import counters
+from stratafl.engine.draws.mode import drawing
+from stratafl.engine.draws.stream import Stream
+from stratafl.engine.habits import counters, draws
 from stratafl.engine.ops import Compute
-from stratafl.engine.precision import computing, honoured
+from stratafl.engine.precision import Casting, computing
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""
@@ -29,12 +32,14 @@ class LoopEngine:
     chunk: int | None = None
 
     def __init__(self, training: Training, *, how: str = "loop", precision: Compute = "fp32"):
-        """how: "loop", or "loop: why" where another engine was asked for; precision: what a GPU's
-        float32 products may round to, "fp32" or "tf32"."""
+        """how: "loop", or "loop: why" where another engine was asked for; precision: what products
+        are computed in."""
         self.training, self.leaf, self.how = training, training.leaf, how
-        self.precision = honoured(precision, training.supply.device, training.flat.dtype, casts=False)
+        self._casting = Casting(precision, training.supply.device, training.flat.dtype)
+        self.precision = self._casting.compute
+        self._loss = self._casting.scaled(training.loss)
         self._clipped = torch.zeros((), dtype=torch.int64, device=training.supply.device)
-        self._counters = counters(training)
+        self._counters, self._draws = counters(training), draws(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
         # slower
         self._generator = generator_of(training.supply.device)
@@ -114,8 +119,12 @@ class LoopEngine:
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
         self._generator.manual_seed(seed_of(given.seed, Purpose.MODULE, number, step))
-        g_P = given.flat.gradient(x_1P[0], b_1B[0], *given.samples(number, step, batch), given.loss, integers)
-        return g_P[None]
+        samples, forward = given.samples(number, step, batch), self._casting.forward
+        within: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self._draws:
+            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device, given.flat.module)
+        g_P = given.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
+        return self._casting.unscaled(g_P)[None]
 
 
 def _path(work: Work, x_NP: Tensor) -> Tensor:

@@ -1,13 +1,19 @@
-"""What torch's own float32 products may round to while an engine computes."""
+"""What torch's own products are computed in while an engine computes: float32 that a GPU may round
+to tf32, or 16 bits by autocast."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
+from stratafl.core.objective.losses import Loss
 from stratafl.engine.ops import HALF, Compute
+
+FP16_SCALE = 4096.0
+"""Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
 
 def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts: bool) -> Compute:
@@ -16,6 +22,51 @@ def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts
     if precision in HALF:
         return precision if casts else "fp32"
     return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
+
+
+def autocasts(dtype: torch.dtype) -> bool:
+    """Whether a module of this type can be computed in 16 bits by autocast, which leaves float64
+    alone."""
+    return dtype == torch.float32
+
+
+def scale_of(compute: Compute) -> float:
+    """How much larger gradients are held on the way back."""
+    return FP16_SCALE if compute == "fp16" else 1.0
+
+
+class Casting:
+    """How torch's own operations get a gradient in this precision: 16 bits by autocast, on the way
+    forward alone, as its recipe has it; weights and their gradients stay as they are."""
+
+    def __init__(self, precision: Compute, device: torch.device, dtype: torch.dtype, keeps: bool = True):
+        """`keeps`: whether a weight that is used several times is cast once, which a mapping over
+        clients cannot do."""
+        self.compute = honoured(precision, device, dtype, autocasts(dtype))
+        self.scale = scale_of(self.compute)
+        self._device, self._keeps = device, keeps
+
+    def forward(self) -> AbstractContextManager[None]:
+        """A context for module and loss."""
+        return self._autocast() if self.compute in HALF else nullcontext()
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        try:
+            with torch.autocast(self._device.type, HALF[self.compute], cache_enabled=self._keeps):
+                yield
+        finally:
+            # the weights that were cast have other values in the next step
+            torch.clear_autocast_cache()
+
+    def scaled(self, loss: Loss) -> Loss:
+        """The loss whose gradients are held larger; `unscaled` makes them what they are."""
+        if self.scale == 1.0:
+            return loss
+        return lambda outputs, targets: loss(outputs, targets) * self.scale
+
+    def unscaled(self, gradients: Tensor) -> Tensor:
+        return gradients if self.scale == 1.0 else gradients.div_(self.scale)
 
 
 @contextmanager

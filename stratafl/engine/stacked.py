@@ -26,13 +26,16 @@ from stratafl.core.work import Trained, Training, Work
 from stratafl.data.augment import flip_and_crop
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.sampling import stacked_batches
-from stratafl.data.supply import BatchKey, Held, Supply
-from stratafl.engine.augmenting import one_by_one, takes_stacks
+from stratafl.data.supply import BatchKey
+from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
 from stratafl.engine.cuda_graph import Captured, Fixed, Samples
-from stratafl.engine.gradients import Batch, Differentiate, GradientMethod, choose, ordered
+from stratafl.engine.draws.stream import Stream
+from stratafl.engine.gradients import ordered
 from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
+from stratafl.engine.method.choice import GradientMethod, choose
+from stratafl.engine.method.differentiate import Batch, Differentiate
 from stratafl.engine.ops import Compute, table
 from stratafl.engine.precision import computing, honoured
 from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step, usual
@@ -103,7 +106,7 @@ class StackedEngine:
         sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
-        self._images = _images(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+        self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
         with computing("fp32", device):
             # to the library a label below zero means "ignore"
             targets = supply.targets_N
@@ -114,7 +117,8 @@ class StackedEngine:
             found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: Differentiate | None = found
         self._ordered = None if found is None else ordered(found, flat)
-        self.precision = honoured(precision, self._device, flat.dtype, casts=self.name == "stacked")
+        computes = self._loop.precision if found is None else found.compute
+        self.precision = honoured(computes, self._device, flat.dtype, casts=True)
         self.chunk: int | None = chunk or self._fitting()
 
     @property
@@ -153,9 +157,16 @@ class StackedEngine:
             return np.full(len(clients), count)
         return np.array([self.training.steps(self.leaf, client, count) for client in clients])
 
+    def _step_of(self, work: Work, clients: Sequence[int], number: int = 0) -> int | Tensor:
+        """Which of these clients' own steps it is, of the work's."""
+        if self.leaf.epochs is None:
+            return work.step + number
+        return placed(self._steps(clients, work.step) + number, self._device)
+
     def _restore(self, rows: Rows, done: Trained, mine: slice) -> None:
         """Copy a chunk's rows to where all clients' are, in the module's order."""
         layout = self._way(rows).layout
+        done.b_AB[mine].copy_(rows.b_CZ)
         layout.restore(rows.x_CP, done.x_AP[mine])
         if rows.path_CP is not None:
             layout.restore(rows.path_CP, done.path_AP[mine])
@@ -172,7 +183,7 @@ class StackedEngine:
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
                 rows.load(work, chunk.leaves, self._way(rows).layout)
-                g_CP = self._gradients(rows, chunk, 0, work.step).g_CP
+                g_CP = self._gradients(rows, chunk, 0, self._step_of(work, chunk.leaves)).g_CP
                 self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
         return g_AP
 
@@ -231,18 +242,22 @@ class StackedEngine:
         rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
         if captured:
-            captured.run(chunk.samples, work.step, lr)
+            # all of them have done as many steps
+            captured.run(chunk.samples, int(self._steps(chunk.leaves[:1], work.step)[0]), lr)
             return rows
         for number in range(int(chunk.steps_C[0])):
-            busy = rows.among(int((chunk.steps_C > number).sum()))
+            some = chunk.leaves[: int((chunk.steps_C > number).sum())]
+            busy = rows.among(len(some))
 
             def gradients(wanted: Wanted) -> Gradients:
-                return self._gradients(busy, chunk, number, work.step + number, wanted)
+                return self._gradients(busy, chunk, number, self._step_of(work, some, number), wanted)
 
             step(busy, gradients, lr, self._ops, self._clipped)
         return rows
 
-    def _gradients(self, rows: Rows, chunk: Chunk, number: int, step: int, wanted: Wanted = ALONE) -> Gradients:
+    def _gradients(
+        self, rows: Rows, chunk: Chunk, number: int, step: int | Tensor, wanted: Wanted = ALONE
+    ) -> Gradients:
         longest, some = int(chunk.longest_H[number]), slice(len(rows.x_CP))
         index_CB, mask_CB = (each[some, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
         client_C, length_C = chunk.samples.client_C[some], chunk.length_CH[some, number]
@@ -259,7 +274,8 @@ class StackedEngine:
         wanted: Wanted,
     ) -> Gradients:
         inputs_CB, targets_CB = self._samples_of(client_C, index_CB, length_C, step)
-        return self._way(rows)(rows.x_CP, rows.b_CZ, Batch(inputs_CB, targets_CB, mask_CB, length_C), wanted)
+        stream = Stream(self.training.seed, client_C, step)
+        return self._way(rows)(rows.x_CP, rows.b_CZ, Batch(inputs_CB, targets_CB, mask_CB, length_C, stream), wanted)
 
     def _samples_of(
         self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor
@@ -363,7 +379,7 @@ class StackedEngine:
 
 
 def _room(work: Work) -> Trained:
-    """For what becomes of the clients that take part; their buffers stay as they are."""
+    """For what becomes of the clients that take part."""
     like, clients = work.x.rows_MP, len(work.active)
     width = like.shape[1]
     return Trained(
@@ -380,11 +396,3 @@ def _in_order(done: Trained, place_A: np.ndarray) -> Trained:
     x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in done[:3])
     kept = {name: each.index_select(0, on_device_A) for name, each in done.optimiser.items()}
     return Trained(x_AP, b_AB, path_AP, kept)
-
-
-def _images(supply: Supply, dtype: torch.dtype) -> Tensor | None:
-    """The samples as the kernels take images, if that is what they are."""
-    images = supply.inputs_N if isinstance(supply, Held) else None
-    if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
-        return None
-    return images if images.is_contiguous() and images.is_cuda else None

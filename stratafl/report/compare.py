@@ -4,11 +4,12 @@ share."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stratafl.base.errors import printable
-from stratafl.report.curves import Curve, curve_of, mean_curve
+from stratafl.report.curves import Curve, Points, curve_of, mean_curve
 from stratafl.report.measures import ABSENT
 from stratafl.report.naming import names
 from stratafl.runs import StoredRun
@@ -33,8 +34,9 @@ class Setting:
         return [seed if seed is None or type(seed) is int else _text(seed) for seed in found]
 
 
-def settings(runs: Sequence[StoredRun]) -> list[Setting]:
-    """The runs by setting, in the order in which each setting first appears."""
+def settings(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Points]] | None = None) -> list[Setting]:
+    """The runs by setting, in the order in which each setting first appears. further: by run, axes
+    of its curve besides its own."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         config = {key: value for key, value in flat_config(run.config).items() if key != SEED}
@@ -42,7 +44,7 @@ def settings(runs: Sequence[StoredRun]) -> list[Setting]:
     families = list(groups.values())
     found = []
     for label, family in zip(_labels(families), families, strict=True):
-        curves = [curve_of(run) for run in family]
+        curves = [curve_of(run, (further or {}).get(run.path)) for run in family]
         found.append(Setting(label, family, curves, mean_curve(curves)))
     return found
 

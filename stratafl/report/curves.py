@@ -49,7 +49,8 @@ class Curve:
         return next((value for value in reversed(self.y.get(name, [])) if value is not None), None)
 
 
-def curve_of(run: StoredRun) -> Curve:
+def curve_of(run: StoredRun, further: Mapping[str, Points] | None = None) -> Curve:
+    """further: axes that the run has besides its own, a value per round."""
     records = run.rounds
     seconds = accumulate(number(record.get("seconds")) or 0.0 for record in records)
     x: dict[str, Points] = {
@@ -57,6 +58,7 @@ def curve_of(run: StoredRun) -> Curve:
         "steps": [number(record.get("steps")) for record in records],
         "bytes": [number(record.get("bytes_per_client")) for record in records],
         "seconds": [number(total) for total in seconds],
+        **(further or {}),
     }
     columns: dict[str, Points] = {}
     levels = levels_of(run.tree)
@@ -92,7 +94,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
             deviations.append(number(deviation))
         return means, deviations
 
-    x = {axis: over([curve.x[axis] for curve in curves])[0] for axis in AXES}
+    x = {axis: over([curve.x[axis] for curve in curves])[0] for axis in curves[0].x}
     y = {name: over([curve.y[name] for curve in curves]) for name in names}
     return Curve(
         x,

@@ -1,4 +1,4 @@
-"""The runs that a command line names: run folders, and folders of runs."""
+"""The runs that a command line names: run folders, folders of runs, and archives of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stratafl.base.errors import InvalidInput
 from stratafl.runs import StoredRun, layout, read_run
+from stratafl.runs.archive import ENDINGS, unpacked
 from stratafl.runs.read import Broken, scan
 
 
@@ -17,7 +18,10 @@ def gather(folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
     unreadable = []
     for folder in folders:
         found: list[StoredRun | Broken]
-        if (folder / layout.RUN).exists():
+        if folder.name.endswith(ENDINGS) and folder.is_file():
+            with unpacked(folder) as place:
+                found = scan(place)
+        elif (folder / layout.RUN).exists():
             try:
                 found = [read_run(folder)]
             except InvalidInput as problem:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stratafl.report import compare
 from stratafl.report.compare import Setting
+from stratafl.report.costs.axes import NetworkAxes
 from stratafl.report.curves import AXES, Curve, Points, is_metric
 from stratafl.report.measures import Measure, chief, measures
 from stratafl.report.notes import notes
@@ -36,10 +37,12 @@ def payload(
     targets: Sequence[float] | None = None,
     unreadable: Sequence[str] = (),
     metric: str | None = None,
+    further: NetworkAxes | None = None,
 ) -> dict[str, Any]:
     """targets: values of the metric whose first round the summary names; a fitting one is chosen
-    unless given. metric: accuracy, or what there is, unless given."""
-    found = compare.settings(runs)
+    unless given. metric: accuracy, or what there is, unless given. further: axes of networks."""
+    further = further or NetworkAxes()
+    found = compare.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
     goals = {each.name: usual_targets(found, each) for each in metrics}
@@ -53,7 +56,7 @@ def payload(
     shown = iter(zip(named, where, values, strict=True))
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "axes": AXES,
+        "axes": {**AXES, **further.titles},
         "metrics": [each.as_dict for each in metrics],
         "metric": None if judged is None else judged.name,
         "targets": goals,
@@ -65,7 +68,7 @@ def payload(
         "shared": compare.shared(found),
         "environments": _environments(runs),
         "trees": drawn,
-        "unreadable": list(unreadable),
+        "unreadable": [*unreadable, *further.notes],
     }
 
 

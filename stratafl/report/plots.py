@@ -25,11 +25,11 @@ def pyplot() -> Any:
     return plt
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, option: str = "--out") -> None:
     """Refuse a place for a picture before the work that it is to show."""
     if path.is_dir() or path.suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidInput("--out", str(path), "must be a file that ends in .png, .svg or .pdf")
-    check_writable("--out", path, is_file=True)
+        raise InvalidInput(option, str(path), "must be a file that ends in .png, .svg or .pdf")
+    check_writable(option, path, is_file=True)
 
 
 def curves(

@@ -76,7 +76,7 @@ def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple
         _cost("MB per client", found, lambda curve: _last(curve, "bytes"), lambda mean: f"{mean:.2f}", MEGA),
         _cost("s per round", found, _per_round, lambda mean: f"{mean:.3g}"),
     ]
-    for why in ("refused", "absent"):
+    for why in ("refused", "absent", "late"):
         counts = [sum(_times(run, why) for run in setting.runs) for setting in found]
         after += [Column(why, list(map(_count, counts)))] if any(counts) else []
     return before, after

@@ -50,6 +50,8 @@ class RunFacts:
     """Of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
     better: Directions = field(default_factory=lambda: dict(USUAL))
     """Which way each metric is better."""
+    clock: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run in the virtual time of a network: what that depends on."""
 
     @staticmethod
     def of(
@@ -58,8 +60,10 @@ class RunFacts:
         """A simulation's."""
         engine, tree = simulation.engine, simulation.federation.tree.whole
         told = simulation.notes, objects or {}
-        better = simulation.objective.better
-        return RunFacts(config, tree, counts, engine.name, engine.how, engine.precision, *told, better=better)
+        better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
+        return RunFacts(
+            config, tree, counts, engine.name, engine.how, engine.precision, *told, better=better, clock=clock
+        )
 
     @property
     def rounds(self) -> int:
@@ -83,6 +87,7 @@ class RunFacts:
             "notes": list(self.notes),
             **({"objects": self.objects} if self.objects else {}),
             **({"job": self.job} if self.job else {}),
+            **({"clock": dict(self.clock)} if self.clock else {}),
         }
 
     def write_tree(self, folder: Path) -> None:

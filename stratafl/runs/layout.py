@@ -119,11 +119,11 @@ def directions(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def left_out(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """By why, how often each node was left out of a meeting: refused, of these too large, and
-    absent where the run was deployed."""
+    """By why, how often each node was left out of a meeting: refused, of these too large, absent
+    where the run was deployed, and late where its parents wait by time."""
     counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
     for record in records:
-        for why in ("refused", "too_large", *(["absent"] if "absent" in record else [])):
+        for why in ("refused", "too_large", *(why for why in ("absent", "late") if why in record)):
             counts.setdefault(why, Counter()).update(nodes_in(record, why))
     return {why: dict(found) for why, found in counts.items()}
 

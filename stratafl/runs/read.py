@@ -56,6 +56,10 @@ class StoredRun:
     """Which way its metrics are better, "higher" or "lower"; those it does not say are known by
     their names."""
 
+    clock: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Of a run in the virtual time of a network: that network, and what else its time depends
+    on."""
+
     @property
     def method(self) -> str:
         """The method's name, or those of its rules, root first; empty where its config has none."""
@@ -72,7 +76,7 @@ class StoredRun:
     @property
     def left_out(self) -> dict[str, dict[str, int]]:
         """How often each node was left out of a meeting, by why: refused, too_large; of a deployed
-        run absent, too."""
+        run absent, too, and late where its parents wait by time."""
         return layout.left_out(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
@@ -132,6 +136,7 @@ def read_run(path: Path | str) -> StoredRun:
         continued=layout.continuations(described),
         notes=tuple(layout.texts(described.get("notes"))),
         better=layout.directions(described),
+        clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
     )
 
 
@@ -162,10 +167,10 @@ def _is_record(found: Any, round: int) -> bool:
     if not all(isinstance(table, dict) for table in tables):
         return False
     metrics, nodes, drift = tables
-    named = [found.get(why, []) for why in ("refused", "too_large", "absent")]
+    named = [found.get(why, []) for why in ("refused", "too_large", "absent", "late")]
     return (
         all(_is_number(found.get(name)) for name in ("steps", "bytes_per_client", "seconds"))
-        and _is_number(found.get("lr", 0.0))
+        and all(_is_number(found.get(name, 0.0)) for name in ("lr", "clock_seconds", "clock_total"))
         and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named)
         and all(
             isinstance(table, dict) and all(map(_is_number, table.values()))

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from stratafl.base.tree import Shape, Tree
+from stratafl.clock.model.presets import NetworkLike
+from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf
 from stratafl.core.objective.goal import GoalLike
 from stratafl.core.objective.losses import LossLike
@@ -80,6 +82,10 @@ class Problem:
     """Test data of each client's own, in the order of the tree's leaves: its sample numbers in
     `test`, or a data set for each beside it. Where clients have their own, the nodes of
     `evaluate_levels` are evaluated on it, groups on that of all their clients."""
+    keep_at_home: str | Sequence[str] | None = None
+    """What of the model stays with each client and is never sent or averaged: "batch_norm", the
+    weights and statistics of all batch norms; or a list of names, or patterns, of parts, parameters
+    or buffers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +114,12 @@ class Method:
     update_factor: float | Sequence[float] | None
     """An update whose norm is so many times its siblings' median is refused, for all levels or one
     number per level, root first; 0 or None for none."""
+    network: NetworkLike | None = None
+    """Links and devices in whose virtual time the run goes on: a preset's name, the path of a TOML
+    file, tables as in one, or a `Network`. See docs/how-to/waiting.md."""
+    wait: Wait | Sequence[Wait] = None
+    """Whom parents wait for, per level, root first, or just the clients': "all", {"deadline":
+    seconds}, {"first": a number, or a fraction of those drawn}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +156,7 @@ class Execution:
     (all clients at once: the default on a GPU), "vmap" (through `torch.func`), or "auto" (the
     fastest, measured). All give the same result up to rounding."""
     precision: str
-    """Of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16"; models and corrections
+    """Of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and corrections
     stay float32."""
     ranks: Ranks | None
     """The processes that share the run, each of which must set it up in the same way; see

@@ -19,9 +19,15 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, choice, integer
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.replay import Story, leaf_steps
+from stratafl.clock.model.run_clock import RunClock
+from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.model.waiting import Policy
 from stratafl.core import checks
 from stratafl.core.federation import Federation
 from stratafl.core.flat import FROZEN
+from stratafl.core.home import Home, names_at_home
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Diagnose, Drift
 from stratafl.core.measure.traffic import Traffic
@@ -53,6 +59,7 @@ from stratafl.rules.trial import try_rules
 from stratafl.simulation.evaluate import OwnTest, own_test
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
+from stratafl.simulation.waiting import checked_waiting, run_clock
 
 
 @own_code()
@@ -60,7 +67,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     """The run, ready to iterate."""
     given = checked(problem, method, evaluation, execution)
     here = placed(given, problem)
-    shard = sharded(given, here, method)
+    shard = sharded(given, here, method, problem.keep_at_home)
     engine = _engine(given, shard)
     notes = _notes(given, here, engine)
     if given.ranks.is_first:
@@ -68,6 +75,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     subject = here.subject
     simulation = Simulation(
         shard.federation,
+        shard.home,
         shard.traffic,
         shard.drift,
         engine,
@@ -80,7 +88,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
         given.ranks,
         notes,
     )
-    simulation.method = method_label(method.rules)
+    simulation.method, simulation.clock = method_label(method.rules), shard.clock
     return simulation
 
 
@@ -108,6 +116,8 @@ class Checked:
     ranks: Ranks
     device: torch.device
     participation: tuple[Participation, ...]
+    network: Network | None
+    wait: tuple[Policy, ...]
     engine: Name
     precision: Compute
 
@@ -146,7 +156,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     precision = choice("precision", execution.precision, COMPUTES)
     return Checked(
         tree, data, test, own, parts, rules, schedule, leaf, evaluation, batch, sampling, seed, ranks, device,
-        participation, engine, precision,
+        participation, *checked_waiting(method, rules), engine, precision,
     )  # fmt: skip
 
 
@@ -265,19 +275,25 @@ class Sharded:
     """This rank's part of the tree."""
 
     federation: Federation
+    home: Home
     traffic: Traffic
     drift: Drift | None
     training: Training
+    clock: RunClock | None
 
 
-def sharded(given: Checked, here: Placed, method: Method) -> Sharded:
+def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
+    home = Home(flat, names_at_home(flat, keep_at_home), given.leaf, given.device)
+    home.check(given.rules)
+    x_P, b_B, kept = home.first(x_P, b_B)
     try_rules(given.rules, x_P)
     limits = method.update_limit, method.update_factor
-    federation = Federation(
-        tree, given.rules, x_P, b_B, given.participation, given.seed, *limits, drift_kernel(x_P), leaf=given.leaf
-    )
+    clock = _clock(given, here, len(x_P), len(b_B))
+    participation = given.participation if clock is None else clock.participation()
+    edges = participation, given.seed, *limits, drift_kernel(x_P)
+    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept)
     training = Training(
         flat=flat,
         loss=loss,
@@ -290,9 +306,29 @@ def sharded(given: Checked, here: Placed, method: Method) -> Sharded:
         augment=here.augment,
         first=first,
     )
-    traffic, drift = Traffic(tree), _drift(federation, given.evaluation.diagnose, training)
+    traffic, drift = Traffic(tree), _drift(federation, home, given.evaluation.diagnose, training)
     federation.watchers = [traffic] if drift is None else [traffic, drift]
-    return Sharded(federation, traffic, drift, training)
+    return Sharded(federation, home, traffic, drift, training, clock)
+
+
+def _clock(given: Checked, here: Placed, parameters: int, buffers: int) -> RunClock | None:
+    """The virtual time of the run's network, the same on every rank, with so many values that are
+    sent."""
+    if given.network is None:
+        return None
+    steps_N, samples_N = leaf_steps(given.samples, given.batch, given.schedule, given.leaf.epochs is not None)
+    story = Story(
+        tree=given.tree,
+        schedule=given.schedule,
+        participation=given.participation,
+        seed=given.seed,
+        sizes=message_sizes(given.rules, parameters, buffers, given.leaf, here.subject.flat.dtype),
+        steps_N=steps_N,
+        samples_N=samples_N,
+        rounds=given.evaluation.rounds,
+        wait=given.wait,
+    )
+    return run_clock(given.network, story, here.subject, here.few[0])
 
 
 def _part(given: Checked) -> tuple[Tree, int]:
@@ -307,7 +343,7 @@ def _part(given: Checked) -> tuple[Tree, int]:
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 
 
-def _drift(federation: Federation, diagnose: str, training: Training) -> Drift | None:
+def _drift(federation: Federation, home: Home, diagnose: str, training: Training) -> Drift | None:
     """What measures meetings, where asked for: also against ideal corrections, which take gradients
     on all of a leaf's data."""
     if diagnose == "none":
@@ -315,7 +351,11 @@ def _drift(federation: Federation, diagnose: str, training: Training) -> Drift |
     if diagnose == "drift":
         return Drift(federation.tree)
     whole_data = LoopEngine(replace(training, batch=None, augment=None))
-    return Drift(federation.tree, lambda level, x_MP: whole_data.gradients(federation.probe_work(level, x_MP)))
+
+    def gradients(level: int, x_MP: Tensor) -> Tensor:
+        return home.shared(whole_data.gradients(home.work(federation.probe_work(level, x_MP))))
+
+    return Drift(federation.tree, gradients)
 
 
 # -- the engine ------------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, number
 from stratafl.base.state import State
 from stratafl.base.user_code import own_code
+from stratafl.clock.model.run_clock import RunClock
 from stratafl.core.channel import MODEL
 from stratafl.core.federation import Federation
 from stratafl.core.flat import Flat
+from stratafl.core.home import Home
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Drift
 from stratafl.core.measure.metrics import Tally
@@ -58,6 +61,7 @@ class Simulation(Shown):
     def __init__(
         self,
         federation: Federation,
+        home: Home,
         traffic: Traffic,
         drift: Drift | None,
         engine: Engine,
@@ -74,6 +78,8 @@ class Simulation(Shown):
         self.notes = tuple(notes)
         """What the user should know about how this run is done: said once, when it is set up."""
         self.federation, self.engine, self.flat = federation, engine, flat
+        self.home = home
+        """What of the clients' models stays with them: the federation's rows are without it."""
         self.traffic, self.drift = traffic, drift
         """Who watches the federation."""
         self.schedule, self.objective = schedule, objective
@@ -85,6 +91,8 @@ class Simulation(Shown):
         self.step = 0
         self.met: Callable[[int, int], None] = lambda meetings, of: None
         """Called after every meeting inside a global round: how many were held, of how many."""
+        self.clock: RunClock | None = None
+        """The virtual time of a network, where the run has one."""
         self.saving: Callable[..., Recorder | None] | None = None
         """How it can be kept: known to whoever set it up."""
         self._recorder: Recorder | None = None
@@ -157,6 +165,8 @@ class Simulation(Shown):
         tree = self.federation.tree.whole
         rate = self.leaf.lr(round)
         result = record(tree, parts, self.objective, round + 1, self.step, rate, seconds, self._before)
+        if self.clock is not None:
+            result = self.clock.record(result)
         self._begin_round(Within())
         self.history.append(result)
         self._problem = hopeless(tree, self.history, self.ranks.is_first)
@@ -171,13 +181,13 @@ class Simulation(Shown):
         steps, top = self.schedule.event(self.meetings)
         federation.begin()
         if federation.wants_gradients:
-            look = federation.work(self.step, 1, round)
-            federation.start_from_gradients(self.engine.gradients(look))
+            look = self.home.work(federation.work(self.step, 1, round))
+            federation.start_from_gradients(self.home.shared(self.engine.gradients(look)))
         if drift is not None and top == 1:
             corrections = [level.correction for level in federation.levels]
             drift.compare(corrections, federation.levels[-2].given[MODEL])
-        work = federation.work(self.step, steps, round)
-        federation.trained(self.engine.train(work), self.leaf.rate(round, steps))
+        work = self.home.work(federation.work(self.step, steps, round))
+        federation.trained(self.home.trained(self.engine.train(work)), self.leaf.rate(round, steps))
         met = federation.meet(top)
         self._refused.append(met.refused)
         self._client_steps += sum(self.engine.training.steps(self.leaf, client, steps) for client in work.active)
@@ -328,15 +338,16 @@ class Simulation(Shown):
         """The run as it stands now; on several ranks, with the rows of the nodes that are on this
         one."""
         federation = self.federation
+        models, buffers = zip(*map(self.rows, range(len(federation.levels))), strict=True)
         return Result(
             tree=federation.tree,
-            module=self.flat.build(federation.levels[0].model[0], federation.buffers(0)[0]),
-            models=[level.model for level in federation.levels],
-            corrections=[level.correction for level in federation.levels[1:]],
+            module=self.flat.build(models[0][0], buffers[0][0]),
+            models=list(models),
+            corrections=[self.home.corrections(level.correction) for level in federation.levels[1:]],
             history=list(self.history),
             communication=self._communication(),
             flat=self.flat,
-            buffers=[federation.buffers(level) for level in range(len(federation.levels))],
+            buffers=list(buffers),
             method=self.method,
         )
 
@@ -351,15 +362,18 @@ class Simulation(Shown):
 
     def _tally_of_root(self, test: Pair) -> Tally:
         """On this rank's share of the test data."""
-        rows = self.federation.levels[0].model[0], self.federation.buffers(0)[0]
-        return tally_of(self.flat, self.objective, share_of(self.ranks, self.objective, test), *rows)
+        (x_P,), (b_B,) = self.rows(0)
+        return tally_of(self.flat, self.objective, share_of(self.ranks, self.objective, test), x_P, b_B)
+
+    def rows(self, level: int) -> tuple[Tensor, Tensor]:
+        """The models and the buffers of all nodes of a level, whole. On several ranks, all must
+        call it."""
+        federation = self.federation
+        now, kept = federation.levels[level], federation.levels[-1].optimiser
+        return self.home.whole(federation.tree, level, now.model, federation.buffers(level), kept)
 
     def _evaluate_nodes(self, test: Pair) -> list[dict[str, dict[str, float]]]:
         """Per level that was asked for below the root."""
-        tree, levels = self.federation.tree, self.federation.levels
+        tree = self.federation.tree
         subject = self.flat, self.objective, test if self.own_test is None else self.own_test
-        return [
-            evaluate_level(tree, level, *subject, levels[level].model, self.federation.buffers(level))
-            for level in self.evaluate_levels
-            if level > 0
-        ]
+        return [evaluate_level(tree, level, *subject, *self.rows(level)) for level in self.evaluate_levels if level > 0]

@@ -8,12 +8,14 @@ the framing.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.small_tree import small_tree
@@ -68,6 +70,22 @@ def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, sh
             assert (node.up, node.down) == (total.bytes_up, total.bytes_down), name
         assert sum(tree.nodes[name].up for name in names[level]) == expected.level(level).bytes_up > 0
         assert sum(tree.nodes[name].down for name in names[level]) == expected.level(level).bytes_down > 0
+
+
+def test_of_a_base_with_adapters_only_these_travel(tmp_path: Path) -> None:
+    plain = small_tree(tmp_path, hidden=[200])
+    lora = {"rank": 2, "alpha": 4, "targets": ["*"]}
+    config = dataclasses.replace(plain, model={**plain.model, "lora": lora})
+    simulation = study_of(config).simulation
+    adapters = 2 * (64 + 200) + 2 * (200 + 10)
+    tree = Deployed(simulation, by_samples=True, wrap=on_the_wire).run()
+    expected = accounted(config)
+    for number, name in enumerate(tree.job.tree.names[2]):
+        node, total = tree.nodes[name], expected.node(2, number)
+        assert (node.up, node.down) == (total.bytes_up, total.bytes_down), name
+        assert node.up == 2 * 2 * 4 * adapters, "two meetings in each of two rounds"
+    assert 15 * expected.level(2).bytes_up < accounted(plain).level(2).bytes_up
+    assert torch.equal(tree.model(), study_of(config).simulation.run().models[0][0])
 
 
 def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_what_a_deployed_tree_would_not_do_is_refused_by_name(tmp_path: Path, ru
         load(tmp_path, run=run)
 
 
+def test_what_stays_at_home_is_not_deployed(tmp_path: Path) -> None:
+    topology = written(tmp_path)
+    config = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(config.replace(SMALL, SMALL + "keep_at_home = ['*.bias']\n"))
+    with pytest.raises(InvalidInput, match=r"model\.keep_at_home.*a whole model"):
+        Topology.load(topology)
+
+
 def test_what_it_does_anyway_is_taken(tmp_path: Path) -> None:
     run = 'device = "cpu"\nengine = "loop"\nprecision = "fp32"\nevaluate_levels = [0]\nstop_at = 0.9\ndiagnose = "none"'
     assert load(tmp_path, run=run).config.run.stop_at == 0.9

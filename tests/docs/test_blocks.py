@@ -21,6 +21,7 @@ import torch
 import typer
 
 from stratafl.cli.main import app, main
+from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.deploy.sites.topology import Topology
 from stratafl.models import registry as models
@@ -116,7 +117,7 @@ def run(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize(("name", "block"), TOML, ids=[f"{name}:{block.line}" for name, block in TOML])
-def test_toml_is_a_config_a_sweep_or_a_topology(name: str, block: Block, tmp_path: Path) -> None:
+def test_toml_is_a_config_a_sweep_a_topology_or_a_network(name: str, block: Block, tmp_path: Path) -> None:
     assert not block.not_run
     for path in (ROOT / "examples").glob("*.toml"):
         shutil.copy(path, tmp_path)
@@ -130,6 +131,8 @@ def test_toml_is_a_config_a_sweep_or_a_topology(name: str, block: Block, tmp_pat
         assert Plan.load(path).entries
     elif "config" in values:
         assert Topology.load(path).config
+    elif "tier" in values:
+        assert Network.load(path).tiers
     else:
         assert values
         Config.of(values)

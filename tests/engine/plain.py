@@ -1,25 +1,27 @@
 """A training loop as one writes it in plain PyTorch, and an engine's training of the same clients
 beside it.
 
-The loop knows nothing of the package but which samples a client uses in a step and the seed that a
-module's own random numbers start from.
+The loop knows nothing of the package but which samples a client uses in a step and where a module's
+own random numbers come from.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stratafl import leaf
-from stratafl.base.streams import Purpose, seed_of
 from stratafl.core.flat import Flat
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Training, Work
 from stratafl.data.sampling import batches
 from stratafl.data.supply import Held
 from stratafl.engine.choose import Name, make_engine
+from stratafl.engine.draws.mode import drawing
+from stratafl.engine.draws.stream import Stream
 from tests.engine.zoo.entry import Entry
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3
@@ -99,9 +101,11 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
             module.train()
         with torch.random.fork_rng():
             for step, chosen in enumerate(batches(SEED, number, len(mine), 0, steps, BATCH)):
-                torch.manual_seed(seed_of(SEED, Purpose.MODULE, number, step))
                 batch = mine[chosen]
-                given.entry.loss(module(given.inputs[batch]), given.targets[batch]).backward()
+                # a module's own random numbers are a function of these, whoever trains it
+                draws = drawing(Stream(SEED, number, step), given.inputs.device) if given.entry.draws else nullcontext()
+                with draws:
+                    given.entry.loss(module(given.inputs[batch]), given.targets[batch]).backward()
                 gradients = {
                     name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
                     for name, parameter in trainable(module).items()
@@ -121,7 +125,7 @@ class Ran(NamedTuple):
     clients: list[Trained]
 
 
-def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ran:
+def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
     """The same by an engine, which must leave everything that is the user's as it was, to the
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
@@ -135,7 +139,7 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64) -> Ra
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = Training(flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED)
-    trainer = make_engine(name, training, chunk=2)
+    trainer = make_engine(name, training, chunk=chunk)
     g_NP = trainer.gradients(work)
     x_NP, b_NB, *_ = trainer.train(work)
     assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"

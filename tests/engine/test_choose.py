@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
 from stratafl.core.flat import Flat
@@ -56,7 +56,11 @@ def test_auto_measures_for_real() -> None:
 
 
 def test_auto_is_the_loop_where_the_model_needs_it() -> None:
-    assert made("auto", nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))).name == "loop"
+    class Deciding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    assert made("auto", Deciding(3, 2)).name == "loop"
 
 
 @pytest.mark.parametrize("wrong", [{"name": "staked"}, {"name": "loop", "precision": "fp64"}])

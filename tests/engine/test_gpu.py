@@ -127,6 +127,17 @@ def test_lower_precisions_are_near(precision: str) -> None:
     assert 0 < apart(exact, federation(**settings, engine="stacked", precision=precision).run()) < 0.1
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("engine_name", ["loop", "vmap"])
+def test_autocast_is_near_and_gives_the_same_bits(engine_name: Name, precision: str) -> None:
+    settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
+    exact = federation(**settings, engine="loop").run()
+    simulations = [federation(**settings, engine=engine_name, precision=precision) for _ in range(2)]
+    assert [each.engine.precision for each in simulations] == [precision] * 2
+    first, second = (each.run() for each in simulations)
+    assert 0 < apart(exact, first) < 0.1 and apart(first, second) == 0
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
 def test_same_bits_every_time_and_for_any_chunk(model: str, precision: str) -> None:

@@ -159,11 +159,11 @@ MODELS = {
     "residual": ("stacked", Residual, (2, 6, 6)),
     "no bias": ("stacked", lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,)),
     "layer norm": ("stacked", lambda: nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 3)), (4,)),
-    "untraceable": ("vmap", Turning, (4,)),
-    "mixes samples": ("vmap", Centred, (4,)),
-    "dropout": ("loop", lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), (4,)),
-    "batch norm": ("loop", lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), (4,)),
-    "library's lstm": ("vmap", lambda: nn.Sequential(nn.LSTM(4, 3, batch_first=True), Last()), (5, 4)),
+    "untraceable": ("stacked", Turning, (4,)),
+    "mixes samples": ("stacked", Centred, (4,)),
+    "dropout": ("stacked", lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), (4,)),
+    "batch norm": ("stacked", lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), (4,)),
+    "library's lstm": ("stacked", lambda: nn.Sequential(nn.LSTM(4, 3, batch_first=True), Last()), (5, 4)),
 }
 
 
@@ -213,8 +213,7 @@ def weighing(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [squares, weighing])
 @pytest.mark.parametrize("model", [perceptron, seeded(Turning)])
 def test_own_losses_see_no_padding(loss, model) -> None:
-    how = {perceptron: "stacked"}.get(model, "vmap" if loss is squares else "loop")
-    assert compare(how, model=model, loss=loss) < CLOSE
+    assert compare(model=model, loss=loss) < CLOSE
 
 
 def test_cross_entropy_given_by_hand_with_ignored_labels() -> None:

@@ -27,6 +27,10 @@ SHAPES: dict[str, Shape] = {
 }
 PERIODS = {1: [3], 2: [2, 2], 3: [2, 2, 2]}
 FEATURES, CLASSES = 6, 3
+NETWORK = {
+    "tier": [{"up_mbit_s": 1.0, "jitter_s": {"name": "pareto", "least": 0.01, "alpha": 1.2}}],
+    "leaf": {"step_s": {"name": "lognormal", "median": 0.05, "sigma": 1.0}},
+}
 
 
 class Normed(nn.Module):
@@ -153,6 +157,8 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
     add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
     add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
+    own = {"model": Normed, "keep_at_home": "batch_norm", "leaf": leaf(0.1, momentum=0.5, optimiser_state="keep")}
+    add(f"batch norm at home, {shape}", shape, "mtgc", participation=[0.7] * depth, **own)
     add(f"a pull behind the clip, {shape}", shape, [feddyn(0.5, pull="after_clip")] * depth, ragged=True)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
     adam = leaf(0.05, optimiser="adam", optimiser_state="keep", clip_norm=1.0)
@@ -161,6 +167,8 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
     add(f"a mask among the buffers, {shape}", shape, "mtgc", model=Masked, participation=[0.7] * depth)
+    add(f"a deadline, {shape}", shape, "mtgc", network=NETWORK, wait={"deadline": 0.15}, participation=[0.7] * depth)
+    add(f"the first, {shape}", shape, "mtgc", network=NETWORK, wait=[{"first": 0.6}] * depth, engine="stacked")
     add(f"lazy, with names, {shape}", shape, "mtgc", lazy=True, ragged=True, engine="stacked")
     add(f"NaN beside a mask, {shape}", shape, "hfedavg", model=Masked, broken=3)
 for shape in ("one large group", "uneven, depth 3"):
@@ -180,9 +188,11 @@ IN_TWO_GOES = [
     "gradient restart, uneven, depth 3",
     "stacked, uneven, depth 3",
     "kept Adam, uneven, depth 3",
+    "batch norm at home, uneven, depth 3",
     "lazy, with names, one large group",
     "ideal corrections, uneven, depth 3",
     "NaN and a median, one large group",
+    "the first, uneven, depth 3",
 ]
 """Cases that are also stopped after their first round, and within the second, to go on on another
 number of ranks."""

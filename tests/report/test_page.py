@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from stratafl.clock.model.presets import network
+from stratafl.report.costs.axes import network_axes
 from stratafl.report.gather import gather
 from stratafl.report.page import embedded
 from stratafl.report.page import page as page_of
@@ -81,10 +83,26 @@ def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: s
     page.open(report)
     page.click(f'#axis [data-value="{axis}"]')
     assert page.js("document.querySelector('#curve-accuracy .xtitle').textContent") == title
+    assert page.js("document.querySelector('#axis [aria-pressed=\"true\"]').dataset.value") == axis
     values = page.drawn("curve-accuracy")[0]["x"]
     assert sorted(values) == values and len(set(values)) == ROUNDS
     assert last is None or values[-1] == last
     assert page.lines("drift-2", SETTINGS) == SETTINGS
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("axis", "title"), [("seconds on lan_wan", "seconds on lan_wan"), ("cost on lan_wan", "cost on lan_wan (USD)")]
+)
+def test_curves_against_a_network(page: Page, runs: Path, tmp_path: Path, axis: str, title: str) -> None:
+    found, _ = gather([runs])
+    data = payload(found, further=network_axes(found, [network("lan_wan")]))
+    (tmp_path / "report.html").write_text(page_of(data), encoding="utf-8")
+    page.open(tmp_path / "report.html")
+    page.click(f'#axis [data-value="{axis}"]')
+    assert page.js("document.querySelector('#curve-accuracy .xtitle').textContent") == title
+    values = page.drawn("curve-accuracy")[0]["x"]
+    assert sorted(values) == values and len(set(values)) == ROUNDS
     assert page.errors() == []
 
 

@@ -37,6 +37,25 @@ def mixing(input_shape, classes):
             return super().forward(x.flatten(1) - x.flatten(1).mean(dim=0))
 
     return Centred(64, classes)
+
+
+def deciding(input_shape, classes):
+    class Deciding(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+    return Deciding(64, classes)
+
+
+def hooking(input_shape, classes):
+    class Hooking(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x.flatten(1))
+            if y.requires_grad:
+                y.register_hook(lambda slope: 2 * slope)
+            return y
+
+    return Hooking(64, classes)
 """
 
 
@@ -80,8 +99,10 @@ def described(path: Path) -> dict:
         ("convolutional", "vmap", "vmap"),
         ("convolutional", "stacked", "stacked"),
         ("convolutional", "loop", "loop"),
-        ("mixing", "stacked", "vmap"),
-        ("dropping", "stacked", "loop"),
+        ("mixing", "stacked", "stacked"),
+        ("hooking", "stacked", "vmap"),
+        ("deciding", "stacked", "loop"),
+        ("dropping", "stacked", "stacked"),
         ("dropping", "vmap", "loop"),
     ],
 )
@@ -107,12 +128,12 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
 
 
 def test_runs_are_listed_with_the_engine_that_ran(tmp_path: Path, monkeypatch, capsys) -> None:
-    for model in ("mixing", "dropping"):
+    for model in ("hooking", "deciding"):
         finished(config(tmp_path, model, "stacked"), tmp_path / "runs")
     capsys.readouterr()
     rows = json.loads(listed(tmp_path / "runs", "--json", monkeypatch=monkeypatch, capsys=capsys))["runs"]
     assert [(row["engine"], row["precision"]) for row in rows] == [("vmap", "fp32"), ("loop", "fp32")]
-    assert rows[1]["how"] == "loop: the module or loss draws random numbers"
+    assert rows[1]["how"].startswith("loop: what it does depends on values")
     assert [len(row["notes"]) for row in rows] == [1, 1]
     shown = listed(tmp_path / "runs", monkeypatch=monkeypatch, capsys=capsys)
     assert "vmap" in shown and "loop" in shown and "stacked" not in shown
@@ -126,7 +147,7 @@ def listed(*arguments: object, monkeypatch, capsys) -> str:
 
 
 def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None:
-    path = finished(config(tmp_path, "mixing", "stacked"), tmp_path / "runs").path
+    path = finished(config(tmp_path, "hooking", "stacked"), tmp_path / "runs").path
     early = {key: value for key, value in described(path).items() if key not in ("how", "precision")}
     (path / "run.json").write_text(json.dumps(early))
     run = read_run(path)
@@ -135,9 +156,20 @@ def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None
 
 
 def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:
-    path = finished(config(tmp_path, "dropping", "loop", "bf16"), tmp_path / "runs").path
+    path = finished(config(tmp_path, "dropping", "loop", "tf32"), tmp_path / "runs").path
     assert described(path)["precision"] == "fp32"
-    assert "precision 'bf16' is not honoured" in capsys.readouterr().err
+    assert "precision 'tf32' is not honoured" in capsys.readouterr().err
+
+
+def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, capsys) -> None:
+    settings = config(tmp_path, "dropping", "vmap", "bf16")
+    whole = finished(settings, tmp_path / "runs").path
+    assert "honoured" not in capsys.readouterr().err
+    path = interrupted(settings, tmp_path / "runs")
+    assert (described(path)["engine"], described(path)["precision"]) == ("loop", "bf16")
+    Launch.resume(path).run()
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:

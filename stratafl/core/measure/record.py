@@ -69,18 +69,21 @@ class RoundResult:
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
         """From what `dataclasses.asdict` made of one, also by way of JSON."""
-        names = {f.name for f in fields(RoundResult)}
         # what records of earlier versions do not have
         later = {"too_large": (), "renewed": True, "over_nodes": {}}
         values = {**later, **values} if isinstance(values, Mapping) else values
-        is_deployed = isinstance(values, Mapping) and "absent" in values
-        names |= {"absent"} if is_deployed else set()
+        kind_of_round = RoundResult
+        for mark, kind in (("absent", DeployedRound), ("late", ClockedRound)):
+            kind_of_round = kind if isinstance(values, Mapping) and mark in values else kind_of_round
+        names = {f.name for f in fields(kind_of_round)}
         if not isinstance(values, Mapping) or set(values) != names:
             raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
         real = int | float
         kinds: dict[str, Any] = {"round": int, "steps": int}
         kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes"), dict)
-        for name, kind in {**kinds, "lr": real, "bytes_per_client": real, "seconds": real}.items():
+        kinds |= dict.fromkeys(("lr", "bytes_per_client", "seconds"), real)
+        kinds |= dict.fromkeys(({"clock_seconds", "clock_total"} & names), real)
+        for name, kind in kinds.items():
             if not isinstance(values[name], kind) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
         levels = values["over_nodes"].values()
@@ -88,13 +91,12 @@ class RoundResult:
         for each in (values["metrics"], *values["nodes"].values(), *values["drift"].values(), *over):
             if not isinstance(each, dict) or not all(isinstance(value, real) for value in each.values()):
                 raise InvalidInput("record.metrics", each, "must be numbers by name")
-        named = {name: values[name] for name in ("refused", "too_large", "absent") if name in values}
+        named = {name: values[name] for name in ("refused", "too_large", "absent", "late") if name in values}
         for name, nodes in named.items():
             if not isinstance(nodes, list | tuple) or not all(isinstance(each, str) for each in nodes):
                 raise InvalidInput(f"record.{name}", nodes, "must be names of nodes")
         if not isinstance(values["renewed"], bool):
             raise InvalidInput("record.renewed", values["renewed"], "must be true or false")
-        kind_of_round = DeployedRound if is_deployed else RoundResult
         return kind_of_round(**{**values, **{name: tuple(nodes) for name, nodes in named.items()}})
 
 
@@ -104,6 +106,18 @@ class DeployedRound(RoundResult):
 
     absent: tuple[str, ...] = ()
     """Nodes that were asked and did not answer in time, once for each time."""
+
+
+@dataclass(frozen=True)
+class ClockedRound(RoundResult):
+    """What one global round did in the virtual time of a network."""
+
+    clock_seconds: float = 0.0
+    """That the round takes there."""
+    clock_total: float = 0.0
+    """Since the start of the run."""
+    late: tuple[str, ...] = ()
+    """Nodes that were asked, and that their parents did not wait for, once for each time."""
 
 
 @dataclass(frozen=True)

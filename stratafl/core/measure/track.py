@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from stratafl.base.errors import InvalidInput, printable, reason, told
 from stratafl.base.signals import Interrupted
-from stratafl.core.measure.record import DeployedRound, RoundResult
+from stratafl.core.measure.record import ClockedRound, DeployedRound, RoundResult
 
 MOMENTS = ("on_begin", "on_round", "on_end")
 DONE, INTERRUPTED, FAILED = "done", "interrupted", "failed"
@@ -90,6 +90,8 @@ def scalars(record: RoundResult) -> dict[str, float]:
         found |= {f"level {level}/{name}": value for name, value in quantities.items()}
     if isinstance(record, DeployedRound):
         found["run/absent"] = len(record.absent)
+    if isinstance(record, ClockedRound):
+        found |= {"run/late": len(record.late), "run/seconds on the network": record.clock_total}
     return found | {
         "run/lr": record.lr,
         "run/bytes per client": record.bytes_per_client,

@@ -13,6 +13,7 @@ from typing import Any
 from stratafl.base import files
 from stratafl.config.schema import Config
 from stratafl.config.setup import RootSetup, Study, leaf_trainer, part_of, study
+from stratafl.core.checks import check_frozen
 from stratafl.data.inputs import Pair
 from stratafl.deploy.notes import boards
 from stratafl.deploy.protocol import seal
@@ -66,12 +67,14 @@ class Assembled:
         else:
             data, outputs = part_of(self.config, number)
         engine = leaf_trainer(self.config, number, data, outputs)
+        check_frozen(engine.training.flat, self.site.frozen)
         return LeafNode(self.job, number, engine, len(data[1]), self.durable.write, self.kept)
 
     def aggregator(self, link: Link) -> Aggregator:
         return Aggregator(self.job, self.site.level, self.site.number, link, self._save, self.kept)
 
     def root(self, made: RootSetup, link: Link) -> Root:
+        check_frozen(made.start.flat, self.site.frozen)
         return Root(self.job, made.start.x_P, made.start.b_B, link, self._save, self.kept)
 
     def run_folder(self, made: RootSetup, root: Root) -> RootRun:

@@ -28,6 +28,7 @@ from stratafl.base.tree import Tree
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of
+from stratafl.core.checks import frozen_digest
 from stratafl.core.flat import Flat
 from stratafl.data.inputs import Fields
 from stratafl.deploy.protocol import seal
@@ -87,7 +88,7 @@ def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job:
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     parts = zip(tree.names[-1], made.data.partition.leaves, strict=True)
     declared = [topology.samples.get(name, 0) if name in topology.data else len(part) for name, part in parts]
-    sites = []
+    sites, frozen = [], frozen_digest(flat)
     for level, number in numbered:
         name, own_port = tree.names[level][number], port[level, number]
         children = [] if level == tree.depth else _children(tree, level, number)
@@ -116,6 +117,7 @@ def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job:
             min_children=list(topology.min_children),
             names=carried.names,
             files=carried.digests,
+            frozen=frozen,
         )
         sites.append(site)
     return sites

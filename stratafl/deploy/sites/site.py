@@ -86,6 +86,9 @@ class Site:
     """The user's files as the config names them: where they are in code/."""
     files: dict[str, str]
     """SHA-256 of everything in code/."""
+    frozen: str = ""
+    """Of the model's parameters that are not trained, which never travel; empty where it has
+    none."""
 
     @staticmethod
     def load(folder: Path) -> Site:

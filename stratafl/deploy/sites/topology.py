@@ -125,11 +125,17 @@ def check_deployable(config: Config) -> None:
         raise InvalidInput("run.engine", run.engine, 'a deployed leaf has one client to train: must be "loop"')
     if run.precision != "fp32":
         raise InvalidInput("run.precision", run.precision, 'a deployed leaf trains in the model\'s own: must be "fp32"')
+    if config.model.get("keep_at_home") is not None:
+        wanted = "the root tests and stores a whole model, and has nothing of what stays with the leaves: leave it out"
+        raise InvalidInput("model.keep_at_home", config.model["keep_at_home"], wanted)
     if run.diagnose == "ideal":
         raise InvalidInput("run.diagnose", run.diagnose, "needs the gradients of all leaves, which stay where they are")
     if any(level != 0 for level in run.evaluate_levels):
         wanted = "only the root, which has the test data, evaluates a deployed model: must be [0]"
         raise InvalidInput("run.evaluate_levels", run.evaluate_levels, wanted)
+    if config.network is not None or config.schedule.wait is not None:
+        wanted = "is a simulation's virtual time: leave it out; a deployment's own deadlines are in its topology"
+        raise InvalidInput("network", config.network or config.schedule.wait, wanted)
     if config.data.test_partition is not None:
         wanted = "only the root, which has the test data, evaluates a deployed model: leave it out"
         raise InvalidInput("data.test_partition", config.data.test_partition, wanted)

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from stratafl.engine import ops
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.trace.functions import FUNCTIONS, METHODS, Lower, flattened, is_relu, on_images, softmax, unchanged
-from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run, Unsupported
+from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
 from stratafl.models.lstm import Recurrent
 
 

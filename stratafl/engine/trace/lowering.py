@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import TORCH, Compute, Sink, Table
 
 BATCH = 8191
 """Samples in the shapes a module is traced with: a number that no layer has by chance."""
 IMAGE = 4
 """The rank of a batch of images."""
-
-
-class Unsupported(Exception):
-    """The module has something that has no client-batched form, and what."""
 
 
 class Sinks(NamedTuple):

@@ -20,9 +20,10 @@ from torch import Tensor, fx, nn
 from stratafl.core.flat import Flat
 from stratafl.core.objective.outputs import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
+from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import PLAIN, Compute, Table
 from stratafl.engine.trace import layers
-from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks, Unsupported
+from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
 from stratafl.models.lstm import Recurrent
 
 

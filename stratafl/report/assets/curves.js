@@ -27,8 +27,10 @@ function linesOf(name) {
 }
 
 function xAxis() {
-  const told = { rounds: (value) => `round ${short(value, 6)}`, steps: (value) => `${short(value, 6)} local steps`, bytes: (value) => `${bytesText(value)} per client`, seconds: (value) => `${short(value, 4)} s` };
-  return { title: state.data.axes[state.axis], format: AXIS_FORMATS[state.axis], told: told[state.axis], log: state.logX, zero: !state.logX && state.axis !== "rounds", whole: state.axis === "rounds" };
+  const told = { rounds: (value) => `round ${short(value, 6)}`, steps: (value) => `${short(value, 6)} local steps`, bytes: (value) => `${bytesText(value)} per client`, seconds: (value) => `${short(value, 4)} s`, cost: (value) => short(value, 4) };
+  // an axis of a network is named after what it counts: "seconds on NAME", "cost on NAME"
+  const kind = state.axis.split(" on ")[0];
+  return { title: state.data.axes[state.axis], format: AXIS_FORMATS[kind], told: told[kind], log: state.logX, zero: !state.logX && state.axis !== "rounds", whole: state.axis === "rounds" };
 }
 
 // A row's width is shared by the cards in it, so all of them stand before the first chart is measured.

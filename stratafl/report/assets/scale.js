@@ -30,7 +30,7 @@ function bytesText(value, digits = 3) {
 }
 
 const AXIS_FORMATS = {
-  rounds: (value) => short(value, 6), steps: (value) => short(value, 6), bytes: (value) => bytesText(value), seconds: (value) => `${short(value, 3)} s`,
+  rounds: (value) => short(value, 6), steps: (value) => short(value, 6), bytes: (value) => bytesText(value), seconds: (value) => `${short(value, 3)} s`, cost: (value) => short(value, 3),
 };
 
 function percentText(value, digits = 4) {

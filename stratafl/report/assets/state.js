@@ -69,6 +69,7 @@ function choice(id, options, key, changed) {
     button.addEventListener("click", () => {
       state[key] = name;
       changed();
+      for (const each of byId(id).children) each.setAttribute("aria-pressed", String(each.dataset.value === state[key]));
       [...byId(id).children].find((each) => each.dataset.value === name)?.focus();
     });
     return button;

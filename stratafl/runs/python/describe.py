@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.tree import Tree
+from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
 from stratafl.runs.origins import INSTALLED
@@ -38,12 +39,13 @@ MOST_ENTRIES = 64
 DEEPEST = 5
 PLACES = {
     "weights": "tree", "augment": "data", "test": "data", "initial": "model",
+    "keep_at_home": "model",
     "periods": "schedule", "participation": "schedule", "leaf": "leaf", "batch": "leaf", "sampling": "leaf",
     "loss": "objective", "metrics": "objective",
 }  # fmt: skip
 """The tables of a config that arguments are in; those of the problem are otherwise in `data`, all
 others in `run`."""
-ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks")
+ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks", "network", "wait")
 """What is said in another way: who holds which samples is in the fingerprint of the data."""
 
 
@@ -54,7 +56,7 @@ def as_config(
     tables: dict[str, Table] = {
         "tree": {"shape": str(simulation.federation.tree.whole)},
         "data": named(problem.data),
-        "model": named(problem.model),
+        "model": {**named(problem.model), **_frozen(simulation)},
         "method": _method(method.rules),
         "schedule": {},
         "leaf": _leaf(method.leaf, simulation),
@@ -69,6 +71,9 @@ def as_config(
                 value = getattr(group, each.name)
                 place = tables.setdefault(PLACES.get(each.name, usual), {})
                 place[each.name] = None if value is None else described(value)
+    if simulation.clock is not None:
+        tables["network"] = simulation.clock.facts["network"]
+        tables["schedule"]["wait"] = [each.as_plain() for each in simulation.clock.story.wait]
     return tables
 
 
@@ -88,6 +93,12 @@ def _method(rules: object) -> Table:
     if isinstance(rules, Mapping | Rule):
         return dict(described(rules))
     return {"rules": described(rules)}
+
+
+def _frozen(simulation: Simulation) -> Table:
+    """What of a model is in no checkpoint, where it has any: a run goes on with the same."""
+    digest = frozen_digest(simulation.flat)
+    return {"frozen": digest[:16]} if digest else {}
 
 
 def _leaf(leaf: object, simulation: Simulation) -> Table:

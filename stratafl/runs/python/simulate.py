@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from stratafl.base.tree import Shape, Tree
+from stratafl.clock.model.presets import NetworkLike
+from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Diagnose
 from stratafl.core.objective.goal import GoalLike
@@ -42,16 +44,15 @@ def simulate(
     test: Data | None = None, test_partition: Sequence[Any] | None = None,
     loss: LossLike | None = None, metrics: MetricsLike | None = None,
     augment: Augment | None = None,
-    columns: Mapping[str, object] | None = None, lazy: bool = False,
-    initial: Initial | None = None,
+    columns: Mapping[str, object] | None = None, lazy: bool = False, initial: Initial | None = None,
+    keep_at_home: str | Sequence[str] | None = None,
     evaluate_every: int = 1, evaluate_levels: Sequence[int] = (0,),
     stop_at: float | None = None, stop_when: GoalLike | None = None,
     diagnose: Diagnose = "drift",
     update_limit: float | None = None, update_factor: float | Sequence[float] | None = None,
-    seed: int = 0,
+    network: NetworkLike | None = None, wait: Wait | Sequence[Wait] = None, seed: int = 0,
     device: str | torch.device = "cpu", engine: Name | None = None, precision: Compute = "fp32",
-    ranks: Ranks | None = None,
-    save: str | Path | None = None,
+    ranks: Ranks | None = None, save: str | Path | None = None,
 ) -> Simulation:  # fmt: skip
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.
     `stratafl.simulation.groups` says more of each argument.
@@ -70,21 +71,24 @@ def simulate(
     weights: of siblings: "uniform", "samples" or numbers; the tree's own unless given.
     participation: per level, or just the clients': all, a fraction, a number, or a function.
     initial: a state dict, or a file of one, to start from instead of the module's own values.
+    keep_at_home: what stays with each client: "batch_norm", or names of parts or parameters.
     columns: of data whose items are tables: which are inputs and targets.
     lazy: read a data set's items anew for every batch, so that random transforms draw anew.
     evaluate_levels: levels whose every node is evaluated besides the root.
     stop_at, stop_when: an accuracy, or {"f1": 0.8} or "loss <= 0.1", that ends the run early.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch.
     engine: "loop", "stacked", "vmap" or "auto"; all give the same result up to rounding.
-    precision: of the stacked engine's products: "fp32", "tf32", "bf16" or "fp16".
+    precision: of the products in training: "fp32", "tf32", "bf16" or "fp16".
     diagnose: what is measured of the levels' drift: "none", "drift" or "ideal".
     update_limit, update_factor: refuse updates far larger or longer than their siblings'.
+    network, wait: in whose virtual time it goes on, and whom parents wait for in it.
     ranks: the processes that share the run, each of which must call this in the same way.
     save: a folder to keep the run in, and to go on with it from: see `Simulation.save`.
     """
     task = model, data, partition, tree, weights, test, loss, augment
-    problem = Problem(*task, initial, columns, lazy, test_partition)
-    method = Method(rules, periods, leaf, batch, sampling, participation, seed, update_limit, update_factor)
+    problem = Problem(*task, initial, columns, lazy, test_partition, keep_at_home)
+    how = rules, periods, leaf, batch, sampling, participation, seed, update_limit, update_factor
+    method = Method(*how, network, wait)
     evaluation = Evaluation(rounds, evaluate_every, evaluate_levels, stop_at, diagnose, metrics, stop_when)
     return _kept(save, problem, method, evaluation, Execution(device, engine, precision, ranks))
 

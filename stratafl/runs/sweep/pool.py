@@ -183,15 +183,16 @@ def _sorted_out(
     return outcomes, waiting
 
 
+def meaning(config: Config) -> Any:
+    """What a config says of its run, as plain data; how the run is kept does not matter."""
+    kept = replace(config.run, checkpoint_every=0, keep_state=False)
+    return json.loads(json.dumps(replace(config, run=kept).as_dict()))
+
+
 def _same(stored: Mapping[str, Any], config: Config) -> bool:
-    """Whether both mean the same run; how it is kept does not matter."""
-
-    def meaning(each: Config) -> Any:
-        kept = replace(each.run, checkpoint_every=0, keep_state=False)
-        return json.loads(json.dumps(replace(each, run=kept).as_dict()))
-
+    """Whether both mean the same run."""
     try:
-        return meaning(Config.of(stored)) == meaning(config)
+        return bool(meaning(Config.of(stored)) == meaning(config))
     except InvalidInput:
         return False
 

@@ -2,6 +2,7 @@
 
 from tests.engine.zoo import (
     calling,
+    families,
     images,
     in_place,
     layers,
@@ -15,6 +16,6 @@ from tests.engine.zoo import (
 from tests.engine.zoo.entry import Entry
 
 ZOO: dict[str, Entry] = {}
-for _part in (layers, images, sequences, tables, unreached, sharing, in_place, running, calling, library):
-    assert not ZOO.keys() & _part.ZOO.entries
+for _part in (layers, images, sequences, tables, unreached, sharing, in_place, running, calling, library, families):
+    assert not ZOO.keys() & _part.ZOO.entries, ZOO.keys() & _part.ZOO.entries
     ZOO |= _part.ZOO.entries

@@ -1,0 +1,72 @@
+"""How long it takes to price a run: 1,000 clients and 1,000 global rounds, on several networks.
+
+python -m benchmarks.clock
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from stratafl.base.tree import Tree
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.placed import place
+from stratafl.clock.model.presets import network
+from stratafl.clock.model.replay import Story
+from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.price.costs import costs
+from stratafl.core.schedule import Participation, Schedule
+from stratafl.rules.registry import rules_for
+
+ROUNDS, PARAMETERS, FLOPS = 1000, 800_000, 9e7
+JITTERY = Network.of(
+    {
+        "name": "jitter, pipes and stragglers",
+        "leaf": {"gflop_s": 10, "slowdown": {"name": "lognormal", "median": 1, "sigma": 0.5}},
+        "tier": [
+            {"up_mbit_s": 50, "jitter_s": {"name": "pareto", "least": 0.001, "alpha": 2}, "pipe_up_mbit_s": 200},
+            {"up_mbit_s": 50, "jitter_s": {"name": "pareto", "least": 0.01, "alpha": 2}},
+        ],
+    }
+)
+
+
+def story(shape: str, periods: list[int], participation: Participation) -> Story:
+    """A run of MTGC as far as pricing needs it."""
+    tree = Tree.of(shape)
+    return Story(
+        tree=tree,
+        schedule=Schedule.of(periods, tree.depth),
+        participation=(None,) * (tree.depth - 1) + (participation,),
+        seed=0,
+        sizes=message_sizes(rules_for("mtgc", tree.depth), PARAMETERS, 0),
+        steps_N=np.full(tree.leaves, periods[-1]),
+        samples_N=np.full(tree.leaves, 50),
+        rounds=ROUNDS,
+    )
+
+
+def main() -> None:
+    """Print the time of each case."""
+    cases: list[tuple[str, list[int], Participation]] = [
+        ("100x10", [1, 20], None),
+        ("100x10", [10, 20], None),
+        ("10x10x10", [2, 2, 20], None),
+        ("100x10", [1, 20], 0.5),
+        ("100x10", [10, 20], 0.5),
+    ]
+    print(f"{ROUNDS} global rounds of 1,000 clients; seconds to price them")
+    for shape, periods, participation in cases:
+        told = story(shape, periods, participation)
+        for chosen in (network("lan_wan"), network("nyc_mesh"), JITTERY):
+            begin = time.perf_counter()
+            priced = costs(told, place(chosen, told.tree, 0, told.samples_N, FLOPS))
+            took = time.perf_counter() - begin
+            hours = priced.seconds_R.sum() / 3600
+            who = "all" if participation is None else f"{participation:.0%}"
+            print(f"{shape:9} periods {periods!s:11} {who:4} {chosen.name:28} {took:6.2f} s   ({hours:.1f} h there)")
+
+
+if __name__ == "__main__":
+    main()

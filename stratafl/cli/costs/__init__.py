@@ -1,0 +1,1 @@
+"""`stratafl price` and `stratafl networks`: what stored runs cost elsewhere."""

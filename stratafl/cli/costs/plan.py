@@ -1,0 +1,224 @@
+"""`stratafl plan`: the cheapest setting on a network, found by training and pricing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stratafl.base.errors import InvalidInput, integer, number, printable
+from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet
+from stratafl.cli.tables import Column, print_sentence, print_table
+from stratafl.runs import layout
+
+if TYPE_CHECKING:
+    from stratafl.plan.choose import Answer, Candidate
+    from stratafl.plan.make import Made
+    from stratafl.plan.question import Question
+
+PICTURES = ("frontier.png", "frontier.pdf")
+
+
+def plan_command(
+    config: Annotated[Path, CONFIG_FILE],
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", "-n", help="A preset (stratafl networks) or a .toml file; repeatable."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="METRIC=VALUE", help="What to reach, such as accuracy=0.75 or loss=0.3.")
+    ] = None,
+    minimise: Annotated[
+        str, typer.Option(help="What it shall cost least: seconds, bytes, joules or money.")
+    ] = "seconds",
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COST=VALUE", help="The most it may cost, such as bytes=1e9; repeatable."),
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    trials: Annotated[int, typer.Option(help="Settings to try, besides the config as given.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Runs of each of the best settings, with as many seeds.")] = 3,
+    space: Annotated[
+        Path | None, typer.Option(help="A TOML file with a [plan] table, instead of the config's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The plan's folder; plans/ and the config's name unless given.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the plan in the folder; refuse to begin one.")
+    ] = False,
+    change: Changes = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to train, such as cuda; the same as --set run.device=.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Such as bf16; the same as --set run.precision=.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the periods, method and rates that reach a target at least cost on a network."""
+    from stratafl.cli.display import SweepDisplay
+    from stratafl.plan.make import make
+    from stratafl.plan.search import FINALISTS, optuna
+    from stratafl.report.plots import pyplot
+
+    optuna()
+    pyplot()
+    changes = [*(change or ()), *(f"run.{key}={each}" for key, each in
+                                  (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
+    question = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
+    seconds = None if max_seconds is None else number("--max-seconds", max_seconds, above=0)
+    folder = out or Path("plans") / layout.slug(config.stem)
+    runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
+    with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
+        made = make(question, folder, seconds=seconds, must_exist=resume, say=display.say, show=display.show)
+    _show(made, folder, as_json)
+
+
+def _show(made: Made, folder: Path, as_json: bool) -> None:
+    """Write everything down and print it; what ended a plan early ends the command, too."""
+    from stratafl.plan.picture import picture
+    from stratafl.plan.write import as_dict, write
+
+    written = [*write(made, folder), *(folder / name for name in PICTURES)]
+    picture(made, *written[-len(PICTURES) :])
+    if as_json:
+        print(json.dumps(as_dict(made)))
+    else:
+        _print(made)
+        print_sentence(f"written to {printable(folder)}: {', '.join(path.name for path in written)}")
+    if made.interrupted is not None:
+        raise made.interrupted
+    if not made.is_reached:
+        best = _best_value(made)
+        told = f"no setting of {len(made.search.tried)} reached {made.baseline.goal}; the best got to {best}"
+        print(printable(f"target not reached: {told}"), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _question(
+    file: Path,
+    changes: list[str],
+    space_file: Path | None,
+    networks: list[str],
+    target: str | None,
+    minimise: str,
+    budgets: list[str],
+    trials: int,
+    seeds: int,
+) -> Question:
+    """What was asked, if it can be."""
+    from stratafl.base.errors import choice
+    from stratafl.clock.model.presets import network as found_network
+    from stratafl.config.schema import PLAN, Config, read_tables
+    from stratafl.plan.question import COSTS, Question, budgets_of, target_of
+    from stratafl.plan.space import space_of
+
+    if not networks:
+        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
+    if target is None:
+        raise InvalidInput("--target", None, "must be given, such as accuracy=0.75")
+    kind, limits = choice("--minimise", minimise, COSTS), budgets_of(budgets)
+    goal, chosen = target_of(target), [found_network(each) for each in networks]
+    integer("--trials", trials, at_least=1, at_most=10_000)
+    integer("--seeds", seeds, at_least=1, at_most=1000)
+    tables = read_tables(file, changes)
+    settings = Config.of(tables)
+    searched: Any = tables.get(PLAN) if space_file is None else read_tables(space_file).get(PLAN)
+    if space_file is not None and searched is None:
+        raise InvalidInput("--space", space_file, "has no [plan] table")
+    if searched is not None and not isinstance(searched, dict):
+        raise InvalidInput("plan", searched, "must be a table")
+    rest = {"minimise": kind, "budgets": limits, "seeds": seeds, "trials": trials}
+    return Question.of(settings, space_of(settings, searched), chosen, goal, **rest)
+
+
+def _best_value(made: Made) -> str:
+    values = [tried.best for _, _, tried in made.tried if tried.best is not None]
+    pick = min if made.baseline.goal.sign == "<=" else max
+    return f"{pick(values):.4g}" if values else "nothing"
+
+
+def _print(made: Made) -> None:
+    from stratafl.plan.write import gain, outcomes
+
+    for answer in made.answers:
+        _candidates(made, answer)
+        gained = gain(made, answer)
+        if answer.choice is None:
+            print_sentence("No setting reached the target here.")
+        elif answer.choice.is_baseline:
+            print_sentence("The config as given is the cheapest that was found.")
+        elif gained is not None:
+            print_sentence(f"The choice takes {_times(gained)} {made.question.minimise} of the config as given.")
+        print()
+        _frontier(made, answer)
+        print()
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes(made).items())
+    print_sentence(
+        f"Tried {made.search.count} settings of {made.question.space.size:,} and the config as given: {counts}."
+    )
+    if made.search.is_exhausted:
+        print_sentence("That is every setting there is to try.")
+    elif not made.is_complete and made.interrupted is None:
+        print_sentence("The time was over before all was tried; the same command goes on.")
+
+
+def _times(gained: float) -> str:
+    return f"{100 / gained:.0f} % of the" if gained >= 1 else f"{1 / gained:.2f} times the"
+
+
+def _candidates(made: Made, answer: Answer) -> None:
+    """The best settings and the config as given, with their costs to the target."""
+    from stratafl.plan.question import COSTS
+    from stratafl.report.costs.texts import BYTES, ENERGY, PLAIN, TIME, Unit
+
+    found = list(answer.candidates)
+    if answer.baseline not in found:
+        found.append(answer.baseline)
+    question, network = made.question, next(e for e in made.question.networks if e.name == answer.network)
+    units = {"seconds": ("time", TIME), "bytes": ("bytes", BYTES), "joules": ("energy", ENERGY)}
+    cells = [
+        [_place(each, answer), each.label, f"{each.reached(answer.network, question)}/{len(each.runs)}",
+         PLAIN.text(each.rounds())]
+        for each in found
+    ]  # fmt: skip
+    columns = [Column("place"), Column("setting", prose=True), Column("reached", right=True),
+               Column("rounds", right=True, minor=True)]  # fmt: skip
+    for kind in (question.minimise, *(each for each in COSTS if each != question.minimise)):
+        values = [each.over(answer.network, kind) for each in found]
+        known = [value.mean for value in values if value is not None]
+        if kind == question.minimise or any(known):
+            title, choices = units.get(kind, (network.currency or "money", (("", 1.0),)))
+            unit = Unit.of(choices, known)
+            heading = f"{title}, {unit.name}" if unit.name else title
+            columns.append(Column(heading, right=True, minor=kind != question.minimise))
+            for row, value in zip(cells, values, strict=True):
+                row.append(unit.text(value))
+    goal = made.baseline.goal
+    print_table(
+        columns, cells, f"On {answer.network}: least {question.minimise} to {goal}, mean ± deviation over seeds"
+    )
+
+
+def _place(each: Candidate, answer: Answer) -> str:
+    if each.is_baseline:
+        return "as given"
+    return "choice" if each is answer.choice else f"{answer.candidates.index(each) + 1}."
+
+
+def _frontier(made: Made, answer: Answer) -> None:
+    """Where each setting leads: nothing that was tried was as good for less."""
+    from stratafl.plan.choose import stretches
+    from stratafl.plan.picture import TITLES, unit_of
+    from stratafl.runs.statistics import OverSeeds
+
+    points = stretches(answer.frontier)
+    unit = unit_of(made, answer.network, [point.cost for point in points])
+    kind = TITLES[made.question.minimise]
+    columns = (Column(made.baseline.goal.metric, right=True), Column(f"{kind}, {unit.name}", right=True),
+               Column("setting", prose=True))  # fmt: skip
+    rows = [(f"{point.value:.4f}", unit.text(OverSeeds(point.cost, None)), point.label) for point in points]
+    print_table(columns, rows, f"The frontier on {answer.network}: nothing that was tried is as good for less")

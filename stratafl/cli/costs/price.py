@@ -1,0 +1,135 @@
+"""`stratafl price`: what stored runs cost on networks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stratafl.base.errors import InvalidInput, number, printable
+from stratafl.base.files import check_writable, writing
+from stratafl.cli.options import AsJson
+from stratafl.cli.report import gathered
+from stratafl.cli.tables import Column, print_sentence, print_table
+
+if TYPE_CHECKING:
+    from stratafl.clock.model.network import Network
+    from stratafl.report.costs.pricing import PricedSetting
+    from stratafl.report.costs.texts import Column as Texts
+    from stratafl.runs import StoredRun
+
+
+def price_command(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run folders, folders of runs, archives of runs; runs unless given."),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", "-n", help="A preset (stratafl networks), a .toml file, or own (the runs')."),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw where the time goes (.png, .svg or .pdf).", show_default=False)
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Draw who does what in a global round of the first run.", show_default=False),
+    ] = None,
+    timeline_round: Annotated[int, typer.Option("--round", help="Which round that is.", min=1)] = 1,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every number in full.", show_default=False)
+    ] = None,
+    flops_per_sample: Annotated[
+        float | None,
+        typer.Option("--flops", help="Operations of training on one sample, where a model cannot be looked at."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how long stored runs would take on a network, and what they would cost there."""
+    from stratafl.clock.model.presets import network as found_network
+    from stratafl.clock.price.story import OWN, own_network
+    from stratafl.report.costs.picture import bars
+    from stratafl.report.costs.pricing import ALL, as_csv, as_rows
+    from stratafl.report.costs.timeline import draw_round
+
+    if not network:
+        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
+    named = [None if each == OWN else found_network(each) for each in network]
+    if flops_per_sample is not None:
+        number("--flops", flops_per_sample, above=0)
+    _check_places(figure, timeline, csv_file)
+    runs = _runs(folders or [Path("runs")])
+    chosen = [own_network(runs) if each is None else each for each in named]
+    found = _priced(runs, chosen, target or (), flops_per_sample)
+    if as_json:
+        print(json.dumps(as_rows(found)))
+    else:
+        _print(found)
+    if csv_file is not None:
+        with writing(csv_file, sync=False) as file:
+            file.write(as_csv(found).encode())
+    if figure is not None:
+        bars(figure, found, found[0].milestones[0].until if target else ALL)
+    if timeline is not None:
+        draw_round(timeline, runs[0], chosen[0], timeline_round, flops_per_sample)
+    for drawn in (figure, timeline):
+        if drawn is not None and not as_json:
+            print(f"picture: {printable(drawn)}")
+
+
+def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | None) -> None:
+    """Refuse what cannot be written before the work."""
+    from stratafl.report.plots import check_picture, pyplot
+
+    for option, path in (("--figure", figure), ("--timeline", timeline)):
+        if path is not None:
+            check_picture(path, option)
+            pyplot()
+    if csv_file is not None:
+        check_writable("--csv", csv_file, is_file=True)
+
+
+def _runs(places: Sequence[Path]) -> list[StoredRun]:
+    """Those that have a round."""
+    runs = [run for run in gathered(places, "RUN")[0] if run.rounds]
+    if not runs:
+        raise InvalidInput("RUN", [str(place) for place in places], "no run in it has a round yet")
+    return runs
+
+
+def _priced(
+    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], flops: float | None
+) -> list[PricedSetting]:
+    from stratafl.report.compare import settings
+    from stratafl.report.costs.pricing import priced
+
+    found = priced(settings(runs), networks, targets, flops)
+    for note in dict.fromkeys(note for each in found for note in each.notes):
+        print(printable(f"note: {note}"), file=sys.stderr)
+    return found
+
+
+def _print(found: Sequence[PricedSetting]) -> None:
+    from stratafl.report.costs.texts import cost_columns, part_columns
+
+    for name in dict.fromkeys(each.network for each in found):
+        here = [each for each in found if each.network == name]
+        about = f": {here[0].about}" if here[0].about else ""
+        _table(f"On {name}{about}", cost_columns(here))
+        print()
+        _table(f"Where the time goes on {name}, % of all rounds' time", part_columns(here))
+        print()
+    print_sentence("Bytes are those of all links of a tier, both ways. What else is counted how: docs/clock.md.")
+
+
+def _table(title: str, columns: Sequence[Texts]) -> None:
+    head = [Column(each.title, right=place > 0, prose=each.title == "setting") for place, each in enumerate(columns)]
+    print_table(head, [list(cells) for cells in zip(*(each.cells for each in columns), strict=True)], title)

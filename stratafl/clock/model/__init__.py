@@ -1,0 +1,1 @@
+"""Links and devices, what is drawn of them for each node, and the time line of a global round."""

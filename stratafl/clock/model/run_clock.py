@@ -1,0 +1,94 @@
+"""The virtual time of a run as it goes on: who is in time, and how long a round takes.
+
+All of it is a function of the network, the policies, the schedule, the seed and the number of the
+round, and of nothing that is learnt. So a run asks before it trains, and one that goes on from a
+checkpoint hears the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from stratafl.clock.model.placed import PlacedNetwork
+from stratafl.clock.model.replay import Replay, Story
+from stratafl.clock.model.timeline import Clock
+from stratafl.core.measure.record import ClockedRound, RoundResult
+from stratafl.core.schedule import Draw, Participation
+
+
+@dataclass(frozen=True, eq=False)
+class _Hour:
+    """One global round on the clock."""
+
+    seconds: float
+    total: float
+    """With all rounds before it."""
+    present: Mapping[tuple[int, int], np.ndarray]
+    """By level and the number of its round in the run: who takes part."""
+    late: tuple[str, ...]
+
+
+class RunClock:
+    """Tells a run who is in time, round by round."""
+
+    def __init__(self, story: Story, placed: PlacedNetwork, parameters: int, buffers: int, flops: float | None):
+        """parameters, buffers: how many values of each the run's model has; flops: of training on
+        one sample, where they matter."""
+        self.story, self.placed = story, placed
+        self.facts: dict[str, Any] = {
+            "network": placed.network.as_tables(),
+            "parameters": parameters,
+            "buffers": buffers,
+            "flops_per_sample": flops,
+            "messages": asdict(story.sizes),
+        }
+        """What of the run its time depends on that its config does not say, as plain data."""
+        self._replay, self._round = self._beginning(), -1
+        self._hour = _Hour(0.0, 0.0, {}, ())
+
+    def participation(self) -> tuple[Participation, ...]:
+        """Those that are drawn, of whom those that are late are left out; root first."""
+        if not self.story.waits_by_time:
+            return self.story.participation
+        return (self._present,) * self.story.tree.depth
+
+    def record(self, result: RoundResult) -> ClockedRound:
+        """A round's result with its time."""
+        hour = self._at(result.round - 1)
+        return ClockedRound(**vars(result), clock_seconds=hour.seconds, clock_total=hour.total, late=hour.late)
+
+    def _present(self, draw: Draw) -> np.ndarray:
+        round = draw.round // int(self.story.schedule.meetings[draw.level])
+        return self._at(round).present[draw.level, draw.round]
+
+    def _at(self, round: int) -> _Hour:
+        """A global round, counted from 0; those before it are gone through, too, since what a child
+        is sent depends on the last time that it came."""
+        if round < self._round:
+            self._replay, self._round, self._hour = self._beginning(), -1, _Hour(0.0, 0.0, {}, ())
+        while self._round < round:
+            self._hour, self._round = self._next(), self._round + 1
+        return self._hour
+
+    def _beginning(self) -> Replay:
+        return Replay(self.story, Clock(self.placed, self.story.wait))
+
+    def _next(self) -> _Hour:
+        row, tree = self._replay.round(), self.story.tree
+        total = self._hour.total + row.seconds
+        if not self.story.waits_by_time:
+            return _Hour(row.seconds, total, {}, ())
+        present = row.take_part(self.story.schedule, tree)
+        late: list[str] = []
+        for level, number in sorted(present, key=lambda at: (-at[0], at[1])):
+            # below a node that is late itself nobody is missed
+            missed_N = row.asked[level, number] & ~row.came[level, number]
+            if level > 1:
+                above = number * self.story.schedule.meetings[level - 1] // self.story.schedule.meetings[level]
+                missed_N = missed_N & present[level - 1, int(above)][tree.parents[level]]
+            late += tree.named(level, missed_N)
+        return _Hour(row.seconds, total, present, tuple(late))

@@ -1,0 +1,261 @@
+"""The time line of a global round, from the moment at which the root may hand out its model to the
+moment at which it has merged a new one.
+
+A round is a sequence of stages; each begins some edge levels, trains, and lets some edge levels
+meet. In a stage, with times counted from the beginning of the round:
+
+    down      A parent sends to all children that are to get something as soon as it is ready: the
+              root at 0, or since its last meeting; an aggregator, since its own parent's message
+              came. A leaf that is away gets its own when it is back. A message takes the sender's
+              overhead, then the transfer over the child's link and its fair share of the parent's
+              pipe (`sharing`), then latency and jitter. What goes to children that do not take part
+              now, such as an answer to their last report, yields the pipe to those that do.
+    compute   A leaf that has the model pauses, and makes its steps: steps x seconds per step x
+              slowdown, as often as its work is lost, and once more.
+    up        It sends its report, in the same way. A parent merges when the last child that it
+              waits for (`waiting`) has been heard, and if it meets its own parent at the same time,
+              it reports next. Until then late children send, too, and share the pipe.
+
+Nobody waits for anybody but its own parent and its own children, so groups of a level go their ways
+until they meet above. Everything that a child is to get between two of its rounds goes down as one
+transfer, when its next round begins; what is still owed after the last meeting of a run takes no
+time. Directions do not disturb each other.
+
+Where a round's time goes: a parent's round lasts as long for each child that takes part, which is
+what its messages, its own work and its waiting for the slowest add up to. So with every child that
+takes part as one of n, the parts of all levels add up to the round's time, exactly.
+
+Shape suffixes: R rounds side by side, N nodes of a level, M nodes of the level above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from stratafl.clock.model.families import Families
+from stratafl.clock.model.placed import Edges, PlacedNetwork
+from stratafl.clock.model.waiting import ALL, Policy, closed
+
+AWAY, COMPUTE, DOWN, UP, WAIT, MERGE = PARTS = ("away", "compute", "down", "up", "wait", "merge")
+Part = tuple[str, int]
+"""What time goes into, and on which edge level; the leaves' for away and compute."""
+
+
+class Messages(NamedTuple):
+    """What goes over one edge level in one direction in a stage."""
+
+    count_RN: np.ndarray
+    bytes_RN: np.ndarray
+    """Without what the protocol adds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A part of a global round, of several rounds at once."""
+
+    begin: int
+    """Edge levels from this to the leaves' begin a round of theirs."""
+    end: int
+    """Edge levels from the leaves' up to this one meet after it."""
+    active: dict[int, np.ndarray]
+    """By level that begins: who takes part (R x N), and is heard in time."""
+    down: dict[int, Messages]
+    """By level that begins."""
+    up: dict[int, Messages]
+    """By level that meets."""
+    counter: dict[int, np.ndarray]
+    """By level: the number of its round in the run (R), from which what varies is drawn."""
+    steps_N: np.ndarray
+    """Of each leaf."""
+    asked: dict[int, np.ndarray] | None = None
+    """By level that begins: who was asked and works, also in vain, where anybody can be late."""
+
+    def working(self, level: int) -> np.ndarray:
+        """Who works on a level, whether it counts or not."""
+        return self.active[level] if self.asked is None else self.asked[level]
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """What global rounds took, each by itself (R)."""
+
+    seconds: np.ndarray
+    parts: dict[Part, np.ndarray]
+    """Seconds by what they went into; they add up to all."""
+    joules: np.ndarray
+
+
+class Interval(NamedTuple):
+    """What one kind of thing did on a level, for a picture of the time line."""
+
+    what: str
+    level: int
+    begin_RN: np.ndarray
+    end_RN: np.ndarray
+    who_RN: np.ndarray
+
+
+Observer = Callable[[Interval], None]
+
+
+@dataclass(eq=False)
+class _Sums:
+    """What is added up in the course of a round."""
+
+    rounds: int
+    watch: Observer | None
+    parts: dict[Part, np.ndarray] = field(default_factory=dict)
+    joules_R: np.ndarray = field(init=False)
+    work_RN: np.ndarray = field(init=False)
+    """Seconds for which each leaf computes in the stage under way."""
+
+    def __post_init__(self) -> None:
+        self.joules_R = np.zeros(self.rounds)
+
+    def part(self, what: str, level: int, weight_RN: np.ndarray, seconds_RN: np.ndarray) -> None:
+        spent_R = (weight_RN * seconds_RN).sum(axis=1)
+        self.parts[what, level] = self.parts.get((what, level), np.zeros(self.rounds)) + spent_R
+
+    def see(self, what: str, level: int, begin_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray) -> None:
+        if self.watch is not None:
+            self.watch(Interval(what, level, begin_RN, end_RN, who_RN))
+
+
+class Walk:
+    """Where global rounds stand that are gone through stage by stage."""
+
+    def __init__(self, rounds: int, watch: Observer | None = None):
+        self.sums = _Sums(rounds, watch)
+        self.ready: dict[int, np.ndarray] = {0: np.zeros((rounds, 1))}
+        """By level: since when each node has what it hands out or works on."""
+        self.opened: dict[int, np.ndarray] = {}
+        """By edge level: when the parents' meetings opened."""
+        self.weight: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
+
+    @property
+    def seconds_R(self) -> np.ndarray:
+        """Since the beginning, once the root has met."""
+        return self.ready[0][:, 0]
+
+
+class Clock:
+    """A network on a tree, ready to say how long rounds take."""
+
+    def __init__(self, placed: PlacedNetwork, wait: Sequence[Policy] = ()):
+        """wait: whom parents wait for, per edge level, root first; all unless given."""
+        self.placed, self.tree = placed, placed.tree
+        self.wait = tuple(wait) or (ALL,) * placed.tree.depth
+        self._families = [Families(self.tree, level) for level in range(1, self.tree.depth + 1)]
+
+    def spent(self, stages: Sequence[Stage], rounds: int, watch: Observer | None = None) -> Spent:
+        """What so many global rounds take that have these stages."""
+        walk = Walk(rounds, watch)
+        for stage in stages:
+            self.advance(walk, stage)
+        return Spent(walk.seconds_R, walk.sums.parts, walk.sums.joules_R)
+
+    def advance(self, walk: Walk, stage: Stage) -> dict[int, np.ndarray]:
+        """Go through a stage; by level that met, who was heard in time (R x N)."""
+        tree, ready, weight, sums = self.tree, walk.ready, walk.weight, walk.sums
+        for level in range(stage.begin, tree.depth + 1):
+            families, active_RN = self._families[level - 1], stage.active[level]
+            count_RM = families.sum(active_RN.astype(np.float64))
+            weight[level] = families.spread(weight[level - 1] / np.maximum(count_RM, 1)) * active_RN
+            walk.opened[level] = ready[level - 1]
+            ready[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
+        done = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
+        came = {}
+        for level in range(tree.depth, stage.end - 1, -1):
+            came[level], done = self._up(stage, level, done, walk)
+        ready[stage.end - 1] = done
+        return came
+
+    def _down(self, stage: Stage, level: int, ready_RM: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
+        """When each child has what its parent gave; who gets nothing has it already."""
+        edges, families = self.placed.edge(level), self._families[level - 1]
+        messages, active_RN = stage.down[level], stage.working(level)
+        told_RN = ready_RM[:, self.tree.parents[level]]
+        away_RN = self._away(stage.counter[level]) if level == self.tree.depth else np.zeros((1, 1))
+        there_RN = messages.count_RN > 0
+        begin_RN = told_RN + away_RN + messages.count_RN * edges.overhead_s_N
+        size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
+        # who does not take part is nobody's hurry, and gets what the pipe has to spare
+        sent_RN = families.transfer(begin_RN, size_RN, edges.down_N, edges.pipe_down_M, there_RN & active_RN)
+        sent_RN = np.where(there_RN & ~active_RN, begin_RN + size_RN / edges.down_N, sent_RN)
+        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level])
+        got_RN = np.where(there_RN, sent_RN + delay_RN, told_RN + away_RN)
+        sums.part(DOWN, level, weight_RN, got_RN - told_RN - away_RN)
+        if level == self.tree.depth:
+            sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
+        sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
+        sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
+        return got_RN
+
+    def _away(self, counter_R: np.ndarray) -> np.ndarray:
+        """How long leaves are away that are asked to take part."""
+        devices, seed = self.placed.devices, self.placed.seed
+        if (devices.availability_N == 1).all():
+            return np.zeros((1, 1))
+        is_away_RN = devices.chances[0].each(seed, counter_R) >= devices.availability_N
+        return is_away_RN * devices.away.each(seed, counter_R)
+
+    def _compute(self, stage: Stage, ready_RN: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
+        """When each leaf has made its steps."""
+        devices, seed, level = self.placed.devices, self.placed.seed, self.tree.depth
+        counter_R, active_RN = stage.counter[level], stage.working(level)
+        pause_RN = devices.pause.each(seed, counter_R)
+        work_RN = stage.steps_N * devices.step_s_N * devices.slowdown.each(seed, counter_R)
+        if (devices.dropout_N > 0).any():
+            # lost k times with the probability dropout^k
+            chance_RN = np.maximum(devices.chances[1].each(seed, counter_R), np.finfo(np.float64).tiny)
+            lost_N = np.where(devices.dropout_N > 0, devices.dropout_N, 0.5)
+            times_RN = np.floor(np.log(chance_RN) / np.log(lost_N)) * (devices.dropout_N > 0)
+            work_RN = work_RN * (1 + times_RN)
+        sums.part(AWAY, level, weight_RN, pause_RN)
+        sums.part(COMPUTE, level, weight_RN, work_RN)
+        sums.work_RN = work_RN * active_RN
+        sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
+        sums.see(COMPUTE, level, ready_RN + pause_RN, ready_RN + pause_RN + work_RN, active_RN)
+        return ready_RN + pause_RN + work_RN
+
+    def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
+        """Who came in time, and when each parent has merged that; one to whom nobody comes has
+        nothing to do."""
+        edges, families = self.placed.edge(level), self._families[level - 1]
+        messages, weight, sums = stage.up[level], walk.weight, walk.sums
+        there_RN = messages.count_RN > 0
+        begin_RN = done_RN + messages.count_RN * edges.overhead_s_N
+        size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
+        sent_RN = families.transfer(begin_RN, size_RN, edges.up_N, edges.pipe_up_M, there_RN)
+        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
+        policy = self.wait[level - 1]
+        came_RN, count_RM, last_RM = closed(policy, families, sent_RN + delay_RN, there_RN, walk.opened[level])
+        merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
+        got_RN = np.where(there_RN, sent_RN + delay_RN, done_RN)
+        last_RN = families.spread(last_RM)
+        if not policy.is_all:
+            # who is late stops when the meeting closes
+            got_RN, sent_RN = (np.where(there_RN, np.minimum(each, last_RN), each) for each in (got_RN, sent_RN))
+            before_RN = done_RN
+            done_RN, begin_RN = np.minimum(done_RN, got_RN), np.minimum(begin_RN, sent_RN)
+            if level == self.tree.depth:
+                unmade_RN = np.minimum(sums.work_RN, before_RN - done_RN) * there_RN
+                sums.joules_R -= (unmade_RN * self.placed.devices.watts_N).sum(axis=1)
+        sums.part(UP, level, weight[level], got_RN - done_RN)
+        sums.part(WAIT, level, weight[level], np.where(came_RN, last_RN - got_RN, 0.0))
+        sums.part(MERGE, level, weight[level - 1], merge_RM)
+        sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.up_watts_N).sum(axis=1)
+        sums.joules_R += (merge_RM * edges.merge_watts_M).sum(axis=1)
+        sums.see(UP, level, done_RN, got_RN, there_RN)
+        sums.see(WAIT, level, got_RN, last_RN, came_RN)
+        sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
+        return came_RN, last_RM + merge_RM
+
+
+def wire_bytes(edges: Edges, messages: Messages) -> np.ndarray:
+    """All bytes that go over a level's links, with the protocol's, per round."""
+    return np.asarray((messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N).sum(axis=1))

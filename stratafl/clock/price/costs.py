@@ -1,0 +1,169 @@
+"""What a run costs on a network, round by round.
+
+Shape suffix: R global rounds of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratafl.base.errors import InvalidInput
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.placed import PlacedNetwork, place
+from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay, stages_of
+from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
+from stratafl.clock.price.flops import flops_of
+from stratafl.clock.price.story import Recovered, recover
+from stratafl.runs import StoredRun
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Of one run on one network; every array has an entry per global round."""
+
+    network: Network
+    levels: tuple[str, ...]
+    """What the edge levels are called, root's first."""
+    seconds_R: np.ndarray
+    parts: dict[Part, np.ndarray]
+    """Seconds by what they went into; they add up to all of them."""
+    joules_R: np.ndarray
+    bytes: tuple[np.ndarray, ...]
+    """Over the links of each edge level, both ways, with what the protocol adds; root's first."""
+    money_R: np.ndarray
+
+    def until(self, round: int) -> Total:
+        """All up to the end of a round, counted from 1."""
+        return Total(
+            round=round,
+            seconds=float(self.seconds_R[:round].sum()),
+            joules=float(self.joules_R[:round].sum()),
+            money=float(self.money_R[:round].sum()),
+            bytes=tuple(float(each[:round].sum()) for each in self.bytes),
+            parts={part: float(each[:round].sum()) for part, each in self.parts.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Total:
+    """A part of a run, from its beginning."""
+
+    round: int
+    seconds: float
+    joules: float
+    money: float
+    bytes: tuple[float, ...]
+    """By edge level, root's first."""
+    parts: dict[Part, float]
+
+
+@dataclass(frozen=True, eq=False)
+class PricedRun:
+    """A stored run that is ready to be priced under any number of networks."""
+
+    run: StoredRun
+    recovered: Recovered
+    flops: float | None
+
+    @staticmethod
+    def of(run: StoredRun, flops: float | None = None) -> PricedRun:
+        """flops: of training on one sample, where the run's model cannot be looked at."""
+        recovered, counted = recover(run), run.clock.get("flops_per_sample")
+        known = counted if isinstance(counted, float) else flops
+        return PricedRun(run, recovered, known if known is not None else flops_of(run, recovered.parameters))
+
+    def on(self, network: Network) -> Costs:
+        """What it costs there."""
+        return costs(self.recovered.story, self.placed(network))
+
+    def intervals(self, network: Network, round: int) -> list[Interval]:
+        """What every node does in one global round there, counted from 1."""
+        seen: list[Interval] = []
+        clock = Clock(self.placed(network), self.recovered.story.wait)
+        clock.spent(stages_of(self.recovered.story, round - 1, clock), 1, seen.append)
+        return seen
+
+    def placed(self, network: Network) -> PlacedNetwork:
+        """The network on the run's tree."""
+        story = self.recovered.story
+        self.recovered.check(network, self.run.name)
+        try:
+            return place(network, story.tree, story.seed, story.samples_N, self.flops)
+        except InvalidInput as problem:
+            if problem.field != "leaf.flops_per_sample":
+                raise
+            allowed = "must be given, in the network or as --flops: the model cannot be made again from here"
+            raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
+
+
+def costs(story: Story, placed: PlacedNetwork) -> Costs:
+    """What a run with this story costs on a network."""
+    clock, network, depth = Clock(placed, story.wait), placed.network, story.tree.depth
+    spent: list[tuple[int, Spent]] = []
+    sent: list[tuple[Sent, ...]] = []
+    for chunk in replay(story, clock):
+        spent += list(_spent(clock, story, chunk))
+        sent.append(tuple(Sent(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent))
+    seconds_R = _joined([(count, each.seconds) for count, each in spent])
+    names = dict.fromkeys(part for _, each in spent for part in each.parts)
+    parts = {part: _joined([(count, each.parts[part]) for count, each in spent]) for part in names}
+    levels = [
+        Sent(*(np.concatenate(each) for each in zip(*(vars(s[m]).values() for s in sent), strict=True)))
+        for m in range(depth)
+    ]
+    return Costs(
+        network=network,
+        levels=tuple(network.title(level, depth) for level in range(1, depth + 1)),
+        seconds_R=seconds_R,
+        parts=parts,
+        joules_R=_joined([(count, each.joules) for count, each in spent]),
+        bytes=tuple(
+            _wire(placed, level, each, up=True) + _wire(placed, level, each, up=False)
+            for level, each in enumerate(levels, 1)
+        ),
+        money_R=_money(placed, levels, seconds_R),
+    )
+
+
+def _spent(clock: Clock, story: Story, chunk: Chunk) -> Iterator[tuple[int, Spent]]:
+    """Of a chunk's rounds, with how many rounds each is for."""
+    rows = len(chunk.sent[0].bytes_up)
+    if rows == chunk.rounds:
+        yield rows, clock.spent(chunk.stages, rows)
+    elif clock.placed.is_steady:
+        yield chunk.rounds, clock.spent(chunk.stages, 1)
+    else:
+        size = at_once(story)
+        for first in range(0, chunk.rounds, size):
+            some = range(first, min(first + size, chunk.rounds))
+            yield len(some), clock.spent(chunk.many(story.schedule, some), len(some))
+
+
+def _long(values: np.ndarray, rounds: int) -> np.ndarray:
+    return values if len(values) == rounds else np.broadcast_to(values, (rounds,))
+
+
+def _joined(parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([_long(values, count) for count, values in parts])
+
+
+def _wire(placed: PlacedNetwork, level: int, sent: Sent, up: bool) -> np.ndarray:
+    """Bytes over a level's links; messages are counted for the level, so an overhead that differs
+    from node to node counts with its mean."""
+    overhead = placed.edge(level).overhead_bytes_N.mean()
+    return sent.bytes_up + overhead * sent.messages_up if up else sent.bytes_down + overhead * sent.messages_down
+
+
+def _money(placed: PlacedNetwork, levels: list[Sent], seconds_R: np.ndarray) -> np.ndarray:
+    """For what goes over the links, and for as long as the nodes are there."""
+    money_R = seconds_R / HOUR * (placed.devices.per_hour + sum(each.parents_per_hour for each in placed.edges))
+    for level, sent in enumerate(levels, 1):
+        edges = placed.edge(level)
+        money_R = money_R + edges.money_up_N.mean() * _wire(placed, level, sent, up=True)
+        money_R = money_R + edges.money_down_N.mean() * _wire(placed, level, sent, up=False)
+    return money_R

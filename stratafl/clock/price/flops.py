@@ -1,0 +1,41 @@
+"""The operations of training on one sample, counted by letting the run's model look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from stratafl.base.errors import InvalidInput, named
+from stratafl.clock.model.flops import training_flops
+from stratafl.models.registry import build, parameters
+from stratafl.runs import StoredRun
+
+IMAGES_28, IMAGES_32, TEXT = (1, 28, 28), (3, 32, 32), (80,)
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cifar10": IMAGES_32, "cifar100": IMAGES_32, "cinic10": IMAGES_32, "mnist": IMAGES_28, "fashion_mnist": IMAGES_28,
+    "emnist_letters": IMAGES_28, "shakespeare": TEXT, "digits": (1, 8, 8), "synthetic": (60,),
+}  # fmt: skip
+"""Of one sample, by data set: a stored run is priced without its data."""
+
+
+def flops_of(run: StoredRun, trained: int) -> float | None:
+    """Operations of training on one sample; None where the model cannot be made again, or would
+    not have as many parameters as were trained."""
+    data, classes = run.config.get("data"), run.tree["classes"]
+    shape = SHAPES.get(str(data.get("name"))) if isinstance(data, Mapping) else None
+    if shape is None or not isinstance(run.config.get("model"), Mapping):
+        return None
+    try:
+        name, params = named("model", run.config["model"])
+        with torch.device("meta"):
+            model = build(name, shape, len(classes), **params).eval()
+            kind = torch.long if shape == TEXT else torch.float32
+            sample = torch.zeros((1, *shape), dtype=kind)
+            counted = training_flops(lambda: model(sample))
+    except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
+        return None
+    own = parameters(model)
+    # where nothing but models is sent, records do not tell parameters from buffers
+    both = own + sum(each.numel() for each in model.buffers() if each.is_floating_point())
+    return counted if trained in (own, both) else None

@@ -1,0 +1,225 @@
+"""What a stored run's files say of who takes part in it and what is sent: also of runs of earlier
+versions, and without the data that it was trained on.
+
+How large its model is follows from its records: bytes are a sum of so many times the parameters and
+so many times the buffers, and how many times is known. So the recomputed bytes can be held against
+the records of every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.replay import Story, leaf_steps, replay
+from stratafl.clock.model.sizes import MessageSizes, message_sizes
+from stratafl.clock.model.waiting import check_wait
+from stratafl.config.schema import Config, LeafConfig
+from stratafl.config.setup import import_plugins, rules_of
+from stratafl.core.leaf import Leaf
+from stratafl.core.rule import Rule
+from stratafl.core.schedule import Schedule, check_participation
+from stratafl.rules.registry import rules_for
+from stratafl.runs import StoredRun
+
+UNIT = 64
+"""Parameters of a model that message sizes are learnt from."""
+OWN = "own"
+"""What stands for the network of the runs themselves."""
+LOOKED_AT = 3
+"""Rounds from which the sizes follow: the first differs from the others, as nobody has a model
+yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """A run's story, and how well it agrees with its records."""
+
+    story: Story
+    parameters: int
+    buffers: int
+    notes: tuple[str, ...]
+    own: Network | None = None
+    """That in whose virtual time the run went on."""
+
+    def check(self, network: Network, name: str) -> None:
+        """Refuse a network on which other nodes would have been late."""
+        if self.story.waits_by_time and self.own is not None and not network.is_like(self.own):
+            told = f"{name} waited by time on {self.own.name}, on which its learning depends: price it there, or run it"
+            raise InvalidInput("--network", network.name, f"{told} on this one")
+
+
+def recover(run: StoredRun) -> Recovered:
+    """The story of a stored run."""
+    if not run.rounds:
+        raise InvalidInput("run", run.path, "has no round yet")
+    tree = tree_of(run)
+    config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
+    schedule = _schedule(run, config, tree.depth)
+    steps_N, samples_N = _steps(run, config, schedule)
+    noted = _noted(run, tree.depth) if run.clock else None
+    rules, leaf = ((), None) if noted else (_rules(run, config, tree.depth), _leaf(config, run.total))
+    story = Story(
+        tree=tree,
+        schedule=schedule,
+        participation=_participation(run, config, tree.depth),
+        seed=_seed(run, config),
+        sizes=noted.sizes if noted else message_sizes(rules, UNIT, 0, leaf),
+        steps_N=steps_N,
+        samples_N=samples_N,
+        rounds=len(run.rounds),
+        wait=check_wait(_table(config, "schedule").get("wait"), tree.depth),
+    )
+    if noted:
+        notes = [] if story.waits_by_time else _disagreement(run, story)
+        return Recovered(story, noted.parameters, noted.buffers, tuple(notes), noted.network)
+    if story.waits_by_time:
+        raise InvalidInput(
+            "run", run.path, "its parents waited by time, and its run.json does not say on which network"
+        )
+    parameters, buffers = _model_size(run, story, rules, leaf)
+    story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
+    return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)))
+
+
+def own_network(runs: Sequence[StoredRun]) -> Network:
+    """That in whose virtual time runs went on, if it is one for all of them."""
+    known = [_noted(run, len(run.tree["levels"]) - 1).network for run in runs if run.clock]
+    if len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
+        raise InvalidInput("--network", OWN, "is for runs in the virtual time of a network, the same for all of them")
+    return known[0]
+
+
+class _Noted(NamedTuple):
+    """What a run in virtual time says of itself."""
+
+    network: Network
+    parameters: int
+    buffers: int
+    sizes: MessageSizes
+
+
+def _noted(run: StoredRun, depth: int) -> _Noted:
+    try:
+        network, sizes = Network.of(run.clock["network"]), MessageSizes.of(run.clock["messages"])
+        if len(sizes.levels) != depth:
+            raise ValueError
+        return _Noted(network, int(run.clock["parameters"]), int(run.clock["buffers"]), sizes)
+    except (InvalidInput, KeyError, TypeError, ValueError):
+        raise InvalidInput("run", run.path, "the clock in its run.json cannot be read") from None
+
+
+def tree_of(run: StoredRun) -> Tree:
+    """The tree as the run's folder has it, names and all."""
+    levels = run.tree["levels"]
+    try:
+        names = tuple(tuple(map(str, level["names"])) for level in levels)
+        parents = tuple(np.array(level["parents"], dtype=np.int64) for level in levels)
+        weights = tuple(np.array(level["weights"], dtype=np.float64) for level in levels)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("run", run.path, "its tree.json cannot be read") from None
+    return Tree(parents, names, weights)
+
+
+def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _seed(run: StoredRun, config: Mapping[str, Any]) -> int:
+    seed = _table(config, "run").get("seed", 0)
+    if type(seed) is not int:
+        raise InvalidInput("run.seed", seed, f"must be a whole number, in {run.name}")
+    return seed
+
+
+def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule:
+    given, epochs = _table(config, "schedule"), _table(config, "leaf").get("epochs")
+    if given.get("periods") is not None:
+        periods = list(given["periods"])
+        # a run from Python notes the whole schedule, with the passes as its last entry
+        return Schedule.of(periods, depth, None if len(periods) == depth else epochs)
+    if given.get("steps_per_sync") is None:
+        raise InvalidInput("schedule.periods", None, f"are not in the config of {run.name}")
+    return Schedule.of_steps(given["steps_per_sync"], depth)
+
+
+def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any:
+    given = _table(config, "schedule").get("participation")
+    plain = None | str | float | int
+    if not isinstance(given, plain) and not (isinstance(given, list) and all(isinstance(e, plain) for e in given)):
+        raise InvalidInput("participation", given, f"of {run.name} is a function of its user's, and cannot be redrawn")
+    return check_participation(given, depth)
+
+
+def _rules(run: StoredRun, config: Mapping[str, Any], depth: int) -> tuple[Rule, ...]:
+    import_plugins(_table(config, "run").get("plugins") or ())
+    try:
+        return rules_for(rules_of(Config(method=_table(config, "method"))), depth)
+    except InvalidInput as problem:
+        raise InvalidInput("run", run.path, f"its method cannot be made again: {problem}") from None
+
+
+def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
+    """The clients' chain, as far as it decides what messages hold; None where only the run's
+    program knows it."""
+    given = _table(config, "leaf")
+    known = {each.name for each in fields(LeafConfig)}
+    try:
+        return LeafConfig(**{key: value for key, value in given.items() if key in known}).chain(max(rounds, 1))
+    except (InvalidInput, TypeError):
+        return None
+
+
+def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Each leaf's steps between two meetings, and the samples in one of them."""
+    given, leaves = _table(config, "leaf"), run.tree["levels"][-1]
+    held_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
+    return leaf_steps(held_N, given.get("batch") or None, schedule, given.get("epochs") is not None)
+
+
+def _client_bytes(story: Story, rounds: int) -> np.ndarray:
+    """Bytes sent and received by all leaves, up to the end of each of the first rounds."""
+    found: list[float] = []
+    for chunk in replay(replace(story, rounds=rounds)):
+        last = chunk.sent[-1]
+        each = last.bytes_up + last.bytes_down
+        found += list(np.broadcast_to(each, (chunk.rounds,)) if len(each) == 1 else each)
+    return np.cumsum(found)
+
+
+def _recorded(run: StoredRun, story: Story, rounds: int) -> np.ndarray:
+    return np.array([record["bytes_per_client"] for record in run.rounds[:rounds]]) * story.tree.leaves
+
+
+def _model_size(run: StoredRun, story: Story, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
+    """Parameters and buffer values of the run's model, from what it sent."""
+    rounds = min(LOOKED_AT, len(run.rounds))
+    told = _recorded(run, story, rounds)
+    with_buffers = replace(story, sizes=message_sizes(rules, UNIT, UNIT, leaf))
+    per_parameter = _client_bytes(story, rounds) / UNIT
+    per_buffer = _client_bytes(with_buffers, rounds) / UNIT - per_parameter
+    parameters, buffers = told[0] / per_parameter[0], 0.0
+    if not np.allclose(told, per_parameter * parameters, rtol=1e-9):
+        # buffers travel with models, and not with corrections; so two rounds tell them apart
+        both = np.stack([per_parameter, per_buffer], axis=1)
+        solved, _, rank, _ = np.linalg.lstsq(both, told, rcond=None)
+        if rank == 2 and solved.min() > -0.5:
+            parameters, buffers = solved
+    return max(1, round(parameters)), max(0, round(buffers))
+
+
+def _disagreement(run: StoredRun, story: Story) -> list[str]:
+    """What the records say otherwise: a node that was refused or absent was told less."""
+    rounds = len(run.rounds)
+    told, made = _recorded(run, story, rounds)[-1], _client_bytes(story, rounds)[-1]
+    if abs(told - made) <= 1e-9 * told:
+        return []
+    share = 100 * (made - told) / told if told else 0.0
+    return [f"{run.name}: recomputed bytes of its clients differ from its records by {share:+.2g} %"]

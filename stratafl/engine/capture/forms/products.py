@@ -1,0 +1,212 @@
+"""Products: linear layers, matrices, sums by letters, convolutions, lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stratafl.engine.capture.forms.stack import Form, Frame, Stack, fitting, rank_of
+
+
+def linear(frame: Frame, op: Any, x: Any, w: Any, b: Any = None) -> Any:
+    """Shape suffixes: C clients, M all axes of a client's input but the last, I O features."""
+    if not isinstance(w, Stack):
+        y = F.linear(x.t if isinstance(x, Stack) else x, w, None if isinstance(b, Stack) else b)
+        return Stack(y if not isinstance(b, Stack) else frame.expanded(_back(y, x)) + fitting(b, rank_of(x)))
+    if w.rank != 2:
+        return NotImplemented
+    given = frame.expanded(x)
+    x_CMI, w_COI = given.reshape(frame.clients, -1, given.shape[-1]), w.t
+    b_C1O = None if b is None else frame.expanded(b)[:, None]
+    y_CMO = torch.bmm(x_CMI, w_COI.mT) if b_C1O is None else torch.baddbmm(b_C1O, x_CMI, w_COI.mT)
+    return Stack(y_CMO.view(*given.shape[:-1], -1))
+
+
+def _back(y: Tensor, x: Any) -> Any:
+    return Stack(y) if isinstance(x, Stack) else y
+
+
+def matmul(frame: Frame, op: Any, a: Any, b: Any) -> Any:
+    """Of any number of axes, as the library has it: a vector is a row on the left, a column on the
+    right."""
+    ranks = rank_of(a), rank_of(b)
+    left, right = (_at_least_two(frame, each, side) for side, each in enumerate((a, b)))
+    rank = max(rank_of(left), rank_of(right))
+    if isinstance(right, Stack) and right.rank == 2 and rank > 2:
+        x = frame.expanded(left)
+        y = torch.bmm(x.reshape(frame.clients, -1, x.shape[-1]), right.t).view(*x.shape[:-1], -1)
+    else:
+        y = fitting(left, rank) @ fitting(right, rank)
+    if 1 in ranks:
+        y = y.reshape(frame.clients, *frame.shape)
+    return Stack(y)
+
+
+def _at_least_two(frame: Frame, value: Any, side: int) -> Any:
+    if rank_of(value) > 1:
+        return value
+    if isinstance(value, Stack):
+        return Stack(value.t.unsqueeze(-1 if side else 1))
+    return value.unsqueeze(-1 if side else 0)
+
+
+def added(frame: Frame, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """`addmm` and its likes."""
+    product = matmul(frame, op, a, b).t
+    return Stack(product * alpha + beta * fitting(bias, len(frame.shape)))
+
+
+def dotted(frame: Frame, op: Any, a: Any, b: Any) -> Any:
+    return Stack((frame.expanded(a) * frame.expanded(b)).sum(dim=1))
+
+
+def outer(frame: Frame, op: Any, a: Any, b: Any) -> Any:
+    return Stack(frame.expanded(a)[:, :, None] * frame.expanded(b)[:, None])
+
+
+def einsum(frame: Frame, op: Any, equation: str, operands: Any, **_: Any) -> Any:
+    equation = equation.replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    parts = inputs.split(",")
+    if not arrow:
+        letters = sorted(each for each in set(inputs) - {",", "."} if inputs.count(each) == 1)
+        output = ("..." if "..." in inputs else "") + "".join(letters)
+    # capitals and small letters are taken; a letter that no operand uses is the clients'
+    new = next(letter for letter in "zyxwvutsrqponmlkjihgfedcbaZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in equation)
+    if (
+        "..." in inputs
+        and len({rank_of(each) - len(part.replace("...", "")) for each, part in _dotted(operands, parts)}) > 1
+    ):
+        return NotImplemented
+    stacked = [isinstance(each, Stack) for each in operands]
+    left = ",".join(new + part if own else part for part, own in zip(parts, stacked, strict=True))
+    values = [each.t if isinstance(each, Stack) else each for each in operands]
+    return Stack(torch.einsum(f"{left}->{new}{output}", *values))
+
+
+def _dotted(operands: Any, parts: list[str]) -> list[tuple[Any, str]]:
+    return [(each, part) for each, part in zip(operands, parts, strict=True) if "..." in part]
+
+
+def tensordot(frame: Frame, op: Any, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Any:
+    letters = iter("abcdefghijklmnopqrstuvwxy")
+    ranks = rank_of(a), rank_of(b)
+    first, second = [next(letters) for _ in range(ranks[0])], [next(letters) for _ in range(ranks[1])]
+    for one, other in zip(dims_a, dims_b, strict=True):
+        second[other % ranks[1]] = first[one % ranks[0]]
+    joined = {first[each % ranks[0]] for each in dims_a}
+    out = [each for each in (*first, *second) if each not in joined]
+    return einsum(frame, op, f"{''.join(first)},{''.join(second)}->{''.join(out)}", [a, b])
+
+
+def convolution(frame: Frame, op: Any, x: Any, w: Any, b: Any = None, *more: Any, **kwargs: Any) -> Any:
+    """Filters that clients have of their own give a CPU nothing to share, and one call a client
+    needs no transposed copies; on a GPU the clients are groups of one convolution."""
+    given = frame.expanded(x)
+    batched = given.dim() == frame.expanded(w).dim()
+    if not isinstance(w, Stack) and not isinstance(b, Stack) and batched:
+        return Stack(op(given.flatten(0, 1), w, b, *more, **kwargs).unflatten(0, given.shape[:2]))
+    w_C, b_C = frame.expanded(w), None if b is None else frame.expanded(b)
+    names = [each.name for each in op._schema.arguments][3:]
+    args = dict(zip(names, more, strict=False)) | kwargs
+    if given.device.type == "cpu" or not batched or isinstance(args.get("padding"), str):
+        biases = [None] * frame.clients if b_C is None else list(b_C.unbind())
+        each = zip(given.unbind(), w_C.unbind(), biases, strict=True)
+        return Stack(torch.stack([op(*one, *more, **kwargs) for one in each]))
+    merged = given.transpose(0, 1).flatten(1, 2)
+    args["groups"] = frame.clients * args.get("groups", 1)
+    y = op(merged, w_C.flatten(0, 1), None if b_C is None else b_C.flatten(), **args)
+    return Stack(y.unflatten(1, (frame.clients, -1)).transpose(0, 1))
+
+
+def embedding(
+    frame: Frame, op: Any, w: Any, codes: Any, padding: int = -1, scale: bool = False, sparse: bool = False
+) -> Any:
+    """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is
+    no number where the host must not wait for the device to find out."""
+    if scale:
+        return NotImplemented
+    if not isinstance(w, Stack):
+        return Stack(F.embedding(codes.t, w))
+    entries, given = w.t.shape[1], frame.expanded(codes).long()
+    beyond = (given < 0) | (given >= entries)
+    on_cpu = given.device.type == "cpu"
+    if on_cpu and bool(beyond.any()):
+        raise IndexError(f"index out of range: code {int(given[beyond][0])} in a vocabulary of {entries}")
+    offset = torch.arange(0, frame.clients * entries, entries, device=given.device)
+    offset = offset.view(-1, *[1] * (given.dim() - 1))
+    known = given if on_cpu else given.masked_fill(beyond, 0)
+    y = F.embedding(known + offset, w.t.reshape(frame.clients * entries, -1))
+    if padding >= 0:
+        y = torch.where((given == padding)[..., None], y.detach(), y)
+    return Stack(y if on_cpu else y.masked_fill(beyond[..., None], torch.nan))
+
+
+def _places(indices: Any) -> list[int] | None:
+    """Which axes are chosen from, if they follow on each other and are chosen by numbers."""
+    given = [each.t if isinstance(each, Stack) else each for each in indices]
+    places = [number for number, each in enumerate(given) if each is not None]
+    adjacent = places == list(range(places[0], places[-1] + 1))
+    whole = all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in given)
+    return places if adjacent and whole else None
+
+
+def _where(frame: Frame, indices: Any, places: list[int], device: torch.device) -> Any:
+    """The same choice with the clients in front."""
+    if not any(isinstance(each, Stack) for each in indices):
+        return (slice(None), *(slice(None) if each is None else each for each in indices))
+    if places[0] != 0:
+        return None
+    rank = max(rank_of(each) for each in indices if each is not None)
+    own = torch.arange(frame.clients, device=device).view(-1, *[1] * rank)
+    return (own, *(fitting(each, rank) for each in indices if each is not None))
+
+
+def indexed(frame: Frame, op: Any, x: Any, indices: Any) -> Any:
+    """A choice by tensors of places, in axes that follow on each other."""
+    places, given = _places(indices), frame.expanded(x)
+    where = None if places is None else _where(frame, indices, places, given.device)
+    return NotImplemented if where is None else Stack(given[where])
+
+
+def put(frame: Frame, op: Any, x: Stack, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Values written to such places, or one value to all places of a mask."""
+    given, first = x.t if op._opname.endswith("_") else x.t.clone(), indices[0]
+    if len(indices) == 1 and isinstance(first, Stack) and first.t.dtype == torch.bool:
+        if rank_of(values) or isinstance(values, Stack):
+            return NotImplemented
+        return Stack(given.masked_fill_(first.t[(..., *[None] * (x.rank - first.rank))], values))
+    places = _places(indices)
+    where = None if places is None or accumulate else _where(frame, indices, places, given.device)
+    if where is None:
+        return NotImplemented
+    given[where] = fitting(values, given[where].dim() - 1)
+    return x if op._opname.endswith("_") else Stack(given)
+
+
+def weight_norm(frame: Frame, op: Any, v: Any, g: Any, dim: int = 0) -> Any:
+    """A direction, and how long it is."""
+    given = frame.expanded(v)
+    others = [axis for axis in range(1, given.dim()) if axis != dim % (given.dim() - 1) + 1 or dim == -1]
+    return Stack(given * (frame.expanded(g) / torch.linalg.vector_norm(given, dim=others, keepdim=True)))
+
+
+FORMS: dict[str, Form] = {
+    "linear": linear,
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv"), matmul),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), added),
+    **dict.fromkeys(("dot", "vdot", "inner"), dotted),
+    **dict.fromkeys(("outer", "ger"), outer),
+    "einsum": einsum,
+    "tensordot": tensordot,
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), convolution
+    ),
+    "embedding": embedding,
+    "index": indexed,
+    **dict.fromkeys(("index_put", "index_put_"), put),
+    "_weight_norm": weight_norm,
+}

@@ -1,0 +1,96 @@
+"""Operations that draw: each client from its own stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
+from stratafl.engine.draws.stream import choices
+
+
+def dropped(frame: Frame, x: Tensor, p: float) -> Tensor:
+    """Some left out, and the others larger by as much."""
+    if p == 1:
+        return x * torch.zeros_like(x)
+    kept = frame.draws().chance(1 - p, x.shape, x.device)
+    return x * kept.to(x.dtype).div_(1 - p)
+
+
+def dropout(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:
+    given = frame.expanded(x)
+    in_place = op._opname.endswith("_")
+    if not train or p == 0 or given.numel() == 0:
+        return Stack(given)
+    y = dropped(frame, given, p)
+    return Stack(given.copy_(y) if in_place else y)
+
+
+def by_channel(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:
+    """Whole channels of the samples are left out, which the library knows by the first two axes."""
+    given = frame.expanded(x)
+    if given.dim() < 3:
+        return NotImplemented
+    if op._opname.endswith("_"):
+        with frame.drawing():
+            result = getattr(torch.ops.aten, op._opname.removesuffix("_")).default(given.flatten(0, 1), p, train)
+        return Stack(given.copy_(result.view_as(given)))
+    with frame.drawing():
+        return Stack(op(given.flatten(0, 1), p, train).view_as(given))
+
+
+def as_it_is(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of numbers that lie with the clients in front."""
+    shape = max((tuple(frame.expanded(each).shape) for each in tensors(args)), key=len)
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Stack | Tensor):
+            return value
+        given = frame.expanded(value)
+        return (
+            given
+            if given.dim() == len(shape)
+            else given.view(frame.clients, *[1] * (len(shape) - given.dim()), *given.shape[1:])
+        )
+
+    with frame.drawing():
+        return wrapped(op(*map(own, args), **kwargs))
+
+
+def made(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a size, the last of what stands in its order."""
+    if tensors(args):
+        return as_it_is(frame, op, *args, **kwargs)
+    *front, size = args
+    with frame.drawing():
+        return Stack(op(*front, [frame.clients, *size], **kwargs))
+
+
+def ordered(frame: Frame, op: Any, count: int, **kwargs: Any) -> Any:
+    device = torch.device(kwargs.get("device") or "cpu")
+    return Stack(frame.draws().order((frame.clients, count), device).to(kwargs.get("dtype") or torch.int64))
+
+
+def chosen(frame: Frame, op: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
+    return Stack(choices(frame.draws(), frame.expanded(weights), count, replacement))
+
+
+FORMS: dict[str, Form] = {
+    **dict.fromkeys(("dropout", "dropout_"), dropout),
+    **dict.fromkeys(
+        ("feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_"), by_channel
+    ),
+    **dict.fromkeys(
+        (
+            "alpha_dropout", "alpha_dropout_", "rrelu", "rrelu_", "bernoulli", "bernoulli_", "rand_like", "randn_like",
+            "randint_like", "random_", "uniform_", "normal_", "exponential_", "log_normal_", "rrelu_with_noise",
+            "native_dropout",
+        ),
+        as_it_is,
+    ),
+    **dict.fromkeys(("rand", "randn", "randint", "normal"), made),
+    "randperm": ordered,
+    "multinomial": chosen,
+}  # fmt: skip

@@ -1,0 +1,275 @@
+"""The operations that a module executes on a batch, recorded without computing anything.
+
+They are seen above autograd, where a linear layer, a convolution, attention or an LSTM is one
+operation each; whatever Python did on the way, arithmetic on shapes among it, has left nothing but
+numbers. So a recording holds for one length of a batch.
+
+Each value is stacked, with a row for every client, or shared: what is made of frozen weights and
+numbers alone is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from stratafl.base import errors
+from stratafl.core.flat import Flat, copied
+from stratafl.core.objective.outputs import scores_of
+from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
+from stratafl.engine.draws.mode import HANDLERS
+from stratafl.engine.method.unsupported import Unsupported
+
+RANDOM = {
+    *HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",
+    "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_",
+}  # fmt: skip
+"""Operations that draw, of which clients have values of their own."""
+WRITES_UNSAID = {"batch_norm", "instance_norm", "native_batch_norm"}
+"""What writes its statistics though its schema does not say so."""
+
+
+BY_VALUES = "what it does depends on values"
+
+
+class Recording(NamedTuple):
+    """What a module does with a batch of one length."""
+
+    nodes: list[fx.Node]
+    """What is to be done, in its order."""
+    given: dict[fx.Node, str]
+    """The nodes that stand for parameters and buffers, with their names."""
+    inputs: dict[fx.Node, str]
+    """The nodes that stand for inputs, with their names."""
+    constants: dict[fx.Node, Tensor]
+    scores: fx.Node
+    gives_more: bool
+    """Whether the module returns something that holds the scores, and not these alone."""
+    replaced: dict[str, fx.Node]
+    """Buffers that the module puts another tensor in the place of, with what it puts there."""
+    written: set[str]
+    """Buffers that change."""
+    stacked: set[fx.Node]
+    """Nodes whose values have a row for every client."""
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value that a client has."""
+        values = [node.meta.get("val") for node in self.nodes if node in self.stacked]
+        return max((value.nbytes for value in values if isinstance(value, Tensor)), default=0)
+
+    @property
+    def signature(self) -> list[str]:
+        """Which operations there are."""
+        return [str(node.target) for node in self.nodes]
+
+
+def recorded(flat: Flat, inputs: Inputs) -> Recording:
+    """`inputs`: a batch of one client, of which the shape and type matter."""
+    flat.train()
+    # a copy: a module may keep what it computed, which holds no values here
+    module = copied(flat.module, shared=flat.module.parameters())
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    names, kinds = list(own), list(tensors_of(inputs))
+    told: dict[str, Any] = {}
+
+    def call(*given: Tensor) -> Any:
+        values = dict(zip(names, given, strict=False))
+        before = dict(values)
+        samples = dict(zip(kinds, given[len(names) :], strict=True))
+        positional, keywords = arguments(samples[""] if kinds == [""] else Fields(samples))
+        outputs = functional_call(module, values, positional, keywords)
+        scores = scores_of(outputs)
+        if scores is None:
+            raise Unsupported("an output that holds no scores")
+        other = {name: value for name, value in values.items() if value is not before[name]}
+        told.update(more=scores is not outputs, replaced=list(other))
+        return scores, list(other.values())
+
+    trained = set(flat.names)
+    values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]
+    graph = _traced(call, [*values, *tensors_of(inputs).values()])
+    if any(not isinstance(size, int) for node in graph.graph.nodes for size in _sizes(node.meta.get("val"))):
+        raise Unsupported(BY_VALUES)
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    scores, replacing = output.args[0]
+    given = dict(zip(places, names, strict=False))
+    constants = {node: _constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr"}
+    replaced = dict(zip(told["replaced"], replacing, strict=True))
+    rows = set(flat.names) | set(flat.named_buffers(torch.empty(flat.buffers, device="meta")))
+    known = _Flow(graph.graph, given, rows, set(constants), set(replaced))
+    known.check()
+    inner = dict(zip(places[len(names) :], kinds, strict=True))
+    stacked = known.stacked()
+    if scores not in stacked:
+        raise Unsupported("an output that does not depend on the input")
+    return Recording(
+        known.needed([scores, *replacing]), given, inner, constants, scores, told["more"], replaced,
+        known.written | set(replaced), stacked,
+    )  # fmt: skip
+
+
+def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        # a GPU's library looks at where recurrent weights lie, and these lie nowhere
+        on_gpu = any(each.is_cuda for each in given)
+        library = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
+        with torch.enable_grad(), _not_recomputed(), library:
+            return make_fx(call, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
+    except Unsupported:
+        raise
+    except Exception as problem:
+        if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
+            raise Unsupported(BY_VALUES) from problem
+        raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
+
+
+@contextmanager
+def _not_recomputed() -> Iterator[None]:
+    """A part that would be computed once without gradients, and again on the way back, is computed
+    once: what one client saves by it is not much."""
+    module: Any = torch.utils.checkpoint
+    before = module.CheckpointFunction
+
+    class Once:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *given: Any) -> Any:
+            return function(*given)
+
+    module.CheckpointFunction = Once
+    try:
+        yield
+    finally:
+        module.CheckpointFunction = before
+
+
+def _sizes(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return list(value.shape)
+    return [size for each in value for size in _sizes(each)] if isinstance(value, tuple | list) else []
+
+
+def _constant(graph: nn.Module, node: fx.Node) -> Tensor:
+    value = getattr(graph, str(node.target))
+    if not isinstance(value, Tensor):
+        raise Unsupported(f"attribute {node.target}")
+    return value
+
+
+def packet(node: fx.Node) -> Any:
+    """The name of a node's operation, whatever its overload; a user's own is no namesake of the
+    library's."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    return target._opname if target._namespace == "aten" else str(target)
+
+
+def writes(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes into whose memory an operation writes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return
+    if packet(node) in WRITES_UNSAID:
+        yield from (each for each in node.args[3:5] if isinstance(each, fx.Node) and node.args[5])
+    if not schema.is_mutable:
+        return
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            target = given.get(argument.name)
+            if isinstance(target, fx.Node):
+                yield target
+
+
+class _Flow:
+    """What flows where in a recording."""
+
+    def __init__(
+        self, graph: fx.Graph, given: Mapping[fx.Node, str], rows: set[str], constants: set[fx.Node], replaced: set[str]
+    ):
+        """rows: the names of what every client has values of its own of."""
+        self._nodes, self._given, self._rows, self._constants = list(graph.nodes), given, rows, constants
+        self._memory = {node: _memory(node) for node in self._nodes}
+        self._sharing: dict[int, list[fx.Node]] = defaultdict(list)
+        """The nodes whose values lie in one piece of memory."""
+        for node, memory in self._memory.items():
+            if memory is not None:
+                self._sharing[memory].append(node)
+        self._targets = {node: list(writes(node)) for node in self._nodes}
+        self.written: set[str] = set()
+        self._counting: set[fx.Node] = set()
+        """Nodes that have to do with nothing but a counter."""
+
+    def check(self) -> None:
+        """Refuse what writes to what all clients share, but for counters that nobody looks at."""
+        for targets in self._targets.values():
+            for target in targets:
+                group = self._sharing[self._memory[target] or 0] or [target]
+                if any(each in self._constants for each in group):
+                    raise Unsupported("a tensor that the module keeps between calls")
+                for each in group:
+                    name = self._given.get(each)
+                    if name is None:
+                        continue
+                    if name in self._rows:
+                        self.written.add(name)
+                    elif self._memory[each] is not None and all(user in group for one in group for user in one.users):
+                        self._counting |= set(group)
+                    else:
+                        raise Unsupported(f"{name}, which training changes and which is in no row")
+
+    def stacked(self) -> set[fx.Node]:
+        """The nodes whose values have a row for every client: what depends on inputs, rows or
+        draws, and all that lies in memory into which such a value is written."""
+        found = {node for node in self._nodes if node.op == "placeholder" and self._own(node)}
+        while True:
+            before = len(found)
+            for node in self._nodes:
+                if node not in found and (
+                    packet(node) in RANDOM or any(each in found for each in node.all_input_nodes)
+                ):
+                    found.add(node)
+                for target in self._targets[node] if node in found else []:
+                    found |= set(self._sharing[self._memory[target] or 0] or [target])
+            if len(found) == before:
+                break
+        if any(node.op == "get_attr" or (node.op == "placeholder" and not self._own(node)) for node in found):
+            raise Unsupported("a client's values written to what all clients share")
+        return found
+
+    def _own(self, node: fx.Node) -> bool:
+        return node not in self._given or self._given[node] in self._rows
+
+    def needed(self, wanted: list[fx.Node]) -> list[fx.Node]:
+        """What leads to these, writes or draws, in its order."""
+        found = set(wanted)
+        for node in reversed(self._nodes):
+            if node.op != "call_function" or node in self._counting:
+                continue
+            # gradients switched on or off, too
+            effect = self._targets[node] or packet(node) in (RANDOM | DRAWING) or node.target in SWITCHES
+            if node in found or effect:
+                found |= {node, *node.all_input_nodes}
+        return [node for node in self._nodes if node in found and node.op == "call_function"]
+
+
+SWITCHES = (torch._C._set_grad_enabled,)
+DRAWING = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+"""Operations that draw where they are told of a share to leave out."""
+
+
+def _memory(node: fx.Node) -> int | None:
+    """In which piece of memory a node's value lies."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None

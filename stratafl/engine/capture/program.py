@@ -1,0 +1,185 @@
+"""A recording of a module as a program over all clients at once.
+
+Every operation that has to do with a client's values is done once for all clients, in the form that
+`forms` have for it. One without a form is mapped over the clients alone, and the program says
+which.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.func import vmap
+
+from stratafl.core.flat import Flat
+from stratafl.data.inputs import Inputs, tensors_of
+from stratafl.engine.capture.forms import axes, products, random, recurrent, samples
+from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
+from stratafl.engine.capture.graph import DRAWING, packet, recorded
+from stratafl.engine.draws.stream import Source
+from stratafl.engine.method.differentiate import by_rules
+from stratafl.engine.method.unsupported import Unsupported
+
+FORMS: dict[str, Form] = {
+    **axes.FORMS, **products.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
+}  # fmt: skip
+
+
+class Reference(NamedTuple):
+    """The value of an earlier step, in the arguments of a later one."""
+
+    node: fx.Node
+
+
+class Step(NamedTuple):
+    """One operation."""
+
+    node: fx.Node
+    run: Callable[[Frame, Any, Any], Any]
+    args: Any
+    kwargs: Any
+    shape: Any
+    done: list[fx.Node]
+    """Whose values nobody needs afterwards."""
+
+
+class Program:
+    """The steps of a module on batches of one length; calling it gives all clients' scores."""
+
+    def __init__(self, flat: Flat, inputs: Inputs):
+        """`inputs`: a batch of one client."""
+        self.recording = recorded(flat, inputs)
+        self.mapped: set[str] = set()
+        """Operations that had no form and were mapped over the clients."""
+        last: dict[fx.Node, fx.Node] = {}
+        kept = {self.recording.scores, *self.recording.replaced.values()}
+        for node in self.recording.nodes:
+            for each in node.all_input_nodes:
+                last[each] = node
+        ends: dict[fx.Node, list[fx.Node]] = {}
+        for node, end in last.items():
+            if node not in kept:
+                ends.setdefault(end, []).append(node)
+        self._steps = [self._step(node, ends.get(node, [])) for node in self.recording.nodes]
+
+    def __call__(
+        self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: Source | None
+    ) -> Tensor:
+        """`named`: every client's own, (C, *shape), of which buffers that change are changed;
+        `shared`: what all clients have alike."""
+        frame = Frame(len(inputs_CB), source, mapped=self.mapped)
+        given = tensors_of(inputs_CB)
+        values: dict[fx.Node, Any] = dict(self.recording.constants)
+        for node, name in self.recording.given.items():
+            values[node] = Stack(named[name]) if name in named else shared[name]
+        for node, name in self.recording.inputs.items():
+            values[node] = Stack(given[name])
+        for step in self._steps:
+            frame.shape = step.shape
+            values[step.node] = step.run(frame, _resolved(step.args, values), _resolved(step.kwargs, values))
+            for node in step.done:
+                del values[node]
+        with torch.no_grad():
+            for name, node in self.recording.replaced.items():
+                if name not in named:
+                    raise Unsupported(f"{name}, which training changes and which is in no row")
+                named[name].copy_(frame.expanded(values[node]))
+        return values[self.recording.scores].t
+
+    def _step(self, node: fx.Node, done: list[fx.Node]) -> Step:
+        args, kwargs = (fx.node.map_arg(each, Reference) for each in (list(node.args), dict(node.kwargs)))
+        return Step(node, self._runner(node), _plain(args), _plain(kwargs), _shape(node.meta.get("val")), done)
+
+    def _runner(self, node: fx.Node) -> Callable[[Frame, Any, Any], Any]:
+        op: Any = node.target
+        if op is operator.getitem:
+            return lambda frame, args, kwargs: args[0][args[1]]
+        if not isinstance(op, torch._ops.OpOverload):
+            if node in self.recording.stacked:
+                raise Unsupported(f"operation {getattr(op, '__name__', op)}")
+            return lambda frame, args, kwargs: op(*args, **kwargs)
+        if node not in self.recording.stacked:
+            return lambda frame, args, kwargs: op(*args, **kwargs)
+        form = FORMS.get(packet(node)) or (axes.pointwise if axes.is_pointwise(op) else None)
+        if form is None and torch.Tag.nondeterministic_seeded in op.tags and packet(node) not in DRAWING:
+            raise Unsupported(f"operation {packet(node)}, which draws")
+        fallback, makes = _Mapped(op), not node.all_input_nodes and packet(node) not in random.FORMS
+
+        def run(frame: Frame, args: Any, kwargs: Any) -> Any:
+            if makes:
+                # all clients' alike, but each will be written to
+                return wrapped(frame.expanded(op(*args, **kwargs)).clone())
+            if form is not None:
+                result = form(frame, op, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            return fallback(frame, args, kwargs)
+
+        return run
+
+
+class _Mapped:
+    """One operation that has no form, mapped over the clients."""
+
+    def __init__(self, op: Any):
+        self._op, self._maps = op, not op._schema.is_mutable
+
+    def __call__(self, frame: Frame, args: Any, kwargs: Any) -> Any:
+        op = self._op
+        frame.mapped.add(op._opname)
+        stacks = [each.t for each in tensors((args, kwargs)) if isinstance(each, Stack)]
+
+        def one(*own: Tensor) -> Any:
+            values = iter(own)
+            return op(*_put(args, values), **_put(kwargs, values))
+
+        if self._maps:
+            try:
+                with by_rules():
+                    return wrapped(vmap(one)(*stacks))
+            except Exception:
+                self._maps = False  # the library has no rule for it
+        results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
+        if op._schema.is_mutable:
+            return args[0]
+        if isinstance(results[0], Tensor):
+            return Stack(torch.stack(results))
+        return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))
+
+
+def _put(value: Any, own: Any) -> Any:
+    """The same arguments with the next of these in the place of every stack."""
+    if isinstance(value, Stack):
+        return next(own)
+    if isinstance(value, tuple | list):
+        return type(value)(_put(each, own) for each in value)
+    if isinstance(value, dict):
+        return {key: _put(each, own) for key, each in value.items()}
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Ordinary lists and tables for those that a graph holds."""
+    if isinstance(value, Reference):
+        return value
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [_plain(each) for each in value]
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _resolved(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    if isinstance(value, Reference):
+        return values[value.node]
+    if isinstance(value, list):
+        return [_resolved(each, values) for each in value]
+    return {key: _resolved(each, values) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape
+    return [_shape(each) for each in value] if isinstance(value, tuple | list) else None

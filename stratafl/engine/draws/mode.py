@@ -1,0 +1,239 @@
+"""While it is on, what operations draw comes from a client's stream rather than from torch's
+generators.
+
+The operations are seen where the library computes, below modules, functions and their in-place
+forms: dropout is a `bernoulli_` there, on a GPU a `native_dropout`. What is not known here draws as
+it would, from torch's generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.base.generators import generator_of
+from stratafl.base.streams import Purpose, seed_of
+from stratafl.engine.draws.stream import Source, Stream, choices, real
+from stratafl.engine.habits import Observer
+
+Handler = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+class Draws(Observer):
+    """Takes every draw from a source."""
+
+    def __init__(self, source: Source):
+        super().__init__()
+        self.source = source
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = HANDLERS.get(func._opname)
+        if handler is None or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        kwargs.pop("generator", None)
+        return handler(self.source, func, *args, **kwargs)
+
+
+class Recalled(Source):
+    """Counts its draws in the seed of torch's generator: a part that is computed again on the way
+    back, for which the library sets the generator back to where it was, draws the same again."""
+
+    def __init__(self, stream: Stream, generator: torch.Generator):
+        super().__init__(stream)
+        assert isinstance(stream.client, int) and isinstance(stream.step, int)
+        self._generator = generator
+        self._base = seed_of(stream.seed, Purpose.MODULE, stream.client, stream.step)
+        generator.manual_seed(self._base)
+
+    def number(self) -> int:
+        seed = self._generator.initial_seed()
+        self._generator.manual_seed(seed + 1)
+        return seed - self._base
+
+
+@contextmanager
+def drawing(stream: Stream, device: torch.device, module: nn.Module | None = None) -> Iterator[None]:
+    """A client's step, with everything that draws in it; torch's generator is used up. `module`:
+    what is called in it, where that may have recurrent layers, which a GPU's library has draw
+    inside."""
+    inside = device.type == "cuda" and module is not None and any(map(_drops_inside, module.modules()))
+    shown = torch.backends.cudnn.flags(enabled=False) if inside else nullcontext()
+    with plain_attention(device), shown, Draws(Recalled(stream, generator_of(device))):
+        yield
+
+
+def _drops_inside(part: nn.Module) -> bool:
+    return isinstance(part, nn.RNNBase) and part.dropout > 0
+
+
+@contextmanager
+def plain_attention(device: torch.device) -> Iterator[None]:
+    """A GPU's own attention draws inside, where nobody sees it."""
+    if device.type != "cuda":
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+# -- what each operation draws ---------------------------------------------------------------------
+
+
+def _bernoulli(source: Source, func: Any, given: Tensor, p: Any = None) -> Tensor:
+    """With a probability each, which is a tensor, or one for all."""
+    writes = func._schema.is_mutable
+    if p is None and writes:
+        p = 0.5  # the library leaves out what is the default
+    share = given if p is None else p
+    if isinstance(share, Tensor):
+        taken = source.uniform(given.shape, given.device) < share
+    else:
+        taken = source.chance(float(share), given.shape, given.device)
+    return given.copy_(taken) if writes else taken.to(given.dtype)
+
+
+def _native_dropout(source: Source, func: Any, given: Tensor, p: float, train: bool | None = True) -> Any:
+    if not train or p == 0:
+        return given.clone(), torch.ones_like(given, dtype=torch.bool)
+    kept = source.chance(1 - p, given.shape, given.device)
+    return given * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
+
+
+def _factory(kind: str) -> Handler:
+    def made(source: Source, func: Any, size: Sequence[int], **more: Any) -> Tensor:
+        dtype = more.get("dtype") or torch.get_default_dtype()
+        device = torch.device(more.get("device") or CPU)
+        return _of(source, kind, size, device, dtype)
+
+    return made
+
+
+def _like(kind: str) -> Handler:
+    def made(source: Source, func: Any, given: Tensor, **more: Any) -> Tensor:
+        device = torch.device(more.get("device") or given.device)
+        return _of(source, kind, given.shape, device, more.get("dtype") or given.dtype)
+
+    return made
+
+
+def _of(source: Source, kind: str, size: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    values = getattr(source, kind)(size, device)
+    return real(values, dtype) if kind == "uniform" else values.to(dtype)
+
+
+def _integers(source: Source, func: Any, *args: Any, **more: Any) -> Tensor:
+    """`randint(high, size)`, `randint(low, high, size)` and their likes of a tensor."""
+    if isinstance(args[0], Tensor):
+        given, *bounds = args
+        size, device, dtype = given.shape, given.device, given.dtype
+    else:
+        *bounds, size = args
+        device, dtype = torch.device(more.get("device") or CPU), torch.int64
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return _between(source, int(low), int(high), size, device).to(more.get("dtype") or dtype)
+
+
+def _between(source: Source, low: int, high: int, size: Sequence[int], device: torch.device) -> Tensor:
+    words = source.words(size, device).bitwise_right_shift_(1).bitwise_and_((1 << 62) - 1)
+    return words.remainder_(high - low).add_(low)
+
+
+def _random(source: Source, func: Any, given: Tensor, *bounds: Any) -> Tensor:
+    if not bounds:
+        wide = torch.iinfo(given.dtype).max if not given.is_floating_point() else 2 ** min(53, _digits(given.dtype))
+        bounds = (wide,)
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return given.copy_(_between(source, int(low), int(high), given.shape, given.device))
+
+
+def _digits(dtype: torch.dtype) -> int:
+    return round(-torch.log2(torch.tensor(torch.finfo(dtype).eps)).item()) + 1
+
+
+def _permutation(source: Source, func: Any, count: int, **more: Any) -> Tensor:
+    order = source.order((count,), torch.device(more.get("device") or CPU))
+    return order.to(more.get("dtype") or torch.int64)
+
+
+def _uniform(source: Source, func: Any, given: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    values = real(source.uniform(given.shape, given.device), given.dtype)
+    return given.copy_(values * (high - low) + low)
+
+
+def _normal_in_place(source: Source, func: Any, given: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return given.copy_(source.normal(given.shape, given.device) * std + mean)
+
+
+def _normal(source: Source, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **more: Any) -> Tensor:
+    like = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
+    if like is None:
+        device = torch.device(more.get("device") or CPU)
+        dtype = more.get("dtype") or torch.get_default_dtype()
+        return (source.normal(size, device) * std + mean).to(dtype)
+    both = [each if isinstance(each, Tensor) else like.new_tensor(each) for each in (mean, std)]
+    shape = torch.broadcast_shapes(*(each.shape for each in both))
+    return source.normal(shape, like.device).to(like.dtype) * both[1] + both[0]
+
+
+def _exponential(source: Source, func: Any, given: Tensor, rate: float = 1.0) -> Tensor:
+    return given.copy_(source.exponential(given.shape, given.device) / rate)
+
+
+def _log_normal(source: Source, func: Any, given: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return given.copy_((source.normal(given.shape, given.device) * std + mean).exp_())
+
+
+def _multinomial(source: Source, func: Any, weights: Tensor, count: int, replacement: bool = False) -> Tensor:
+    return choices(source, weights, count, replacement)
+
+
+def _rrelu(
+    source: Source,
+    func: Any,
+    given: Tensor,
+    noise: Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+) -> Any:
+    if not training:
+        return func(given, noise, low, high, training)
+    slopes = real(source.uniform(given.shape, given.device), given.dtype) * (high - low) + low
+    slopes = torch.where(given <= 0, slopes, torch.ones_like(slopes))
+    if "functional" in func._schema.name:
+        return given * slopes, slopes
+    noise.copy_(slopes)
+    return given.mul_(slopes) if func._schema.name.endswith("_") else given * slopes
+
+
+HANDLERS: dict[Any, Handler] = {
+    "bernoulli_": _bernoulli,
+    "bernoulli": _bernoulli,
+    "native_dropout": _native_dropout,
+    "rand": _factory("uniform"),
+    "randn": _factory("normal"),
+    "rand_like": _like("uniform"),
+    "randn_like": _like("normal"),
+    "randint": _integers,
+    "randint_like": _integers,
+    "random_": _random,
+    "randperm": _permutation,
+    "uniform_": _uniform,
+    "normal_": _normal_in_place,
+    "normal": _normal,
+    "exponential_": _exponential,
+    "log_normal_": _log_normal,
+    "multinomial": _multinomial,
+    "rrelu_with_noise": _rrelu,
+    "rrelu_with_noise_": _rrelu,
+    "rrelu_with_noise_functional": _rrelu,
+}
+"""By operation, whatever its overload."""

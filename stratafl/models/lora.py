@@ -1,0 +1,118 @@
+"""Low-rank adapters: a base that stays as it is, and beside some of its layers two thin ones that
+are trained.
+
+W x becomes W x + alpha / rank * B A x, with A drawn at random and B zero, so that a module with new
+adapters gives what it gave before. Only A and B (and what else is to be trained) need a gradient,
+so they alone are what clients train, send and store; the base is there once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.base.patterns import is_within, last_parts, matching
+
+
+class LowRank(nn.Module):
+    """A linear layer that stays as it is, and its adapter."""
+
+    def __init__(self, base_layer: nn.Module, rank: int, alpha: float):
+        super().__init__()
+        weight = _weight(base_layer)
+        outputs, inputs = reversed(weight.shape) if _is_transposed(base_layer) else weight.shape
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(inputs, rank, bias=False, device=weight.device, dtype=weight.dtype)
+        self.lora_B = nn.Linear(rank, outputs, bias=False, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.lora_B.weight)
+        self.scale = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """One layer that does the same."""
+        layer = copy.deepcopy(self.base_layer)
+        change = self.lora_B.weight @ self.lora_A.weight * self.scale
+        _weight(layer).add_(change.T if _is_transposed(layer) else change)
+        return layer
+
+
+def adapters(
+    module: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0, train: Sequence[str] = ()
+) -> nn.Module:
+    """The module with adapters beside its linear layers of these names, and everything else frozen.
+
+    It is changed in place and returned; a module that `simulate` is to build from its seed is given
+    as `lambda: adapters(make(), ["q_proj", "v_proj"])`.
+
+    targets: the last part of a layer's dotted name ("q_proj"), the whole of it, or a pattern
+        ("encoder.*.q_proj"). Layers are `nn.Linear`, or the `Conv1D` of transformers.
+    rank, alpha: of the adapters, which count alpha / rank.
+    train: what else is trained, whole: names of parts or parameters, likewise, such as a new head.
+    """
+    rank = integer("lora.rank", rank, at_least=1)
+    alpha = number("lora.alpha", alpha, above=0)
+    layers = {name: part for name, part in module.named_modules() if name and _is_linear(part)}
+    chosen = matching("lora.targets", targets, layers)
+    if not chosen:
+        told = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
+        raise InvalidInput("lora.targets", list(targets), told)
+    # before the names change
+    names = [name for name, _ in module.named_parameters()]
+    parts = [name for name, _ in module.named_modules() if name]
+    whole = matching("lora.train", train, [*parts, *names])
+    kept = [parameter for name, parameter in module.named_parameters() if is_within(name, whole)]
+    module.requires_grad_(False)
+    wrapped = {id(layers[name]): LowRank(layers[name], rank, alpha) for name in chosen}
+    for parent in list(module.modules()):
+        for name, part in parent.named_children():
+            if id(part) in wrapped and not isinstance(parent, LowRank):
+                setattr(parent, name, wrapped[id(part)])
+                _keep_to_forward(parent)
+    for parameter in kept:
+        parameter.requires_grad_(True)
+    return module
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """A copy of a module with its adapters added into the weights beside them: a plain module, of
+    the names and shapes it had before."""
+    if isinstance(module, LowRank):
+        return module.merged()
+    made = copy.deepcopy(module)
+    plain: dict[int, nn.Module] = {}
+    for parent in list(made.modules()):
+        for name, part in parent.named_children():
+            if isinstance(part, LowRank):
+                setattr(parent, name, plain.setdefault(id(part), part.merged()))
+    return made
+
+
+def _keep_to_forward(parent: nn.Module) -> None:
+    """Have a layer call its parts: in evaluation the library's encoder reads their weights itself,
+    where it may."""
+    if isinstance(parent, nn.TransformerEncoderLayer):
+        parent.activation_relu_or_gelu = 0
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Whether it is a layer that others call; subclasses may be read in other ways."""
+    return type(part) is nn.Linear or _is_transposed(part)
+
+
+def _is_transposed(part: nn.Module) -> bool:
+    """Whether it is transformers' layer whose weight is (inputs, outputs)."""
+    kind = type(part)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight

@@ -1,0 +1,135 @@
+"""A plan from its question to its answers, in the time it has, in one go or several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import check_writable, make_folder, write_json
+from stratafl.base.signals import Interrupted, Stop
+from stratafl.plan.choose import Answer, answers, repeat
+from stratafl.plan.priced import Tried
+from stratafl.plan.question import FILE, Question
+from stratafl.plan.search import AS_GIVEN, Search, optuna
+from stratafl.plan.space import Setting
+from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
+from stratafl.runs.lock import Lock
+
+SEARCH = 0.6
+"""Of the time there is: the rest is for the best settings' further seeds."""
+RUNS = "runs"
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A plan as far as it came."""
+
+    question: Question
+    search: Search
+    repeated: dict[Setting | None, list[Tried]]
+    answers: list[Answer]
+    is_complete: bool
+    """Whether all that was asked for was tried, with all seeds."""
+    interrupted: Interrupted | None = None
+
+    @property
+    def baseline(self) -> Tried:
+        assert self.search.baseline is not None
+        return self.search.baseline
+
+    @property
+    def tried(self) -> list[tuple[str, int, Tried]]:
+        """Every run, with its setting and seed, the config as given first."""
+        space, seeds = self.search.space, self.question.seed_list
+        found = [(AS_GIVEN, seeds[0], self.baseline)]
+        found += [
+            (space.label(setting), seeds[0], each)
+            for setting, each in self.search.tried.items()
+            if setting != space.usual
+        ]
+        for setting, runs in self.repeated.items():
+            label = AS_GIVEN if setting in (None, space.usual) else space.label(setting)
+            found += [(label, seed, run) for seed, run in zip(seeds[1:], runs[1:], strict=False)]
+        return found
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether any network has a choice that got to the target."""
+        return any(each.choice is not None for each in self.answers)
+
+
+def make(
+    question: Question,
+    folder: Path,
+    *,
+    seconds: float | None = None,
+    must_exist: bool = False,
+    say: Callable[[str], None],
+    show: Show,
+) -> Made:
+    """Search, repeat the best with further seeds, and choose.
+
+    The same call goes on where one was interrupted; what was done is in the folder.
+    """
+    optuna()
+    begun = time.monotonic()
+    check_writable("--out", folder)
+    if must_exist and not (folder / RUNS).is_dir():
+        raise InvalidInput("--resume", folder, "no plan in it that could go on")
+    make_folder(folder)
+    lock = Lock(folder)
+    try:
+        noted = question.check(folder)
+        trainer = Trainer(question, folder / RUNS, say, show)
+        search = Search(question, trainer, folder)
+        with Stop(say) as stop:
+            return _made(search, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
+    finally:
+        lock.release()
+
+
+class Time(NamedTuple):
+    """When a plan began, and how long it may take."""
+
+    begun: float
+    seconds: float | None
+
+    def until(self, share: float) -> float | None:
+        """When a share of it is over."""
+        return None if self.seconds is None else self.begun + share * self.seconds
+
+
+def _made(search: Search, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
+    repeated: dict[Setting | None, list[Tried]] = {}
+    interrupted, is_searched, complete = None, False, False
+    try:
+        try:
+            watch = Watch(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
+            search.begin(watch)
+            # only now, since until then it might be refused, and asked again otherwise
+            note()
+            search.run(watch)
+            is_searched = True
+        except OutOfTime:
+            if search.baseline is None:
+                raise
+        repeat(search, Watch(stop, time.until(1.0)), repeated)
+        complete = is_searched
+    except OutOfTime:
+        if search.baseline is None:
+            told = "was over before the config as given was done; the same command goes on"
+            raise InvalidInput("--max-seconds", time.seconds, told) from None
+    except Interrupted as problem:
+        if search.baseline is None:
+            raise Interrupted(problem.number, _told(search)) from None
+        interrupted = Interrupted(problem.number, _told(search))
+    return Made(search.question, search, repeated, answers(search, repeated), complete, interrupted)
+
+
+def _told(search: Search) -> str:
+    settings = f"{search.count} of {search.question.trials} settings are tried"
+    return f"interrupted; {settings}, and the same command goes on"

@@ -1,0 +1,128 @@
+"""What is asked of a plan: which cost to get where, on which networks, within what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from stratafl.base.errors import InvalidInput, choice, number
+from stratafl.base.files import read_json, unreadable
+from stratafl.clock.model.network import Network
+from stratafl.config.schema import Config
+from stratafl.core.objective.goal import Goal, goal_from
+from stratafl.core.objective.metric import ACCURACY
+from stratafl.plan.space import Space
+from stratafl.runs.layout import slug
+
+Cost = Literal["seconds", "bytes", "joules", "money"]
+COSTS: tuple[Cost, ...] = get_args(Cost)
+FILE = "question.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One plan's."""
+
+    config: Config
+    """As given, but that it stops at the target."""
+    space: Space
+    networks: tuple[Network, ...]
+    target: Goal
+    minimise: Cost
+    budgets: Mapping[Cost, float] = field(default_factory=dict)
+    """The most that getting to the target may cost, of whichever costs."""
+    seeds: int = 3
+    """Runs of each of the best settings, with as many seeds."""
+    trials: int = 20
+
+    @staticmethod
+    def of(config: Config, plan: Space, networks: Sequence[Network], target: Goal, **rest: Any) -> Question:
+        """A config's, whose runs all end at the target."""
+        names = [slug(network.name) for network in networks]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput(
+                    "--network", name, "two networks of this name: give each once, and names of their own"
+                )
+        stopping = at_target(config, target)
+        return Question(stopping, replace(plan, config=stopping), tuple(networks), target, **rest)
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The search's, then the further ones."""
+        return [self.config.run.seed + more for more in range(self.seeds)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What must stay the same where a plan is gone on with; a network may be added."""
+        return {
+            "config": self.config.as_dict(),
+            "space": self.space.as_dict(),
+            "target": str(self.target),
+            "minimise": self.minimise,
+            "budgets": dict(self.budgets),
+            "networks": {each.name: hashlib.sha256(repr(each).encode()).hexdigest() for each in self.networks},
+        }
+
+    def check(self, folder: Path) -> dict[str, Any]:
+        """What is to be noted down of it; refuse a folder in which another is being answered."""
+        mine: dict[str, Any] = json.loads(json.dumps(self.as_dict()))
+        path = folder / FILE
+        if not path.exists():
+            return mine
+        before = read_json(path)
+        if not isinstance(before, dict) or not isinstance(before.get("networks"), dict):
+            raise unreadable(path, "not a plan's question")
+        # networks may be added, as the runs are there already
+        added = {name: each for name, each in mine["networks"].items() if name not in before["networks"]}
+        networks = {**before["networks"], **mine["networks"]}
+        before["networks"] = {**before["networks"], **added}
+        mine["networks"] = networks
+        changed = [key for key in mine if before.get(key) != mine[key]]
+        if changed:
+            told = f"holds a plan with another {' and '.join(changed)}: give what it was begun with, or another folder"
+            raise InvalidInput("--out", folder, told)
+        return mine
+
+
+def at_target(config: Config, target: Goal) -> Config:
+    """A config whose run ends as soon as it is there."""
+    stop = {target.metric: target.value} if not target.sign else f"{target.metric} {target.sign} {target.value!r}"
+    return replace(config, run=replace(config.run, stop_at=None, stop_when=stop))
+
+
+def target_of(text: str, option: str = "--target") -> Goal:
+    """From "accuracy=0.75", "0.75" or "loss <= 0.3"."""
+    name, equals, value = text.partition("=")
+    if not equals or "<" in text or ">" in text:
+        return goal_from(option, text)
+    try:
+        wanted = number(option, float(value))
+    except ValueError as problem:
+        if isinstance(problem, InvalidInput):
+            raise
+        raise InvalidInput(option, text, "must look like accuracy=0.75, 0.75 or loss=0.3") from None
+    if not name.strip():
+        raise InvalidInput(option, text, "must look like accuracy=0.75, 0.75 or loss=0.3")
+    if name.strip() == ACCURACY:
+        number(option, wanted, above=0, at_most=1)
+    return Goal(name.strip(), wanted)
+
+
+def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, float]:
+    """From "seconds=3600", each cost at most once."""
+    found: dict[Cost, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        cost = choice(option, name.strip(), COSTS)
+        try:
+            limit = float(value)
+        except ValueError:
+            raise InvalidInput(option, text, "must look like seconds=3600") from None
+        if cost in found:
+            raise InvalidInput(option, text, f"{cost} has a budget already")
+        found[cost] = number(option, limit, above=0)
+    return found

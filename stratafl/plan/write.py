@@ -1,0 +1,186 @@
+"""What a plan leaves in its folder: the answers as JSON, every run in a table, a config per network
+to run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stratafl.base.files import write_json, writing
+from stratafl.config.schema import Config
+from stratafl.plan.choose import Answer, Candidate, stretches
+from stratafl.plan.make import Made
+from stratafl.plan.priced import cost_in
+from stratafl.plan.question import COSTS
+from stratafl.runs.layout import slug
+from stratafl.runs.statistics import OverSeeds
+
+PLAN, TRIALS = "plan.json", "trials.csv"
+
+
+def write(made: Made, folder: Path) -> list[Path]:
+    """All files but the picture; those that were written."""
+    paths = [folder / PLAN, folder / TRIALS]
+    write_json(paths[0], as_dict(made))
+    with writing(paths[1], sync=False) as file:
+        file.write(as_csv(made).encode())
+    for answer in made.answers:
+        if answer.choice is not None:
+            path = folder / best_name(answer)
+            with writing(path, sync=False) as file:
+                file.write(_best(made, answer).encode())
+            paths.append(path)
+    return paths
+
+
+def best_name(answer: Answer) -> str:
+    return f"best-{slug(answer.network)}.toml"
+
+
+def as_dict(made: Made) -> dict[str, Any]:
+    """The whole plan as plain data."""
+    question, search = made.question, made.search
+    return {
+        "target": {"metric": question.target.metric, "value": question.target.value, "sign": made.baseline.goal.sign},
+        "minimise": question.minimise,
+        "budgets": dict(question.budgets),
+        "space": {**question.space.as_dict(), "size": question.space.size},
+        "trials": question.trials,
+        "tried": search.count,
+        "outcomes": outcomes(made),
+        "seeds": question.seed_list,
+        "complete": made.is_complete,
+        "networks": [_answer(made, answer) for answer in made.answers],
+        "runs": rows(made),
+    }
+
+
+def outcomes(made: Made) -> dict[str, int]:
+    """How many settings of the search ended how, the config as given among them."""
+    tried = list(made.search.tried.values())
+    if made.search.space.usual is None:
+        tried.append(made.baseline)
+    return dict(Counter(each.outcome for each in tried))
+
+
+def gain(made: Made, answer: Answer) -> float | None:
+    """How many times cheaper the choice is than the config as given; None where either did not get
+    there."""
+    if answer.choice is None:
+        return None
+    best = answer.choice.over(answer.network, made.question.minimise)
+    given = answer.baseline.over(answer.network, made.question.minimise)
+    return None if best is None or given is None else given.mean / best.mean
+
+
+def rows(made: Made) -> list[dict[str, Any]]:
+    """One flat table per run and network: costs up to the target, or what was spent without it."""
+    found: list[dict[str, Any]] = []
+    for number, (label, seed, tried) in enumerate(made.tried):
+        for network in made.question.networks:
+            total = tried.total(network.name)
+            found.append({
+                "trial": number, "setting": label, "seed": seed, "network": network.name, "outcome": tried.outcome,
+                "rounds": None if total is None else total.round, "best": tried.best,
+                **{kind: None if total is None else cost_in(total, kind) for kind in COSTS},
+                "run": "" if tried.run is None else tried.run.path.name, "reason": tried.reason,
+            })  # fmt: skip
+    return found
+
+
+def as_csv(made: Made) -> str:
+    """The same as a CSV file."""
+    table = rows(made)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in table)
+    return text.getvalue()
+
+
+def _answer(made: Made, answer: Answer) -> dict[str, Any]:
+    return {
+        "network": answer.network,
+        "choice": None if answer.choice is None else _candidate(made, answer, answer.choice),
+        "config": None if answer.choice is None else best_name(answer),
+        "gain": gain(made, answer),
+        "baseline": _candidate(made, answer, answer.baseline),
+        "candidates": [_candidate(made, answer, each) for each in answer.candidates],
+        "frontier": [vars(point) for point in answer.frontier],
+        "pareto": [vars(point) for point in stretches(answer.frontier)],
+    }
+
+
+def _candidate(made: Made, answer: Answer, candidate: Candidate) -> dict[str, Any]:
+    space = made.search.space
+    return {
+        "setting": candidate.label,
+        "values": {} if candidate.setting is None else space.values_of(candidate.setting),
+        "is_baseline": candidate.is_baseline,
+        "runs": [None if run.run is None else run.run.path.name for run in candidate.runs],
+        "reached": candidate.reached(answer.network, made.question),
+        "rounds": _over(candidate.rounds()),
+        **{kind: _over(candidate.over(answer.network, kind)) for kind in COSTS},
+        "per_seed": [
+            cost_in(total, made.question.minimise) if total is not None else None
+            for total in (run.total(answer.network) for run in candidate.runs)
+        ],
+    }
+
+
+def _over(value: OverSeeds | None) -> dict[str, float | None] | None:
+    return None if value is None else value._asdict()
+
+
+# -- a config as a file ----------------------------------------------------------------------------
+
+
+def _best(made: Made, answer: Answer) -> str:
+    choice, question = answer.choice, made.question
+    assert choice is not None
+    is_given = choice.setting in (None, made.search.space.usual)
+    config = question.config if is_given else made.search.space.config_of(choice.setting)  # type: ignore[arg-type]
+    about = (
+        f"# Chosen on {answer.network}: {choice.label}\n"
+        f"# least {question.minimise} to {made.baseline.goal} of {len(made.search.tried)} settings tried,"
+        f" {len(choice.runs)} seeds; it stops there\n"
+    )
+    return about + toml(config)
+
+
+def toml(config: Config) -> str:
+    """A config as a TOML file, without what has no value."""
+    tables = config.as_dict()
+    # 0 is how a file says that a batch is all of a client's data
+    tables["leaf"]["batch"] = tables["leaf"]["batch"] or 0
+    sections = []
+    for name, table in tables.items():
+        lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+        sections.append("\n".join([f"[{name}]", *lines]) + "\n")
+    return "\n".join(sections)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _text(name)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items() if each is not None)
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value)

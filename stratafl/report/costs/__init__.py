@@ -1,0 +1,1 @@
+"""What settings cost on networks: numbers over seeds, tables, pictures."""

@@ -1,0 +1,157 @@
+"""A network looked at: its quantities in a table, and a picture of a tree with its links."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratafl.base.tree import Tree
+from stratafl.clock.model.distribution import Distribution
+from stratafl.clock.model.network import Device, Network, Tier
+from stratafl.report.figures import STYLE
+from stratafl.report.plots import pyplot, save
+
+UNITS = {"mbit_s": "Mbit/s", "gflop_s": "GFLOP/s", "bytes": "bytes", "watts": "W", "_s": "s"}
+"""How a quantity's name ends, and what it is in."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#6b4fbb")
+INK = "#30363d"
+SHARES = np.linspace(0.005, 0.995, 200)
+
+
+def rows(network: Network) -> list[tuple[str, str, str, str]]:
+    """What each tier and the leaves are like: only what is not the default."""
+    found = []
+    for name, part in _parts(network):
+        for key, value in _own(part).items():
+            spread = "" if value.is_constant else f"{value.at(0.1):.4g} to {value.at(0.9):.4g}"
+            found.append((name, key, f"{value.at(0.5):.4g}", spread))
+            name = " "
+    for pattern, quantities in network.nodes:
+        found += [(f"nodes {pattern}", key, f"{value.at(0.5):.4g}", "") for key, value in quantities]
+    return found
+
+
+def _parts(network: Network) -> list[tuple[str, Tier | Device]]:
+    tiers = [(f"tier {place}: {tier.name}".rstrip(": "), tier) for place, tier in enumerate(network.tiers, 1)]
+    direct = [] if network.direct is None else [("direct", network.direct)]
+    return [("leaf", network.leaf), *tiers, *direct]
+
+
+def _own(part: Tier | Device) -> dict[str, Distribution]:
+    """Its quantities that say something."""
+    usual = {each.name: each.default for each in dataclasses.fields(part)}
+    given = {key: value for key, value in vars(part).items() if key != "name"}
+    if isinstance(part, Tier) and part.down_mbit_s == part.up_mbit_s:
+        del given["down_mbit_s"]
+    return {key: value for key, value in given.items() if value is not None and value != usual[key]}
+
+
+def draw(path: Path, network: Network, tree: Tree) -> None:
+    """A tree with its links at the left; at the right, what is drawn from distributions."""
+    plt = pyplot()
+    colours: dict[str, str] = {"leaf": INK}
+    colours |= {tier.name: COLOURS[place % len(COLOURS)] for place, tier in enumerate(network.tiers)}
+    levels = [network.tier(level, tree.depth) for level in range(tree.depth, 0, -1)]
+    parts: dict[str, Tier | Device] = {"leaf": network.leaf, **{tier.name: tier for tier in levels}}
+    varied = [
+        (f"{name}: {key}", value, colours.get(name, COLOURS[0]))
+        for name, part in parts.items()
+        for key, value in _own(part).items()
+        if not value.is_constant
+    ]
+    with plt.rc_context(STYLE):
+        # one small panel beside the tree for each distribution
+        count = max(1, len(varied))
+        figure = plt.figure(figsize=(7.2 if varied else 4.8, max(3.2, 1.45 * count)), layout="constrained")
+        grid = figure.add_gridspec(count, 2 if varied else 1, width_ratios=(2.1, 1) if varied else (1,))
+        _tree(figure.add_subplot(grid[:, 0]), network, tree)
+        for place, (title, value, colour) in enumerate(varied):
+            _distribution(figure.add_subplot(grid[place, 1]), title, value, colour)
+        save(figure, path)
+
+
+def _tree(axes: Any, network: Network, tree: Tree) -> None:
+    depth = tree.depth
+    place = [np.empty(size) for size in tree.sizes]
+    place[depth] = np.arange(tree.leaves, dtype=float)
+    for level in range(depth - 1, -1, -1):
+        counts = tree.children(level)
+        place[level] = np.bincount(tree.parents[level + 1], place[level + 1]) / counts
+    wide = max(1.0, tree.leaves - 1.0)
+    for level in range(1, depth + 1):
+        colour = COLOURS[min(depth - level, len(network.tiers) - 1) % len(COLOURS)]
+        for child, parent in enumerate(tree.parents[level]):
+            ends = [place[level - 1][parent], place[level][child]]
+            axes.plot(ends, [depth - level + 1, depth - level], color=colour, linewidth=1.2, zorder=1)
+        tier = network.tier(level, depth)
+        axes.text(1.06 * wide, depth - level + 0.5, _told(tier), fontsize=7, color=colour, va="center")
+    for level, xs in enumerate(place):
+        size = 60 if level < depth else 28
+        shape = "s" if level < depth else "o"
+        axes.scatter(xs, np.full(len(xs), depth - level), s=size, color=INK, marker=shape, zorder=2)
+    axes.text(1.06 * wide, -0.06, _device(network.leaf), fontsize=7, color=INK, va="center")
+    axes.set(xlim=(-0.05 * wide, 1.85 * wide), ylim=(-0.45, depth + 0.35))
+    axes.set_title(network.name, loc="left", fontsize=9)
+    axes.axis("off")
+
+
+def _told(tier: Tier) -> str:
+    """A tier's links in a few lines."""
+    assert tier.up_mbit_s is not None and tier.down_mbit_s is not None
+    up, down = (_number(each) for each in (tier.up_mbit_s, tier.down_mbit_s))
+    lines = [tier.name] if tier.name else []
+    lines.append(f"{up} Mbit/s" if up == down else f"{up} up, {down} down Mbit/s")
+    if tier.latency_s.at(0.5) or tier.jitter_s.at(0.5):
+        jitter = f" + {_seconds(tier.jitter_s)} jitter" if tier.jitter_s.at(0.5) else ""
+        lines.append(f"{_seconds(tier.latency_s)} one way{jitter}")
+    pipes = {_number(each) for each in (tier.pipe_up_mbit_s, tier.pipe_down_mbit_s) if each is not None}
+    if pipes:
+        lines.append(f"shared pipe: {', '.join(sorted(pipes))} Mbit/s")
+    return "\n".join(lines)
+
+
+def _device(leaf: Device) -> str:
+    lines = [f"{_seconds(leaf.step_s)} per step" if leaf.step_s is not None else f"{_number(leaf.gflop_s)} GFLOP/s"]
+    if leaf.pause_s.at(0.5):
+        lines.append(f"pauses: {_seconds(leaf.pause_s)}")
+    if leaf.watts.at(0.5):
+        lines.append(f"{leaf.watts.at(0.5):g} W")
+    return "\n".join(lines)
+
+
+def _number(value: Distribution | None) -> str:
+    """A quantity in a picture: where it varies, its median."""
+    assert value is not None
+    return _digits(value.at(0.5)) if value.is_constant else f"~{_digits(value.at(0.5))}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _seconds(value: Distribution) -> str:
+    middle, sign = value.at(0.5), "" if value.is_constant else "~"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if middle >= factor or factor == 1e-6:
+            return f"{sign}{_digits(middle / factor)} {unit}"
+    return ""
+
+
+def _distribution(axes: Any, title: str, value: Distribution, colour: str) -> None:
+    """How large a share is at most so large."""
+    values = value.quantile(SHARES)
+    axes.plot(values, 100 * SHARES, color=colour, linewidth=1.4)
+    if value.name != "uniform" and values[0] > 0 and values[-1] > 30 * values[0]:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda number, place: f"{number:g}")
+        axes.xaxis.set_minor_formatter(lambda number, place: "")
+    axes.set_xlabel(next((unit for ending, unit in UNITS.items() if title.endswith(ending)), ""), labelpad=1)
+    axes.set_ylim(0, 100)
+    axes.set_yticks([0, 50, 100])
+    axes.set_ylabel("% below")
+    axes.set_title(f"{title}, {value.name}", fontsize=6.5, loc="left")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)

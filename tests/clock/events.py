@@ -1,0 +1,205 @@
+"""The time line once more, as processes of an event simulation (SimPy): every node is a program
+that waits, sends and receives. It shares no code with `clock.model.timeline` and knows one round at
+a time."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+
+from stratafl.base.tree import Tree
+
+
+@dataclass
+class Link:
+    up: float
+    down: float
+    latency: float
+    overhead_s: float
+    overhead_bytes: float
+
+
+@dataclass
+class Parent:
+    pipe_up: float
+    pipe_down: float
+    merge: float
+    merge_per_child: float
+
+
+@dataclass
+class Script:
+    """A global round with one stage per group round: periods as in a schedule, who takes part, and
+    the bytes of every message."""
+
+    tree: Tree
+    rounds: list[int]
+    """How many rounds of each edge level make one of the level above; entry 0 is unused, entry 1
+    is 1."""
+    active: dict[tuple[int, int], np.ndarray]
+    """By edge level and the number of its round: who takes part."""
+    down: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
+    """Likewise: how many messages each node gets, and how many bytes they have."""
+    up: dict[tuple[int, int], np.ndarray]
+    """Likewise: bytes of the one message that each sends."""
+    link: dict[tuple[int, int], Link]
+    """By level and node."""
+    jitter: dict[tuple[int, int, int, str], float]
+    """By level, node, round of the level, direction."""
+    parent: dict[tuple[int, int], Parent]
+    compute: dict[tuple[int, int], float]
+    """By leaf and round of the leaves' level: pauses, steps, all of it."""
+    away: dict[tuple[int, int], float] = field(default_factory=dict)
+    wait: dict[int, tuple[float | None, int | float | None]] = field(default_factory=dict)
+    """By edge level: a deadline, and how many children are enough; others wait for all."""
+
+
+class Pipe:
+    """A pipe that transfers share fairly; whenever one begins or ends, all rates are set anew."""
+
+    def __init__(self, env: simpy.Environment, capacity: float):
+        self.env, self.capacity = env, capacity
+        self.flows: list[list] = []
+        self.since = 0.0
+        self.wake = env.event()
+        env.process(self._run())
+
+    def send(self, size: float, link: float):
+        done = self.env.event()
+        if size <= 0:
+            done.succeed()
+            return done
+        self._advance()
+        self.flows.append([size, link, 0.0, done])
+        self._poke()
+        return done
+
+    def cancel(self, done) -> None:
+        self._advance()
+        self.flows = [flow for flow in self.flows if flow[3] is not done]
+        self._poke()
+
+    def _poke(self) -> None:
+        if not self.wake.triggered:
+            self.wake.succeed()
+
+    def _advance(self) -> None:
+        for flow in self.flows:
+            flow[0] -= flow[2] * (self.env.now - self.since)
+        self.since = self.env.now
+
+    def _share(self) -> None:
+        """Progressive filling: whoever's own link is the narrowest comes first."""
+        left, waiting = self.capacity, sorted(self.flows, key=lambda flow: flow[1])
+        while waiting:
+            flow = waiting.pop(0)
+            flow[2] = min(flow[1], left / (len(waiting) + 1))
+            left -= flow[2]
+
+    def _run(self):
+        while True:
+            self._share()
+            pause = min((flow[0] / flow[2] for flow in self.flows), default=None)
+            self.wake = self.env.event()
+            first = [flow for flow in self.flows if pause is not None and flow[0] / flow[2] <= pause]
+            if pause is None:
+                yield self.wake
+                self._advance()
+                continue
+            timer = self.env.timeout(max(pause, 0.0))
+            yield timer | self.wake
+            self._advance()
+            over = [f for f in self.flows if f[0] <= 1e-9 * f[2] * max(pause, 1e-9) or (timer.processed and f in first)]
+            for flow in over:
+                self.flows.remove(flow)
+                flow[3].succeed()
+
+
+class World:
+    def __init__(self, script: Script):
+        self.script, self.env = script, simpy.Environment()
+        self.came: dict[tuple[int, int], set[int]] = {}
+        self.up = {key: Pipe(self.env, each.pipe_up) for key, each in script.parent.items()}
+        self.down = {key: Pipe(self.env, each.pipe_down) for key, each in script.parent.items()}
+
+    def seconds(self) -> float:
+        finish = self.env.process(self.meet(0, 0, 0, 1))
+        self.env.run(finish)
+        return float(self.env.now)
+
+    def children(self, level: int, node: int) -> list[int]:
+        return [int(each) for each in np.flatnonzero(self.script.tree.parents[level + 1] == node)]
+
+    def meet(self, level: int, node: int, first: int, times: int):
+        """A parent lets its children come so many times, the rounds of their level from `first`
+        on."""
+        below = level + 1
+        for round in range(first, first + times):
+            who = [child for child in self.children(level, node) if self.script.active[below, round][child]]
+            visits = {child: self.env.process(self.visit(below, child, node, round)) for child in who}
+            try:
+                heard = yield from self.hear(below, visits)
+            finally:
+                for visit in visits.values():
+                    if visit.is_alive:
+                        visit.interrupt()
+            self.came.setdefault((below, round), set()).update(heard)
+            parent = self.script.parent[level, node]
+            yield self.env.timeout(parent.merge + parent.merge_per_child * len(heard))
+
+    def hear(self, level: int, visits: dict):
+        """Wait for children as the level's policy says; who came."""
+        deadline, first = self.script.wait.get(level, (None, None))
+        enough = len(visits)
+        if isinstance(first, float):
+            enough = max(1, round(first * enough))
+        elif first is not None:
+            enough = min(first, enough)
+        is_over = self.env.timeout(1e12 if deadline is None else deadline)
+        heard: list[int] = []
+        while len(heard) < enough and not (heard and is_over.processed):
+            left = [visit for child, visit in visits.items() if child not in heard]
+            yield self.env.any_of(left if is_over.processed else [*left, is_over])
+            heard += [child for child, visit in visits.items() if visit.processed and child not in heard]
+        return heard
+
+    def carry(self, pipe: Pipe, size: float, link: float):
+        done = pipe.send(size, link)
+        try:
+            yield done
+        except simpy.Interrupt:
+            pipe.cancel(done)
+            raise
+
+    def deliver(self, level: int, node: int, parent: int, round: int):
+        (count, size), link = (each[node] for each in self.script.down[level, round]), self.script.link[level, node]
+        yield self.env.timeout(self.script.away.get((node, round), 0.0) if level == self.script.tree.depth else 0.0)
+        if count:
+            yield self.env.timeout(count * link.overhead_s)
+            yield from self.carry(self.down[level - 1, parent], size + count * link.overhead_bytes, link.down)
+            yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "down"])
+
+    def drop(self, steps):
+        """What is told to stop, does."""
+        with contextlib.suppress(simpy.Interrupt):
+            yield from steps
+
+    def visit(self, level: int, node: int, parent: int, round: int):
+        yield from self.drop(self.work(level, node, parent, round))
+
+    def work(self, level: int, node: int, parent: int, round: int):
+        yield from self.deliver(level, node, parent, round)
+        if level == self.script.tree.depth:
+            yield self.env.timeout(self.script.compute[node, round])
+        else:
+            times = self.script.rounds[level + 1]
+            yield from self.meet(level, node, round * times, times)
+        link = self.script.link[level, node]
+        yield self.env.timeout(link.overhead_s)
+        yield from self.carry(
+            self.up[level - 1, parent], self.script.up[level, round][node] + link.overhead_bytes, link.up
+        )
+        yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "up"])

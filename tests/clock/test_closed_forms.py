@@ -1,0 +1,138 @@
+"""The time line where it can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratafl.base.tree import Tree
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.placed import place
+from stratafl.clock.model.replay import Story
+from stratafl.clock.model.sharing import finished
+from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.price.costs import Costs, costs
+from stratafl.core.schedule import Schedule
+from stratafl.rules.registry import rules_for
+
+MB = 1_000_000
+PARAMETERS = MB // 4
+MBIT = {"up_mbit_s": 8, "down_mbit_s": 16}
+"""A model of one megabyte takes a second up, half a second down."""
+
+
+def story(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **given: Any) -> Story:
+    tree = Tree.of(shape)
+    usual: dict[str, Any] = {
+        "participation": (None,) * tree.depth,
+        "seed": 0,
+        "steps_N": np.full(tree.leaves, periods[-1]),
+        "samples_N": np.full(tree.leaves, 10),
+    }
+    sizes = message_sizes(rules_for(method, tree.depth), PARAMETERS, 0)
+    return Story(tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **given})
+
+
+def spent(told: Story, *tiers: dict[str, Any], leaf: dict[str, Any] | None = None, **rest: Any) -> Costs:
+    network = Network.of({"tier": list(tiers), "leaf": leaf or {"step_s": 0.1}, **rest})
+    return costs(told, place(network, told.tree, told.seed, told.samples_N))
+
+
+def test_a_star_without_a_pipe() -> None:
+    found = spent(story("3", [5]), {**MBIT, "latency_s": 0.01, "overhead_s": 0.002, "merge_s": 0.3})
+    each = (0.002 + 0.5 + 0.01) + 5 * 0.1 + (0.002 + 1 + 0.01) + 0.3
+    np.testing.assert_allclose(found.seconds_R, [each, each], rtol=1e-12)
+    assert found.parts["compute", 1] == pytest.approx([0.5, 0.5])
+    assert found.bytes[0] == pytest.approx([6 * MB, 6 * MB])
+
+
+def test_a_tree_meets_as_often_as_its_schedule_says() -> None:
+    found = spent(story("2x3", [4, 5]), MBIT, {"up_mbit_s": 4, "down_mbit_s": 4})
+    group = 0.5 + 5 * 0.1 + 1
+    np.testing.assert_allclose(found.seconds_R, 2 + 4 * group + 2, rtol=1e-12)
+
+
+def test_children_share_a_pipe_fairly() -> None:
+    found = spent(story("4", [1]), {**MBIT, "pipe_up_mbit_s": 8, "pipe_down_mbit_s": 16})
+    np.testing.assert_allclose(found.seconds_R, 4 * 0.5 + 0.1 + 4 * 1, rtol=1e-12)
+    assert spent(story("1", [1]), {**MBIT, "pipe_up_mbit_s": 80}).seconds_R == pytest.approx([1.6, 1.6])
+
+
+def test_what_one_link_cannot_take_is_the_others() -> None:
+    """A pipe of 10 with links of 2, 9 and 9: they get 2, 4 and 4; when the first is alone, 2."""
+    ends = finished(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]), np.array([10.0]),
+                    np.ones((1, 3), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(ends, [[4, 1, 1]])
+
+
+def test_a_later_transfer_takes_its_part_from_when_it_begins() -> None:
+    """10 bytes alone at 10 per second for half a second, then two at 5 each."""
+    ends = finished(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]), np.array([10.0]),
+                    np.ones((1, 2), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(ends, [[1.5, 2.0]])
+
+
+def test_a_parent_waits_for_the_slowest() -> None:
+    found = spent(story("3", [1]), MBIT, nodes={"2": {"step_s": 2.1}})
+    np.testing.assert_allclose(found.seconds_R, 0.5 + 2.1 + 1)
+    np.testing.assert_allclose(found.parts["wait", 1], 2 * 2 / 3)
+    np.testing.assert_allclose(found.parts["compute", 1], (0.1 + 0.1 + 2.1) / 3)
+
+
+def test_corrections_from_gradients_are_an_exchange_of_their_own() -> None:
+    """Models down, one step for a gradient, gradients up, the mean down, then the round itself."""
+    zero, gradient = (story("2", [5], {"name": "mtgc", "restart": each}, 1) for each in ("zero", "gradient"))
+    more = spent(gradient, MBIT).seconds_R - spent(zero, MBIT).seconds_R
+    np.testing.assert_allclose(more, 0.1 + 1 + 0.5)
+
+
+def test_joules_and_money() -> None:
+    leaf = {"step_s": 0.1, "watts": 10, "money_per_hour": 36}
+    tier = {**MBIT, "up_watts": 2, "down_watts": 3, "money_per_gb_up": 5, "overhead_bytes": MB, "merge_s": 1,
+            "merge_watts": 7, "parent_money_per_hour": 18}  # fmt: skip
+    found = spent(story("2", [5], rounds=1), tier, leaf=leaf)
+    seconds = 1 + 0.5 + 2 + 1
+    assert found.seconds_R == pytest.approx([seconds])
+    assert found.joules_R == pytest.approx([2 * (0.5 * 10 + 2 * 2 + 1 * 3) + 7])
+    assert found.money_R == pytest.approx([2 * 2 * MB / 1e9 * 5 + seconds / 3600 * (2 * 36 + 18)])
+
+
+def test_work_that_is_lost_is_done_again() -> None:
+    many = spent(story("1", [1], rounds=4000), {"up_mbit_s": 1e9}, leaf={"step_s": 1.0, "dropout": 0.5})
+    times, counts = np.unique(np.round(many.seconds_R).astype(int), return_counts=True)
+    assert times[0] == 1 and abs(counts[0] / 4000 - 0.5) < 0.03 and abs(counts[1] / 4000 - 0.25) < 0.03
+
+
+def test_a_leaf_that_is_away_is_waited_for() -> None:
+    many = spent(story("1", [1], rounds=4000), {"up_mbit_s": 1e9},
+                 leaf={"step_s": 1.0, "availability": 0.75, "away_s": 9.0})  # fmt: skip
+    assert abs((many.seconds_R > 9).mean() - 0.25) < 0.03
+    np.testing.assert_allclose(many.parts["away", 1], np.where(many.seconds_R > 9, 9, 0))
+
+
+def test_a_device_that_says_how_fast_it_computes() -> None:
+    told = story("2", [5], rounds=1)
+    network = Network.of({"tier": [MBIT], "leaf": {"gflop_s": 2}})
+    placed = place(network, told.tree, 0, told.samples_N, flops=1e8)
+    assert placed.devices.step_s_N == pytest.approx([0.5, 0.5])
+
+
+def test_a_tree_deeper_than_the_tiers_repeats_the_last_and_a_star_may_have_its_own() -> None:
+    network = Network.of({"tier": [MBIT, {"up_mbit_s": 1}], "leaf": {"step_s": 1}, "direct": {"up_mbit_s": 3}})
+
+    def speeds(depth: int) -> list[float]:
+        tiers = [network.tier(level, depth).up_mbit_s for level in range(1, depth + 1)]
+        return [tier.at(0.5) for tier in tiers if tier is not None]
+
+    assert speeds(4) == [1, 1, 1, 8] and speeds(2) == [1, 8] and speeds(1) == [3]
+
+
+def test_draws_are_the_runs_own_and_the_same_in_any_order() -> None:
+    leaf = {"step_s": 0.1, "slowdown": {"name": "lognormal", "median": 1, "sigma": 1}}
+    first, again, other = (
+        spent(story("3x2", [2, 3], rounds=50, seed=seed), MBIT, leaf=leaf).seconds_R for seed in (1, 1, 2)
+    )
+    assert (first == again).all() and (first != other).any()
+    assert (spent(story("3x2", [2, 3], rounds=20, seed=1), MBIT, leaf=leaf).seconds_R == first[:20]).all()

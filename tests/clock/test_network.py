@@ -1,0 +1,123 @@
+"""Networks and distributions: what they take, and the one line for what they do not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
+from stratafl.clock.model.distribution import Distribution
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.placed import place
+from stratafl.clock.model.presets import network, presets
+
+SHARES = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
+GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (3.5, lambda u: np.full_like(u, 3.5)),
+        ({"name": "uniform", "low": 1, "high": 3}, scipy.stats.uniform(1, 2).ppf),
+        ({"name": "lognormal", "median": 4, "sigma": 0.7}, scipy.stats.lognorm(0.7, scale=4).ppf),
+        ({"name": "pareto", "least": 2, "alpha": 1.5}, scipy.stats.pareto(1.5, scale=2).ppf),
+        ({"name": "normal", "mean": 1, "deviation": 2}, scipy.stats.truncnorm(-0.5, np.inf, 1, 2).ppf),
+        (
+            {"name": "normal", "mean": 1, "deviation": 2, "low": 8, "high": 9},
+            scipy.stats.truncnorm(3.5, 4, 1, 2).ppf,
+        ),
+        ({"name": "uniform", "low": 1, "high": 3, "shift": 2, "at_most": 4}, lambda u: np.minimum(3 + 2 * u, 4)),
+        ({"name": "empirical", "values": [5, 1, 3]}, lambda u: np.array([1, 1, 3, 5, 5])),
+    ],
+    ids=lambda each: "" if callable(each) else str(each),
+)
+def test_distributions(given: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(Distribution.of("x", given).quantile(SHARES), wanted(SHARES), rtol=1e-9)
+
+
+def test_values_from_a_csv_file(tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text("site,mbit\na,3\nb,1\nc,2\n")
+    (tmp_path / "net.toml").write_text(
+        '[leaf]\nstep_s = 1\n[[tier]]\nup_mbit_s = { name = "empirical", file = "links.csv", column = "mbit" }\n'
+    )
+    drawn = network(tmp_path / "net.toml").tiers[0].up_mbit_s
+    assert drawn is not None and drawn.values == (1, 2, 3)
+    placed = place(network(tmp_path / "net.toml"), Tree.of("300"), 0)
+    assert set(placed.edge(1).up_N * 8 / 1e6) == {1, 2, 3}
+
+
+def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
+    tree = Tree.of({"paris": ["a", "b"], "rome": ["c"]})
+    nodes = {"paris/*": {"up_mbit_s": 1, "gflop_s": 2, "flops_per_sample": 1e9}, "paris/b": {"step_s": 7}}
+    placed = place(Network.of({**GOOD, "nodes": {**nodes, "rome": {"merge_s": 3}}}), tree, 0, [4, 4, 4])
+    np.testing.assert_allclose(placed.edge(2).up_N * 8 / 1e6, [1, 1, 10])
+    np.testing.assert_allclose(placed.devices.step_s_N, [2, 7, 0.1])
+    np.testing.assert_allclose(placed.edge(2).merge_s_M, [0, 3])
+
+
+BAD = [
+    ({"tier": [{"up_mbit_s": -1}]}, "tier 1.up_mbit_s = -1.0: must be a finite number above 0"),
+    ({"tier": [{"up_mbit_s": 0}]}, "tier 1.up_mbit_s = 0.0: must be a finite number above 0"),
+    ({"tier": [{"up_mbit_s": math.nan}]}, "tier 1.up_mbit_s = nan: must be a finite number"),
+    ({"tier": [{"up_mbit_s": 1, "latency_s": math.inf}]}, "tier 1.latency_s = inf: must be a finite number"),
+    ({"tier": [{"up_mbit_s": 1, "latency_s": -0.1}]}, "tier 1.latency_s = -0.1: must be a finite number at least 0"),
+    ({"tier": []}, "tier = []: needs one"),
+    ({"tier": [{"latency_s": 1}]}, "needs up_mbit_s"),
+    ({"tier": [{"up_mbits": 1}]}, "did you mean 'up_mbit_s'?"),
+    ({"tier": [{"up_mbit_s": {"name": "lognorm"}}]}, "up_mbit_s.name = 'lognorm': unknown; did you mean 'lognormal'?"),
+    ({"tier": [{"up_mbit_s": {"name": "pareto", "least": 1}}]}, "pareto needs alpha"),
+    ({"tier": [{"up_mbit_s": {"name": "pareto", "least": 1, "alfa": 1}}]}, "did you mean 'alpha'?"),
+    ({"tier": [{"up_mbit_s": {"name": "uniform", "low": 2, "high": 1}}]}, "must be below high"),
+    ({"tier": [{"up_mbit_s": {"name": "uniform", "low": -1, "high": 1}}]}, "of which uniform can give"),
+    ({"tier": [{"up_mbit_s": {"name": "empirical", "values": []}}]}, "must be a list of numbers"),
+    ({"tier": [{"up_mbit_s": {"name": "empirical", "file": "no.csv"}}]}, "no such file"),
+    ({"leaf": {}}, "needs either step_s or gflop_s"),
+    ({"leaf": {"step_s": 1, "dropout": 1}}, "leaf.dropout = 1: must be a finite number at least 0 and below 1"),
+    ({"leaf": {"step_s": 1, "availability": 1.5}}, "at most 1"),
+    ({"leaf": {"step_s": "fast"}}, "leaf.step_s.name = 'fast': unknown"),
+    ({"leafs": {}}, "did you mean 'leaf'?"),
+    ({"nodes": {"a": {"step": 1}}}, "did you mean 'step_s'?"),
+    ({"name": 3}, "name = 3: must be a text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "told"), BAD, ids=[told for _, told in BAD])
+def test_a_bad_network_gets_one_line(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput) as problem:
+        Network.of({**GOOD, **change})
+    assert told in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_what_only_a_tree_can_tell() -> None:
+    with pytest.raises(InvalidInput, match="no node of the tree has this name"):
+        place(Network.of({**GOOD, "nodes": {"mars": {"step_s": 1}}}), Tree.of("3"), 0)
+    with pytest.raises(InvalidInput, match="flops_per_sample = None: must be given"):
+        place(Network.of({**GOOD, "leaf": {"gflop_s": 1}}), Tree.of("3"), 0)
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[tier")
+    for given, told in (
+        (tmp_path / "bad.toml", "not valid TOML"),
+        (tmp_path / "none.toml", "no such file"),
+        ("lan_wa", "did you mean 'lan_wan'?"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            network(given)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_are_for_trees_of_any_depth_and_name_their_source(name: str) -> None:
+    found = network(name)
+    assert found.name == name and found.about and found.source
+    for shape in ("4", "2x2", "2x2x2", "2x1x2x1"):
+        placed = place(found, Tree.of(shape), 3, [10] * Tree.of(shape).leaves, flops=1e6)
+        assert all(np.isfinite(each.up_N).all() and (each.up_N > 0).all() for each in placed.edges)
+        assert np.isfinite(placed.devices.step_s_N).all()

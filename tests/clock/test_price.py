@@ -1,0 +1,227 @@
+"""Stored runs priced: recomputed as they were, over seeds, at the terminal, from an archive."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stratafl import price
+from stratafl.base.errors import InvalidInput
+from stratafl.cli.main import app
+from stratafl.clock.model.network import Network
+from stratafl.clock.price.costs import PricedRun
+from stratafl.config.schema import Config
+from stratafl.report.costs.axes import network_axes
+from stratafl.report.payload import payload
+from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs.archive import pack_runs
+from stratafl.runs.launch import Launch
+
+NETWORK = Network.of(
+    {
+        "name": "ours",
+        "currency": "EUR",
+        "leaf": {"gflop_s": 0.1, "watts": 5, "money_per_hour": 1},
+        "tier": [
+            {"name": "home", "up_mbit_s": 20, "down_mbit_s": 50, "latency_s": 0.02, "pipe_up_mbit_s": 30},
+            {"name": "far", "up_mbit_s": 5, "latency_s": 0.1, "money_per_gb_up": 0.1},
+        ],
+    }
+)
+
+
+def config(**changes: dict[str, Any]) -> Config:
+    tables: dict[str, dict[str, Any]] = {
+        "tree": {"shape": "2x3"},
+        "model": {"name": "mlp", "hidden": [8]},
+        "schedule": {"periods": [2, 3]},
+        "leaf": {"lr": 0.1, "batch": 16},
+        "run": {"rounds": 3, "checkpoint_every": 0},
+    }
+    return Config.of({**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}})
+
+
+def trained(made: Config, folder: Path) -> StoredRun:
+    return read_run(Launch.new(made, "study", folder).run().path)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "averaging": {"method": {"name": "hfedavg"}},
+    "MTGC": {"method": {"name": "mtgc"}},
+    "corrections that are kept": {"method": {"name": "mtgc", "restart": "keep"}},
+    "corrections from gradients": {
+        "method": {"name": "mtgc", "restart": "gradient"},
+        "tree": {"shape": "2x2x2"},
+        "schedule": {"periods": [2, 2, 2]},
+    },
+    "SCAFFOLD": {"method": {"name": "scaffold"}, "schedule": {"participation": [1.0, 0.5]}},
+    "some take part": {"tree": {"shape": [3, 2]}, "schedule": {"participation": [1, 2]}},
+    "one level more": {
+        "tree": {"shape": "2x2x3"},
+        "schedule": {"steps_per_sync": [12, 6, 2], "periods": None, "participation": [None, 0.5, 2]},
+    },
+    "a server's momentum": {"method": {"rules": ["momentum", "fedprox"]}},
+    "epochs and an optimiser of its own": {
+        "leaf": {"epochs": 1, "optimiser": "adam", "optimiser_state": "keep"},
+        "schedule": {"periods": [2]},
+    },
+    "a star": {"tree": {"shape": "5"}, "schedule": {"periods": [4]}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_sent_is_recomputed_exactly(name: str, tmp_path: Path) -> None:
+    run = trained(config(**CASES[name]), tmp_path)
+    ready = PricedRun.of(run)
+    assert ready.recovered.notes == () and ready.recovered.buffers == 0
+    found = ready.on(NETWORK)
+    assert run.summary is not None
+    sent = [level["bytes_up"] + level["bytes_down"] for level in run.summary["communication"]]
+    assert [float(each.sum()) for each in found.bytes] == sent
+    total = found.until(3)
+    assert sum(total.parts.values()) == pytest.approx(total.seconds) and total.joules > 0 and total.money > 0
+
+
+def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, classes), nn.BatchNorm1d(classes))\n"
+    )
+    made = config(model={"name": f"{tmp_path / 'net.py'}:Net", "hidden": None}, method={"name": "mtgc"})
+    model = {"name": made.model["name"]}
+    run = trained(Config.of({**made.as_dict(), "model": model}), tmp_path / "runs")
+    recovered = PricedRun.of(run).recovered
+    assert (recovered.parameters, recovered.notes) == (64 * 10 + 10 + 20, ())
+    assert recovered.buffers == 20
+
+
+def test_epochs_are_as_many_steps_as_a_leaf_has_batches(tmp_path: Path) -> None:
+    run = trained(config(**CASES["epochs and an optimiser of its own"]), tmp_path)
+    samples = run.tree["levels"][-1]["samples"]
+    assert PricedRun.of(run).recovered.story.steps_N.tolist() == [-(-each // 16) for each in samples]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, two seeds each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("hfedavg", "mtgc"):
+        for seed in (0, 1):
+            trained(config(method={"name": method}, run={"seed": seed, "rounds": 6}), folder)
+    return folder
+
+
+def test_settings_over_seeds(runs: Path) -> None:
+    found = price(runs, [NETWORK, "lan_wan"], ["accuracy=0.15", "loss=0.001"])
+    assert [(each.setting, each.network) for each in found] == [
+        ("HFedAvg", "ours"), ("MTGC", "ours"), ("HFedAvg", "lan_wan"), ("MTGC", "lan_wan"),
+    ]  # fmt: skip
+    soon, never, every = found[1].milestones
+    assert (soon.until, never.until, every.until) == ("accuracy 15 %", "loss 0.001", "all rounds")
+    assert every.seconds is not None and every.rounds is not None and every.rounds.mean == 6
+    assert never.reached == 0 and never.seconds is None
+    assert every.seconds.deviation == 0.0, "nothing is drawn in this network"
+    alone = [PricedRun.of(run).on(NETWORK) for run in list_runs(runs)]
+    assert every.seconds.mean == pytest.approx(alone[2].seconds_R.sum())
+    jitter = found[3].milestones[-1].seconds
+    assert jitter is not None and jitter.deviation is not None and jitter.deviation > 0
+
+
+def test_the_command(runs: Path, tmp_path: Path) -> None:
+    table, picture = tmp_path / "costs.csv", tmp_path / "time.png"
+    words = ["price", str(runs), "-n", "lan_wan", "-n", "mobile_edge", "--target", "0.15"]
+    ran = CliRunner().invoke(app, [*words, "--csv", str(table), "--figure", str(picture)])
+    assert ran.exit_code == 0, ran.output
+    assert "On lan_wan" in ran.output and "On mobile_edge" in ran.output and "Where the time goes" in ran.output
+    assert picture.stat().st_size > 10_000
+    line = tmp_path / "round.svg"
+    assert CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "6"]).exit_code == 0
+    told = line.read_text()
+    assert "round 6 of hfedavg on lan_wan" in told and "waits" in told and "1/2" in told
+    with pytest.raises(InvalidInput, match="has 6 rounds"):
+        CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "7"], catch_exceptions=False)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert len(rows) == len(told) == 2 * 2 * 2
+    assert [float(row["seconds"]) for row in rows] == pytest.approx([each["seconds"] for each in told])
+    parts = ("away_2_s", "compute_2_s", *(f"{what}_{m}_s" for what in ("down", "up", "wait", "merge") for m in (1, 2)))
+    assert all(sum(each[part] for part in parts) == pytest.approx(each["seconds"]) for each in told)
+
+
+def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "some.tar.gz"
+    pack_runs(list_runs(runs), runs, packed)
+    assert price([packed], NETWORK) == price(runs, NETWORK)
+    (tmp_path / "no.tgz").write_bytes(b"nothing")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        price([tmp_path / "no.tgz"], NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--network = None: must be given"),
+        (["-n", "lanwan"], "did you mean 'lan_wan'?"),
+        (["-n", "lan_wan", "--target", "f1=0.3"], "these runs have accuracy, loss"),
+        (["-n", "lan_wan", "--target", "75"], "must be a finite number above 0 and at most 1"),
+        (["-n", "lan_wan", "--target", "much"], "must look like 0.75 or loss=0.3"),
+        (["-n", "lan_wan", "--figure", "f.jpg"], "--figure = 'f.jpg': must be a file that ends in .png"),
+        (["-n", "lan_wan", "--flops", "-1"], "must be a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: Path) -> None:
+    ran = CliRunner().invoke(app, ["price", str(runs), *words])
+    assert isinstance(ran.exception, InvalidInput) and told in str(ran.exception)
+
+
+def test_a_run_whose_participation_only_its_program_knows(runs: Path) -> None:
+    run = list_runs(runs)[0]
+    run.config["schedule"]["participation"] = {"name": "study:some"}
+    with pytest.raises(InvalidInput, match="cannot be redrawn"):
+        PricedRun.of(run)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_networks_show(ending: str, tmp_path: Path) -> None:
+    out = tmp_path / f"net.{ending}"
+    ran = CliRunner().invoke(app, ["networks", "show", "nyc_mesh", "--out", str(out), "--tree", "2x2x2"])
+    assert ran.exit_code == 0 and "pause_s" in ran.output and out.stat().st_size > 4_000
+
+
+def test_networks_list() -> None:
+    names = {each["name"] for each in json.loads(CliRunner().invoke(app, ["networks", "--json"]).stdout)}
+    assert {"lan_wan", "mobile_edge", "plato", "nyc_mesh", "halos_regions", "leo_relay", "data_centre"} == names
+
+
+def test_the_report_has_a_networks_seconds_and_cost_as_axes(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    ran = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "-n", "lan_wan", "-n", "mobile_edge"])
+    assert ran.exit_code == 0, ran.output
+    data = payload(list_runs(runs), further=network_axes(list_runs(runs), [NETWORK]))
+    assert list(data["axes"])[-2:] == ["seconds on ours", "cost on ours"] and data["unreadable"] == []
+    (first, _), (mean, *_) = (each["runs"] for each in data["settings"]), [each["mean"] for each in data["settings"]]
+    drawn = unpacked_axis(first[0]["curve"]["x"]["seconds on ours"])
+    assert drawn == pytest.approx(PricedRun.of(list_runs(runs)[0]).on(NETWORK).seconds_R.cumsum(), rel=1e-6)
+    assert len(unpacked_axis(mean["x"]["cost on ours"])) == 6
+    page = out.read_text()
+    assert '"seconds on mobile_edge"' in page and '"cost on lan_wan"' in page and '"cost on mobile_edge"' not in page
+
+
+def unpacked_axis(points: Any) -> list[float]:
+    if isinstance(points, dict):
+        return [points["first"] + points["step"] * place for place in range(points["count"])]
+    return list(points)
+
+
+def test_a_run_that_cannot_be_priced_is_named_in_the_report(runs: Path) -> None:
+    run = list_runs(runs)[0]
+    run.config["schedule"]["participation"] = {"name": "study:some"}
+    found = network_axes([run], [NETWORK])
+    assert "cannot be redrawn" in found.notes[0] and found.points[run.path]["seconds on ours"] == [None] * 6

@@ -1,0 +1,177 @@
+"""16 bits by autocast, where clients train one after another or through `torch.func`."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl import simulate
+from stratafl.base.errors import InvalidInput
+from stratafl.data.sampling import batches
+from stratafl.engine.ops import HALF
+
+PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
+SCALE = {"bf16": 1.0, "fp16": 4096.0}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(24, 1, 6, 6, generator=random), torch.arange(24) % 3
+
+
+class Tied(nn.Module):
+    """Uses a weight twice, which autocast then casts once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(36, 36), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(self.inner(x.flatten(1)).relu()))
+
+
+MODULES = {
+    "cnn": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)),
+    "batch norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3)),
+    "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+    "tied": Tied,
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODULES[name]()
+
+
+def run(module: nn.Module, engine: str, precision: str, **more):
+    settings = {"periods": [3], "rounds": 2, "batch": 4, "engine": engine, "precision": precision}
+    return simulate(module, data(), PARTS, 3, "hfedavg", **settings | more)
+
+
+def plain_rounds(module: nn.Module, precision: str) -> nn.Module:
+    """Averaging of three clients, with autocast as PyTorch's recipe has it."""
+    (inputs, targets), scale = data(), SCALE.get(precision, 1.0)
+    module = copy.deepcopy(module).train()
+    for round in range(2):
+        trained = []
+        for client, part in enumerate(PARTS):
+            mine = copy.deepcopy(module)
+            for chosen in batches(0, client, len(part), round * 3, 3, 4):
+                numbers = torch.tensor(part)[chosen]
+                mine.zero_grad()
+                with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
+                    loss = F.cross_entropy(mine(inputs[numbers]), targets[numbers])
+                (loss * scale).backward()
+                with torch.no_grad():
+                    for parameter in mine.parameters():
+                        parameter -= 0.1 * parameter.grad / scale
+            trained.append(mine.state_dict())
+        mean = {name: torch.stack([each[name].float() for each in trained]).mean(dim=0) for name in trained[0]}
+        module.load_state_dict(mean)
+    return module
+
+
+def apart(one: nn.Module, other: nn.Module) -> float:
+    rows = [torch.cat([p.detach().flatten() for p in each.parameters()]) for each in (one, other)]
+    return float((rows[0] - rows[1]).norm() / rows[1].norm())
+
+
+@pytest.mark.parametrize("precision", list(HALF))
+@pytest.mark.parametrize("name", MODULES)
+def test_the_loop_is_plain_autocast(name: str, precision: str) -> None:
+    simulation = run(made(name), "loop", precision)
+    result = simulation.run()
+    assert (simulation.engine.precision, simulation.notes) == (precision, ())
+    assert {each.dtype for each in result.module.state_dict().values()} <= {torch.float32, torch.int64}
+    assert apart(result.module, plain_rounds(made(name), precision)) < 1e-6
+    assert 1e-6 < apart(result.module, plain_rounds(made(name), "fp32")) < 0.02
+
+
+@pytest.mark.parametrize("precision", list(HALF))
+@pytest.mark.parametrize("name", ["cnn", "tied"])
+def test_vmap_rounds_like_autocast(name: str, precision: str) -> None:
+    simulation = run(made(name), "vmap", precision)
+    result = simulation.run()
+    assert (simulation.engine.how, simulation.engine.precision, simulation.notes) == ("vmap", precision, ())
+    assert apart(result.module, plain_rounds(made(name), precision)) < 5e-3
+    assert apart(result.module, plain_rounds(made(name), "fp32")) > 1e-6
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
+def test_same_bits_twice(engine: str) -> None:
+    first, second = (run(made("cnn"), engine, "bf16").run().models[-1] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "stacked"])
+def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
+    module = made("batch norm")
+    next(module.parameters()).register_hook(lambda gradient: gradient)  # which only the loop follows
+    simulation = run(module, engine, "bf16")
+    assert (simulation.engine.name, simulation.engine.precision) == ("loop", "bf16")
+    assert "honoured" not in capsys.readouterr().err
+    assert torch.equal(simulation.run().models[-1], run(made("batch norm"), "loop", "bf16").run().models[-1])
+
+
+def test_a_cast_weight_is_not_kept_for_another_client() -> None:
+    """The library keeps what it cast as long as an autocast of the user's own goes on."""
+    simulation = run(made("tied"), "loop", "bf16")
+    simulation.federation.begin()
+    work = simulation.federation.work(0, 3, 0)
+    expected = simulation.engine.train(work).x_AP
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(simulation.engine.train(work).x_AP, expected)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_float64_is_left_alone_and_that_is_said(engine: str, precision: str, capsys) -> None:
+    simulation = run(made("tied").double(), engine, precision)
+    assert simulation.engine.precision == "fp32"
+    assert f"precision {precision!r} is not honoured: {engine} computes in fp32" in capsys.readouterr().err
+
+
+class OnlySingle(nn.Linear):
+    """Adds to a float32 tensor what must be of the same type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 3).index_add(0, torch.arange(len(x)), super().forward(x.flatten(1)))
+
+
+class Huge(nn.Linear):
+    """Gives scores of a size that fp16 does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) * 1e5 * super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "told"),
+    [(OnlySingle, "bf16", "cannot be computed in it here"), (Huge, "fp16", "beyond what it can hold")],
+)
+def test_what_cannot_be_had_in_16_bits_is_refused_with_the_reason(kind: type, precision: str, told: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(InvalidInput, match=f"precision.*{told}") as refused:
+        run(kind(36, 3), "loop", precision)
+    assert len(str(refused.value).splitlines()) == 1 or refused.type is not InvalidInput
+    run(kind(36, 3), "loop", "fp32")
+
+
+def test_evaluation_is_in_the_models_own_type() -> None:
+    seen = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = super().forward(x.flatten(1))
+            if not self.training:
+                seen.append(scores.dtype)
+            return scores
+
+    torch.manual_seed(0)
+    run(Noting(36, 3), "loop", "bf16", test=data()).run()
+    assert set(seen) == {torch.float32}

@@ -1,0 +1,78 @@
+"""A plan of a few tiny runs, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratafl.clock.model.presets import network
+from stratafl.config.schema import Config
+from stratafl.plan.make import Made, make
+from stratafl.plan.question import Question, target_of
+from stratafl.plan.space import space_of
+from stratafl.plan.write import write
+
+pytest.importorskip("optuna")
+
+CONFIG = """
+[tree]
+shape = "2x2"
+[data]
+name = "digits"
+partition = [{ name = "dirichlet", alpha = 0.5 }, "iid"]
+[model]
+name = "logistic"
+[method]
+name = "hfedavg"
+[schedule]
+periods = [2, 3]
+[leaf]
+lr = 0.05
+batch = 10
+[run]
+rounds = 10
+diagnose = "none"
+"""
+TARGET = "accuracy=0.8"
+NETWORKS = ("lan_wan", "mobile_edge")
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "tiny.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+Asking = Callable[..., Question]
+
+
+@pytest.fixture(scope="session")
+def ask(file: Path) -> Asking:
+    """A question about the tiny config, with whatever is different."""
+
+    def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> Question:
+        config = Config.load(file)
+        given = {"target": target_of(rest.pop("target", TARGET)), "minimise": "seconds", "seeds": 2, "trials": 7}
+        return Question.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
+
+    return asked
+
+
+def silently(question: Question, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any) -> Made:
+    return make(question, folder, say=lambda text: None, show=show, **rest)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture(scope="session")
+def made(ask: Asking, folder: Path) -> Made:
+    plan = silently(ask(), folder)
+    write(plan, folder)
+    return plan
