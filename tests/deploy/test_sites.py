@@ -3,6 +3,7 @@ whoever is killed."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -42,7 +43,9 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
     assert run.difference() < 1e-6
     run.assert_corrections_sum_to_zero()
     for name in names:  # its parent did not take it for the one before, still alive
-        assert "supernode ended" not in (run.folders[name] / "logs" / "site.log").read_text()
+        log = (run.folders[name] / "logs" / "site.log").read_text()
+        # a child's, whose reply nobody took when its parent was gone, may have ended to be asked again
+        assert not re.search(rf" {name}: (its )?supernode ended", log), log
 
 
 def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
