@@ -44,7 +44,7 @@ def test_who_is_killed_inside_a_round_comes_back_and_nothing_is_lost(runs: Any, 
     run.assert_corrections_sum_to_zero()
     for name in names:  # its parent did not take it for the one before, still alive
         log = (run.folders[name] / "logs" / "site.log").read_text()
-        # a child's, whose reply nobody took when its parent was gone, may have ended to be asked again
+        # a child whose reply nobody took may have ended, to be asked again
         assert not re.search(rf" {name}: (its )?supernode ended", log), log
 
 
