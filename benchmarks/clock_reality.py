@@ -106,7 +106,8 @@ NOTHING = Overhead(0.0, 0.0)
 
 
 class Price(NamedTuple):
-    """A global round on the clock, once rounds are alike, and what a message is on average."""
+    """A global round on the clock, once rounds are alike: how long it takes, and the bytes over all
+    links."""
 
     seconds: float
     wire_bytes: float
@@ -345,7 +346,7 @@ def write(path: Path, runs: Mapping[Run, Measured]) -> list[dict[str, Any]]:
 
 
 def show(table: Sequence[Mapping[str, Any]]) -> None:
-    print("| tree | model's message | real | priced | priced / real | with a tiny message's overhead |")
+    print("| tree | mean message | real | priced | priced / real | with a tiny message's overhead |")
     print("|---|---|---|---|---|---|")
     for line in table:
         size, real, told = f"{line['message_bytes'] / 1e3:.0f} kB", line["real_s"], line["priced_s"]
