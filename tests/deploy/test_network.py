@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+from benchmarks.link import Hosts, Line, Refused
 from benchmarks.small_tree import small_tree
 from stratafl.base import files
 from stratafl.cli.main import app
 from stratafl.config.schema import Config
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import study_of
-from tests.deploy.link import Hosts, Refused
 
 pytestmark = pytest.mark.deploy
 DELAY, LOSS, LIMIT = 0.05, 0.01, 170
@@ -36,7 +36,7 @@ ON = {"root": ["root"], "0": ["0", "0/0", "0/1"], "1": ["1", "1/0", "1/1"]}
 def hosts() -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(Hosts(list(ON), delay=DELAY, loss=LOSS, seed=1))
+            made = stack.enter_context(Hosts(list(ON), Line(DELAY, loss=LOSS), seed=1))
         except Refused as problem:
             pytest.skip(f"hosts need network namespaces and TUN devices: {problem}")
         yield made
