@@ -82,7 +82,8 @@ class ScheduleConfig:
     steps_per_sync: Any = None
     participation: Any = None
     wait: Any = None
-    """Whom parents wait for: "all", { deadline = seconds }, { first = a number or a fraction }."""
+    """Whom parents wait for: "all", { deadline = seconds }, { first = a number or a fraction }, {
+    buffer = a number }."""
 
 
 @dataclass(frozen=True)

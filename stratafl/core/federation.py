@@ -7,8 +7,8 @@ One federation is driven like this (see `simulation`):
     trained(trained, rate)        the leaves' work is done
     meet(top)                     edge levels D..top synchronise
 
-Its state is a value: one `LevelState` per level of the tree, replaced as a whole when something of
-it changes. What a meeting does is in `meeting`; who measures or counts is a `Watcher`.
+Its state is a value (`state.standing`). What a meeting does is in `meeting`; who measures or counts
+is a `Watcher`.
 
 Shape suffixes: N nodes of a level, M nodes of the level above, A leaves that take part, P
 parameters, B buffer values.
@@ -16,28 +16,27 @@ parameters, B buffer values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.state import State, fitted
-from stratafl.base.transfer import Placed, placed
-from stratafl.base.tree import Tree
+from stratafl.base.transfer import placed
 from stratafl.core import meeting
-from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
-from stratafl.core.leaf import Leaf
-from stratafl.core.levels import LevelState, completed
-from stratafl.core.meeting import Arrived, Edges, Held, Outcome, Terms, choose_rows
-from stratafl.core.optimise.path import wants_path, with_path
-from stratafl.core.refusal import Limits, Refusal, far_off, largest, update_factors, update_limits
-from stratafl.core.rule import Edge, Path, Rows, Rule, average
-from stratafl.core.schedule import Participation, draw
-from stratafl.core.shared_rows import DriftKernel, Spread
-from stratafl.core.watch import Beginning, Meeting, Restart, Watcher
+from stratafl.core.channel import BUFFERS, MODEL, row_bytes
+from stratafl.core.meeting import Arrived, Held, Outcome, choose, choose_rows
+from stratafl.core.optimise.path import with_path
+from stratafl.core.refusal import Refusal
+from stratafl.core.restart import from_gradients
+from stratafl.core.rule import Edge, Rows
+from stratafl.core.schedule import draw
+from stratafl.core.shared_rows import Spread
+from stratafl.core.state.late import compared
+from stratafl.core.state.levels import LevelState
+from stratafl.core.state.standing import Standing
+from stratafl.core.watch import Beginning, Meeting, Restart
 from stratafl.core.work import Pull, Trained, Work
 
 
@@ -49,114 +48,8 @@ class Met(NamedTuple):
     """Whether any of the topmost parents made a new model of it."""
 
 
-class Federation:
-    def __init__(
-        self,
-        tree: Tree,
-        rules: Sequence[Rule],
-        x_P: Tensor,
-        b_B: Tensor,
-        participation: Sequence[Participation],
-        seed: int,
-        update_limit: float | None = None,
-        update_factor: object = None,
-        drift_kernel: DriftKernel | None = None,
-        watchers: Iterable[Watcher] = (),
-        channels: Sequence[Channels] | None = None,
-        leaf: Leaf | None = None,
-        kept: Rows | None = None,
-    ):
-        """The rules, the participation and the channels are those of the edge levels, root first;
-        the leaf's chain says what of it outlives a meeting: by default, nothing does. `kept` is a
-        row of whatever else each leaf keeps to itself (see `home`)."""
-        self.tree, self.seed, self.watchers = tree, seed, list(watchers)
-        # Lists are indexed by level; those of edges have an unused entry 0, so that index m is edge
-        # level m.
-        self.rules: list[Rule] = [average(), *rules]
-        self.participation: list[Participation] = [None, *participation]
-        self._placed = Placed(x_P.device)
-        self._width, self.has_path = len(b_B), leaf is not None and wants_path(leaf, rules)
-        self._optimiser = leaf.optimiser if leaf is not None and leaf.keeps else None
-        self._kept_at_first = kept or {}
-        if self.has_path:
-            b_B = with_path(b_B, torch.zeros_like(x_P))
-        limits = zip(update_limits(update_limit, rules), update_factors(update_factor, rules), strict=True)
-        channels = [Channels()] * tree.depth if channels is None else channels
-        masked = not bool(b_B.isfinite().all())
-        self._edges = [
-            Edges(Terms(rule, level, seed, each), tree, level, Limits(*limit), self._placed, masked, drift_kernel)
-            for level, (rule, each, limit) in enumerate(zip(rules, channels, limits, strict=True), 1)
-        ]
-        self.levels = [self._first(0, x_P[None], b_B[None])]
-        for level in self._edge_levels():
-            above = self.levels[-1].given
-            self.levels.append(self._first(level, *(tree.spread(level, above[name]) for name in (MODEL, BUFFERS))))
-        self.top = 0
-        """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing
-        met yet."""
-        for level in self._edge_levels():
-            self._correct(level)
-
-    def _first(self, level: int, x_NP: Tensor, b_NB: Tensor) -> LevelState:
-        """A level before the first round, with what came from above."""
-        nodes = self.tree.sizes[level]
-        first = LevelState(
-            model=x_NP,
-            buffers=b_NB,
-            given={},
-            given_bytes=0,
-            memory={},
-            state=self.rules[level].init(x_NP),
-            correction=None,
-            up_channel={},
-            down_channel={},
-            rate_N=np.zeros(nodes),
-            active_N=np.ones(nodes, dtype=bool),
-            rounds=0,
-            optimiser={} if level < self.tree.depth else self._leaves_own(x_NP),
-            advanced={},
-        )
-        if level > 0:
-            channel = self._edge(level).terms.channels.up
-            first = replace(first, up_channel=channel.init({MODEL: x_NP, BUFFERS: b_NB}))
-        if level < self.tree.depth:
-            terms = self._edge(level + 1).terms
-            held = Held(x_NP, b_NB, terms.rule.open(x_NP))
-            parcel = meeting.parcel_of(terms.rule, held)
-            first = replace(first, given=parcel, memory=held.memory, down_channel=terms.channels.down.init(parcel))
-            first = self._giving(level, first, held, 0, first.active_N)
-        return first
-
-    def _leaves_own(self, x_NP: Tensor) -> Rows:
-        """What the leaves keep to themselves, before the first round."""
-        own = {} if self._optimiser is None else self._optimiser.init(x_NP)
-        return own | {name: row_1P.expand(len(x_NP), -1) for name, row_1P in self._kept_at_first.items()}
-
-    # -- the state as plain data -------------------------------------------------------------------
-
-    def saved(self) -> State:
-        """Everything that changes in the course of a run, as it stands."""
-        return {"top": self.top, "levels": [each.as_dict() for each in self.levels]}
-
-    def fitted(self, state: State) -> State:
-        """A copy of a state of a federation made of the same things; a state of another is
-        refused."""
-        return fitted(self.saved(), completed(state), "federation")
-
-    def restore(self, fits: State) -> None:
-        """Go on from what `fitted` gave."""
-        self.top, self.levels = fits["top"], [LevelState(**each) for each in fits["levels"]]
-        masked = not all(bool(each.given[BUFFERS].isfinite().all()) for each in self.levels[:-1])
-        self._edges = [replace(edges, masked=masked) for edges in self._edges]
-
-    def _change(self, level: int, **changes: Any) -> None:
-        self.levels[level] = replace(self.levels[level], **changes)
-
-    def _edge(self, level: int) -> Edges:
-        return self._edges[level - 1]
-
-    def _edge_levels(self, top: int = 1) -> range:
-        return range(max(top, 1), self.tree.depth + 1)
+class Federation(Standing):
+    """What happens in the course of a run."""
 
     # -- the start of a round ----------------------------------------------------------------------
 
@@ -167,6 +60,9 @@ class Federation:
             drawn = draw(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
             active_N = self.tree.here(level, drawn) & above.active_N[self.tree.parents[level]]
             self._change(level, active_N=active_N, rounds=now.rounds + 1)
+            if now.pending is not None:
+                model_NP, held_N = self.tree.spread(level, above.given[MODEL]), self._meetings(level)
+                self._change(level, pending=now.pending.begun(active_N, model_NP, held_N))
             sizes = above.given_bytes, self._model_bytes
             for watcher in self.watchers:
                 watcher.began(Beginning(level, active_N, *sizes, self.wants_gradients))
@@ -182,26 +78,18 @@ class Federation:
     def start_from_gradients(self, g_AP: Tensor) -> None:
         """Let the rules below the last meeting set their states from the gradients at the new model
         of the leaves that take part."""
-        tree, fresh, sent = self.tree, self._fresh(), {}
-        active_N = self.levels[-1].active_N
+        fresh, active_N = self._fresh(), self.levels[-1].active_N
         g_NP = _placed(active_N, g_AP, torch.zeros_like(self.levels[-1].model))
-        (largest_N,) = largest(g_NP)
-        there_N = active_N & np.isfinite(largest_N)
-        there_N &= ~far_off(tree, tree.depth, g_NP, largest_N, None, there_N, self._edge(tree.depth).limits.size)
-        for level in range(tree.depth, fresh[0] - 1, -1):
-            share_M = tree.share(level, there_N)
-            mean_MP = tree.mean(level, g_NP, there_N, share_M)
-            from_gradient, before = self.rules[level].from_gradient, self.levels[level].state
-            if from_gradient:
-                new = from_gradient(before, g_NP, tree.spread(level, mean_MP))
-                self._change(level, state=choose_rows(there_N, new, before))
-            sent[level] = there_N
-            g_NP, there_N = mean_MP, share_M > 0
+        states = [each.state for each in self.levels]
+        limit = self._edge(self.tree.depth).limits.size
+        new = from_gradients(self.tree, self.rules, states, fresh, g_NP, active_N, limit)
+        for level, state in new.states.items():
+            self._change(level, state=state)
         for level in fresh:
             self._correct(level)
         everybody = [each.active_N for each in self.levels]
         for watcher in self.watchers:
-            watcher.restarted(Restart(self.top, fresh, sent, everybody, self._model_bytes))
+            watcher.restarted(Restart(self.top, fresh, new.sent, everybody, self._model_bytes))
 
     def work(self, step: int, steps: int, round: int) -> Work:
         """What the leaves are to do next."""
@@ -240,17 +128,6 @@ class Federation:
         buffers = self._leaves(above, self.levels[above].given[BUFFERS][:, : self._width])
         return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, 0, 1, 0, optimiser=self._own())
 
-    def _own(self) -> dict[str, Spread]:
-        """What each leaf kept to itself."""
-        return {name: Spread(rows) for name, rows in self.levels[-1].optimiser.items()}
-
-    def _leaves(self, level: int, rows: Tensor) -> Spread:
-        """A level's rows as the leaves see them."""
-        if level == self.tree.depth:
-            return Spread(rows)
-        ancestor_N = self.tree.ancestors(level)
-        return Spread(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
-
     # -- the end of a round ------------------------------------------------------------------------
 
     def trained(self, trained: Trained, rate: float) -> None:
@@ -266,7 +143,8 @@ class Federation:
             buffers=_placed(leaves.active_N, b_AB, leaves.buffers),
             rate_N=leaves.rate_N + rate * leaves.active_N,
             advanced={
-                name: _placed(leaves.active_N, rows, leaves.optimiser[name]) for name, rows in trained.optimiser.items()
+                name: _placed(leaves.active_N, rows, (leaves.advanced or leaves.optimiser)[name])
+                for name, rows in trained.optimiser.items()
             },
         )
 
@@ -277,9 +155,11 @@ class Federation:
             outcome = self._meet(level, relayed=level > top)
             refused += self._refusals(level, outcome)
         for level in self._edge_levels(top):
-            self._change(level, rate_N=np.zeros_like(self.levels[level].rate_N))
+            now, above = self.levels[level], self.levels[level - 1]
+            self._change(level, rate_N=now.rate_N * self._is_pending(level))
+            self._change(level - 1, meetings_N=above.meetings_N + above.active_N)
             if level > top:
-                self._relay(level)
+                self._relay(level, top)
             self._correct(level)
         for watcher in self.watchers:
             watcher.relayed(top, [each.correction for each in self.levels])
@@ -290,24 +170,29 @@ class Federation:
         """Let one edge level meet; `relayed`: a newer model is about to come from above the
         parents."""
         edges, now, above = self._edge(level), self.levels[level], self.levels[level - 1]
-        rule, start_MP = edges.terms.rule, above.given[MODEL]
-        start = edges.spread(start_MP)
+        rule, start_MP, pending = edges.terms.rule, above.given[MODEL], now.pending
+        parents = edges.spread(start_MP)
+        start = parents if pending is None else Spread(pending.start[MODEL])
         path = self._path(edges, now.buffers, above.given)
         edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
-        came_N, key = now.active_N & (now.rate_N > 0), edges.terms.key(now.rounds, self._numbers(level))
+        heard_N = now.active_N if pending is None else self._heard(level)
+        came_N, key = heard_N & (now.rate_N > 0), edges.terms.key(now.rounds, self._numbers(level))
         sent = meeting.send(edges.terms, now.state, now.up_channel, now.model, now.buffers, edge, key)
         arrived = Arrived(meeting.receive(edges.terms, sent.payload, edge), came_N, now.rate_N)
+        if pending is not None:
+            arrived = self._moved(level, arrived, parents.all())
         outcome = meeting.meet(edges, Held(start_MP, above.given[BUFFERS], above.memory), arrived)
 
         is_answered = meeting.is_answered(rule, relayed)
         self.levels[level - 1] = self._renewed(level - 1, outcome, travels=is_answered or not relayed)
         present_N, parcel_bytes = outcome.present_N, self.levels[level - 1].given_bytes
         facts = came_N, outcome, rule.reduce is None, row_bytes(sent.payload), parcel_bytes, is_answered
+        model_NP = now.model if pending is None else arrived.message[MODEL]
         for watcher in self.watchers:
-            watcher.met(Meeting(level, now.model, start_MP, now.correction, *facts))
+            watcher.met(Meeting(level, model_NP, start_MP, now.correction, *facts))
 
         state = choose_rows(present_N, sent.state, now.state)
-        if is_answered:
+        if is_answered and pending is None:
             answered = edges.spread(self.levels[level - 1].given[MODEL])
             # the siblings' mean rate keeps the corrections of a parent summing to zero also when
             # some lost a round
@@ -315,12 +200,16 @@ class Federation:
             path = self._path(edges, sent.buffers_NB, above.given, self.levels[level - 1].given)
             learnt = meeting.learn(rule, state, sent.model_NP, Edge(start, now.correction, shared_N1, answered, path))
             state = choose_rows(present_N, learnt, state)
+        elif is_answered:
+            learnt = self._learnt_later(level, state, sent.model_NP, parents.all(), outcome)
+            state = choose_rows(present_N, learnt, state)
         self._change(
             level,
             state=state,
             up_channel=choose_rows(present_N, sent.channel, now.up_channel),
             optimiser=choose_rows(present_N, now.advanced, now.optimiser) or now.optimiser,
-            advanced={},
+            advanced={} if pending is None else now.advanced,
+            pending=None if pending is None else pending.without(heard_N),
         )
         return outcome
 
@@ -329,29 +218,22 @@ class Federation:
         model instead."""
         now, held = self.levels[level], outcome.held
         rate_N = now.rate_N + outcome.rate_M
-        new = replace(now, model=held.model_MP, buffers=held.buffers_MB, memory=held.memory, rate_N=rate_N)
+        # what is pending stays as it was reported while the others' rounds go on
+        there_N = now.active_N | ~self._is_pending(level)
+        model_NP, buffers_NB = choose(there_N, held.model_MP, now.model), choose(there_N, held.buffers_MB, now.buffers)
+        new = replace(now, model=model_NP, buffers=buffers_NB, memory=held.memory, rate_N=rate_N)
         return self._giving(level, new, held, self.levels[level + 1].rounds, outcome.sane_M) if travels else new
 
-    def _giving(self, level: int, now: LevelState, held: Held, round: int, mask_N: np.ndarray) -> LevelState:
-        """A level of which those in the mask give their children what they hold, in a round of
-        these."""
-        terms = self._edge(level + 1).terms
-        channel, payload = meeting.give(terms, now.down_channel, held, terms.key(round, self._numbers(level)))
-        return replace(
-            now,
-            given=choose_rows(mask_N, meeting.take(terms, payload), now.given),
-            given_bytes=row_bytes(payload),
-            down_channel=choose_rows(mask_N, channel, now.down_channel),
-        )
-
-    def _relay(self, level: int) -> None:
+    def _relay(self, level: int, top: int) -> None:
         """Hand what came from above the parents of an edge level on to them, and to their
         children."""
         parents, given = self.levels[level - 1], self.levels[level - 2].given
         model_MP, buffers_MB = (self.tree.spread(level - 1, given[name]) for name in (MODEL, BUFFERS))
-        held, everybody = Held(model_MP, buffers_MB, parents.memory), np.ones(len(model_MP), dtype=bool)
-        self.levels[level - 1] = self._giving(level - 1, parents, held, self.levels[level].rounds, everybody)
-        self._change(level, state=meeting.relay(self.rules[level], self.levels[level].state))
+        held, reached_M = Held(model_MP, buffers_MB, parents.memory), self._reached(level - 1, top)
+        self.levels[level - 1] = self._giving(level - 1, parents, held, self.levels[level].rounds, reached_M)
+        before = self.levels[level].state
+        state = choose_rows(reached_M[self.tree.parents[level]], meeting.relay(self.rules[level], before), before)
+        self._change(level, state=state)
 
     def _refusals(self, level: int, outcome: Outcome) -> list[Refusal]:
         tree = self.tree
@@ -359,32 +241,34 @@ class Federation:
         refused = [Refusal(name, name in too_large) for name in tree.named(level, outcome.lost_N | outcome.large_N)]
         return refused + [Refusal(name, False) for name in tree.named(level - 1, outcome.failed_M)]
 
-    def _correct(self, level: int) -> None:
-        note = meeting.note_of(self.levels[level - 1].given)
-        spread = {name: self.tree.spread(level, rows) for name, rows in note.items()}
-        self._change(level, correction=meeting.correct(self.rules[level], self.levels[level].state, spread))
+    # -- work that counts later --------------------------------------------------------------------
 
-    # -- small things ------------------------------------------------------------------------------
+    def _heard(self, level: int) -> np.ndarray:
+        """Whose reports the meeting merges that ends the level's round."""
+        heard_N = self._later[level].heard(self.levels[level].rounds - 1)
+        return self.tree.here(level, heard_N) & self._is_pending(level)
 
-    def buffers(self, level: int) -> Tensor:
-        """The module's own, of all nodes of a level."""
-        return self.levels[level].buffers[:, : self._width]
+    def _moved(self, level: int, arrived: Arrived, onto_NP: Tensor) -> Arrived:
+        """Reports put on the models that the parents have now, and weighted by their age; so are
+        the rates, which say how far a parent's model was moved."""
+        pending, held_N = self.levels[level].pending, self._meetings(level)
+        assert pending is not None
+        weight_N = pending.weights(self._later[level], held_N)
+        message = arrived.message
+        model_NP = pending.moved(message[MODEL], onto_NP, held_N, weight_N)
+        return Arrived({**message, MODEL: model_NP}, arrived.came_N, arrived.rate_N * weight_N)
 
-    def _path(self, edges: Edges, own_NB: Tensor, given: Rows, answer: Rows | None = None) -> Path | None:
-        """Children's paths since they were given theirs, up to their own; with those of the answer
-        to it. None where the tree has none."""
-        if not self.has_path:
-            return None
-        merged = None if answer is None else edges.spread(answer[BUFFERS][:, self._width :])
-        return Path(edges.spread(given[BUFFERS][:, self._width :]), own_NB[:, self._width :], merged)
-
-    @property
-    def _model_bytes(self) -> int:
-        return row_bytes({MODEL: self.levels[0].model})
-
-    def _numbers(self, level: int) -> np.ndarray:
-        """Of the nodes of a level, in the whole tree."""
-        return self.tree.here(level, np.arange(self.tree.whole.sizes[level]))
+    def _learnt_later(self, level: int, state: Rows, x_NP: Tensor, onto_NP: Tensor, outcome: Outcome) -> Rows:
+        """What children learn of how far each came beside the others whose reports were merged."""
+        edges, now, present_N = self._edge(level), self.levels[level], outcome.present_N
+        pending, held_N = now.pending, self._meetings(level)
+        assert pending is not None
+        has_NP = self._correction(level)
+        rate_M = self.tree.share(level, present_N * now.rate_N) / np.where(outcome.share_M > 0, outcome.share_M, 1.0)
+        shared_N1 = edges.column("mean rate", rate_M[self.tree.parents[level]], x_NP)
+        x_NP = pending.moved(compared(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP)))
+        mean = edges.spread(self.tree.mean(level, x_NP, present_N, outcome.share_M))
+        return meeting.learn(edges.terms.rule, state, x_NP, Edge(Spread(onto_NP), now.correction, shared_N1, mean))
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:

@@ -124,27 +124,33 @@ def check_participation(
     return per_level
 
 
-def draw(participation: Participation, tree: Tree, level: int, round: int, seed: int) -> np.ndarray:
+def draw(
+    participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
+) -> np.ndarray:
     """Which nodes of a level take part in its next round, as a mask; at least one child of each
-    parent, unless the user's own function decides otherwise."""
+    parent, unless the user's own function decides otherwise.
+
+    busy_N: who is still at work, and counts as one of those that take part without beginning anew.
+    """
     count = tree.sizes[level]
+    busy_N = np.zeros(count, dtype=bool) if busy_N is None else busy_N
     if participation is None or isinstance(participation, str):
-        return np.ones(count, dtype=bool)
+        return ~busy_N
     random = generator(seed, Purpose.PARTICIPATION, level, round)
     if callable(participation):
         with guarded("participation", getattr(participation, "__name__", participation)):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
             raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")
-        return mask
+        return mask & ~busy_N
     parents = tree.parents[level]
     siblings = tree.children(level - 1)
-    wanted = _wanted(participation, siblings)
-    # a random order within each set of siblings; those ranked first take part
-    order = np.lexsort((random.random(count), parents))
+    wanted = _wanted(participation, siblings) - np.bincount(parents[busy_N], minlength=len(siblings))
+    # a random order within each set of siblings, the busy ones last; those ranked first take part
+    order = np.lexsort((random.random(count), busy_N, parents))
     rank = np.empty(count, dtype=int)
     rank[order] = np.arange(count) - (np.cumsum(siblings) - siblings)[parents[order]]
-    return rank < wanted[parents]
+    return (rank < wanted[parents]) & ~busy_N
 
 
 def _wanted(participation: float | int, siblings: np.ndarray) -> np.ndarray:

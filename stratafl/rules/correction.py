@@ -37,6 +37,7 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
         down=down,
         correction=lambda state, note: state["z"],
         measures=True,
+        counts_late=True,
     )
     if restart == "keep":
         return rule
@@ -74,4 +75,5 @@ def scaffold() -> Rule:
         note=lambda memory: memory,
         correction=lambda state, note: note["c"] - state["c"],
         measures=True,
+        counts_late=True,
     )

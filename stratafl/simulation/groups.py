@@ -119,7 +119,8 @@ class Method:
     file, tables as in one, or a `Network`. See docs/how-to/waiting.md."""
     wait: Wait | Sequence[Wait] = None
     """Whom parents wait for, per level, root first, or just the clients': "all", {"deadline":
-    seconds}, {"first": a number, or a fraction of those drawn}."""
+    seconds}, {"first": a number, or a fraction of those drawn}; with "late": "counts" the others'
+    work counts later, for which {"buffer": a number} is short."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,7 +156,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     precision = choice("precision", execution.precision, COMPUTES)
     return Checked(
         tree, data, test, own, parts, rules, schedule, leaf, evaluation, batch, sampling, seed, ranks, device,
-        participation, *checked_waiting(method, rules), engine, precision,
+        participation, *checked_waiting(method, rules, leaf, tree), engine, precision,
     )  # fmt: skip
 
 
@@ -293,7 +293,8 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     clock = _clock(given, here, len(x_P), len(b_B))
     participation = given.participation if clock is None else clock.participation()
     edges = participation, given.seed, *limits, drift_kernel(x_P)
-    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept)
+    later = None if clock is None else clock.later()
+    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept, later=later)
     training = Training(
         flat=flat,
         loss=loss,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
 from stratafl.clock.model.flops import training_flops
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
@@ -12,13 +14,18 @@ from stratafl.clock.model.presets import network
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.waiting import Policy, check_wait
+from stratafl.core.leaf import Leaf
+from stratafl.core.optimise.path import wants_path
 from stratafl.core.rule import Rule
+from stratafl.core.state.late import bears_late_work
 from stratafl.data.inputs import Inputs
 from stratafl.engine.model_checks import Subject
 from stratafl.simulation.groups import Method
 
 
-def checked_waiting(method: Method, rules: Sequence[Rule]) -> tuple[Network | None, tuple[Policy, ...]]:
+def checked_waiting(
+    method: Method, rules: Sequence[Rule], leaf: Leaf, tree: Tree
+) -> tuple[Network | None, tuple[Policy, ...]]:
     """The network, if there is one, and a policy per edge level."""
     found = None if method.network is None else network(method.network, "network")
     wait = check_wait(method.wait, len(rules))
@@ -31,7 +38,30 @@ def checked_waiting(method: Method, rules: Sequence[Rule]) -> tuple[Network | No
     if any(rule.from_gradient is not None for rule in rules):
         told = 'must be "all" where corrections are set from gradients: everybody who takes part sends one first'
         raise InvalidInput("wait", given, told)
+    _check_late(wait, given, rules, leaf, tree)
     return found, wait
+
+
+def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule], leaf: Leaf, tree: Tree) -> None:
+    """Refuse late work that counts where it has no meaning."""
+    for level, (policy, rule) in enumerate(zip(wait, rules, strict=True), 1):
+        if not policy.counts_late:
+            continue
+        if any(not above.is_all and not above.counts_late for above in wait[: level - 1]):
+            told = (
+                "late work counts only below levels that wait for all or where it counts, too: a node that is stopped"
+            )
+            raise InvalidInput("wait", given, f"{told} would take its children's with it")
+        if not bears_late_work(rule):
+            told = "keeps something at each child that work which counts later would make wrong"
+            raise InvalidInput("wait", policy.as_plain(), f"the rule of edge level {level} {told}")
+        children_M = tree.children(level - 1)
+        if rule.down is not None and (policy.enough(children_M)[children_M > 1] < 2).any():
+            told = "learns from a meeting of two children at least: wait for two, or take scaffold"
+            raise InvalidInput("wait", policy.as_plain(), f"the rule of edge level {level} {told}")
+    if any(policy.counts_late for policy in wait) and wants_path(leaf, rules):
+        told = "late work counts with corrections only where leaf.optimiser is SGD that is restarted"
+        raise InvalidInput("wait", given, told)
 
 
 def run_clock(chosen: Network, story: Story, subject: Subject, inputs: Inputs) -> RunClock:

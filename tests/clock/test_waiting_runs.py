@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stratafl import Draw, InvalidInput, Simulation, price
+from stratafl import Draw, InvalidInput, Simulation, leaf, price
 from stratafl.base.tree import Tree
 from stratafl.cli.main import app
 from stratafl.clock.model.network import Network
@@ -41,6 +41,13 @@ POLICIES: dict[str, Any] = {
     "a deadline": {"deadline": 0.15},
     "both": [{"deadline": 0.6}, {"first": 2, "deadline": 0.2}],
 }
+LATER: dict[str, Any] = {
+    "a buffer": {"buffer": 2},
+    "buffers": [{"buffer": 2}, {"buffer": 2, "staleness": 1.0}],
+    "groups": [{"first": 0.8, "late": "counts"}, "all"],
+    "late work": {"deadline": 0.15, "late": "counts", "staleness": 0},
+}
+EVERY = POLICIES | LATER
 
 
 def waiting(wait: Any, **settings: Any) -> Simulation:
@@ -94,10 +101,10 @@ def test_a_network_alone_changes_nothing_but_what_is_recorded() -> None:
     assert not {"clock_seconds", "late"} & set(plain.result().frame().columns)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
-        simulation = waiting(POLICIES[name], engine=engine)
+        simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
             simulation.engine = StackedEngine(simulation.engine.training, chunk=chunk)
         told = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
@@ -110,14 +117,21 @@ def test_every_engine_and_every_chunk(name: str) -> None:
         torch.testing.assert_close(close, model, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_left_after_any_meeting(name: str, tmp_path: Path) -> None:
-    more = {"wait": POLICIES[name], "network": NETWORK, "participation": [None, 2]}
+    more = {"wait": EVERY[name], "network": NETWORK, "participation": [None, 2]}
     check_every_meeting(lambda: within("mtgc", 2, **more), tmp_path)
 
 
-def test_a_state_of_an_earlier_round_is_gone_back_to() -> None:
-    simulation, other = waiting({"first": 2}), waiting({"first": 2})
+@pytest.mark.parametrize("name", LATER)
+def test_what_leaves_keep_counts_when_their_reports_do(name: str, tmp_path: Path) -> None:
+    more = {"wait": LATER[name], "network": NETWORK, "leaf": leaf(0.05, momentum=0.5, optimiser_state="keep")}
+    check_every_meeting(lambda: within("hfedavg", 2, **more), tmp_path)
+
+
+@pytest.mark.parametrize("wait", [{"first": 2}, {"buffer": 2}])
+def test_a_state_of_an_earlier_round_is_gone_back_to(wait: Any) -> None:
+    simulation, other = waiting(wait), waiting(wait)
     wanted = records(simulation)
     next(other)
     early = {**other.state(), "history": [asdict(each) for each in other.history]}
@@ -181,9 +195,9 @@ TIMED = {"network": NETWORK}
 
 
 def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> None:
-    for number, wait in enumerate([None, *POLICIES.values()]):
+    for number, wait in enumerate([None, *EVERY.values()]):
         schedule = {"periods": [2, 3], "participation": [1.0, 3], **({} if wait is None else {"wait": wait})}
-        run = trained(config(schedule=schedule, tree={"shape": "2x4"}, **TIMED), tmp_path / str(number))
+        run = trained(config(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
         priced = PricedRun.of(run)
         found = priced.on(Network.of(NETWORK))
         recorded = [record["clock_seconds"] for record in run.rounds]
@@ -192,6 +206,12 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         assert run.rounds[-1]["clock_total"] == pytest.approx(found.until(len(run.rounds)).seconds)
         assert bool(sum(run.left_out["late"].values())) == (wait is not None)
         assert priced.recovered.notes == ()
+        for round in (1, len(recorded)):
+            seen = priced.intervals(Network.of(NETWORK), round)
+            assert {each.what for each in seen} >= {"down", "compute", "up", "merge"}
+            assert all((each.begin_RN <= each.end_RN)[each.who_RN].all() for each in seen)
+            furthest = max(float(each.end_RN[each.who_RN].max()) for each in seen if each.who_RN.any())
+            assert furthest >= recorded[round - 1] * (1 - 1e-9)
 
 
 def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -260,8 +280,18 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": {"first": 0}}, "wait.first"),
         ({"wait": {"first": 1.5}}, "wait.first"),
         ({"wait": {"first": True}}, "wait.first"),
-        ({"wait": {"buffer": 5}}, "asynchronously are not there yet"),
-        ({"wait": "async"}, "asynchronously are not there yet"),
+        ({"wait": {"buffer": 0}}, "wait.buffer"),
+        ({"wait": {"buffer": 2.5}}, "wait.buffer"),
+        ({"wait": {"buffer": 2, "deadline": 3}}, "wait.buffer.*is short for"),
+        ({"wait": {"buffer": 2, "late": "stops"}}, "wait.buffer.*is short for"),
+        ({"wait": "async"}, "wait.*buffer = 10"),
+        ({"wait": {"late": "counts"}}, "where a deadline or first says who is late"),
+        ({"wait": {"first": 2, "late": "later"}}, "wait.late"),
+        ({"wait": {"first": 2, "staleness": 1}}, "wait.staleness"),
+        ({"wait": {"buffer": 2, "staleness": -1}}, "wait.staleness"),
+        ({"wait": [{"first": 1}, {"buffer": 2}]}, "a node that is stopped would take its children's"),
+        ({"wait": {"buffer": 2}, "rules": place("feddyn", 2)}, "edge level 2 keeps something at each child"),
+        ({"wait": {"buffer": 2}, "lr": leaf(0.1, optimiser="adam")}, "leaf.optimiser is SGD"),
         ({"wait": {"first": 1}, "rules": place({"name": "mtgc", "restart": "gradient"}, 2)}, "from gradients"),
         ({"wait": None, "network": "plat"}, "network.*plato"),
         ({"wait": None, "network": 5}, "network.*must be a preset"),

@@ -168,6 +168,9 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
     add(f"a mask among the buffers, {shape}", shape, "mtgc", model=Masked, participation=[0.7] * depth)
     add(f"a deadline, {shape}", shape, "mtgc", network=NETWORK, wait={"deadline": 0.15}, participation=[0.7] * depth)
+    two = {"network": NETWORK, "wait": ["all"] * (depth - 1) + [{"buffer": 2}]}
+    add(f"a buffer, {shape}", shape, {"name": "mtgc", "restart": "keep"}, **two, participation=[1.0] * depth)
+    add(f"buffers, {shape}", shape, "scaffold", network=NETWORK, wait=[{"buffer": 2}] * depth, engine="stacked")
     add(f"the first, {shape}", shape, "mtgc", network=NETWORK, wait=[{"first": 0.6}] * depth, engine="stacked")
     add(f"lazy, with names, {shape}", shape, "mtgc", lazy=True, ragged=True, engine="stacked")
     add(f"NaN beside a mask, {shape}", shape, "hfedavg", model=Masked, broken=3)

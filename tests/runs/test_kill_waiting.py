@@ -18,6 +18,7 @@ POLICIES = {
     "deadline": '["all", { deadline = 0.2 }]',
     "first": "[{ first = 0.5 }, { first = 2 }]",
     "both": "[{ deadline = 1.0 }, { first = 0.7, deadline = 0.3 }]",
+    "buffers": '[{ deadline = 0.4, late = "counts" }, { buffer = 2 }]',
 }
 CONFIG = """
 [tree]

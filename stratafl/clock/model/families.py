@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from stratafl.base.tree import Tree
-from stratafl.clock.model.sharing import finished
+from stratafl.clock.model.sharing import finished, left
 
 
 class Families:
@@ -53,13 +53,32 @@ class Families:
         """When transfers end; where none is, its own beginning."""
         if np.isinf(pipe_M).all():
             return np.where(there_RN, begin_RN + size_RN / link_N, begin_RN)
-        rounds = len(there_RN)
+        begin, size, link, pipe, there = self._pipes(begin_RN, size_RN, link_N, pipe_M, there_RN)
+        ends = finished(begin, size, link, pipe, there)
+        return ends.reshape(len(there_RN), -1)[:, self._place_N]
+
+    def left(
+        self,
+        begin_RN: np.ndarray,
+        size_RN: np.ndarray,
+        link_N: np.ndarray,
+        pipe_M: np.ndarray,
+        there_RN: np.ndarray,
+        at_RM: np.ndarray,
+    ) -> np.ndarray:
+        """What is not yet sent of transfers at a moment of their parent's."""
+        begin, size, link, pipe, there = self._pipes(begin_RN, size_RN, link_N, pipe_M, there_RN)
+        rest = left(begin, size, link, pipe, there, at_RM.reshape(-1))
+        return rest.reshape(len(there_RN), -1)[:, self._place_N]
+
+    def _pipes(
+        self, begin_RN: np.ndarray, size_RN: np.ndarray, link_N: np.ndarray, pipe_M: np.ndarray, there_RN: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """A row for each parent's pipe, as `sharing` takes them."""
         link_RN = np.broadcast_to(link_N, there_RN.shape)
-        padded = [self._padded(values, fill) for values, fill in
-                  ((begin_RN, 0.0), (size_RN, 0.0), (link_RN, 1.0), (there_RN, False))]  # fmt: skip
-        begin, size, link, there = padded
-        ends = finished(begin, size, link, np.tile(pipe_M, rounds), there)
-        return ends.reshape(rounds, -1)[:, self._place_N]
+        begin, size, link, there = (self._padded(values, fill) for values, fill in
+                                    ((begin_RN, 0.0), (size_RN, 0.0), (link_RN, 1.0), (there_RN, False)))  # fmt: skip
+        return begin, size, link, np.tile(pipe_M, len(there_RN)), there
 
     def _padded(self, values_RN: np.ndarray, fill: float | bool) -> np.ndarray:
         padded = np.full((len(values_RN), self._parents * self._most), fill, dtype=values_RN.dtype)

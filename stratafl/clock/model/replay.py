@@ -18,7 +18,7 @@ import torch
 
 from stratafl.base.tree import Tree
 from stratafl.clock.model.sizes import MessageSizes
-from stratafl.clock.model.timeline import Clock, Messages, Stage, Walk
+from stratafl.clock.model.timeline import Clock, Messages, Observer, Spent, Stage, Walk
 from stratafl.clock.model.waiting import Policy
 from stratafl.core.measure.traffic import Direction, Traffic
 from stratafl.core.meeting import Held, Outcome
@@ -56,6 +56,15 @@ class Story:
         """Whether a clock decides who takes part."""
         return any(not each.is_all for each in self.wait)
 
+    def counts_late(self, level: int) -> bool:
+        """Whether late work counts at an edge level."""
+        return bool(self.wait) and self.wait[level - 1].counts_late
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether work goes on from one global round to the next."""
+        return any(each.counts_late for each in self.wait)
+
     @property
     def is_steady(self) -> bool:
         """Whether the same nodes take part in every round."""
@@ -84,6 +93,8 @@ class Chunk:
     stages: tuple[Stage, ...]
     sent: tuple[Sent, ...]
     """In each of these rounds, as the run's own account has it; root's edge level first."""
+    spent: tuple[Spent, ...] = ()
+    """What each took, where that cannot be told from its stages alone."""
 
     def many(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
         """The stages of its one round as often as it is repeated, for some of the repetitions:
@@ -116,18 +127,20 @@ class Row:
     def __init__(self) -> None:
         self.stages: list[RowStage] = []
         self.sent: list[tuple[np.ndarray, ...]] = []
-        self.seconds = 0.0
+        self.spent: Spent | None = None
         """What it took, where a clock was there."""
         self.asked: dict[tuple[int, int], np.ndarray] = {}
         """By level and the number of its round: who was to take part."""
         self.came: dict[tuple[int, int], np.ndarray] = {}
         """Likewise, who of them was heard in time; also below a node that was late itself."""
 
-    def take_part(self, schedule: Schedule, tree: Tree) -> dict[tuple[int, int], np.ndarray]:
-        """Likewise, who took part: who came in time, with all its ancestors."""
+    def take_part(self, story: Story) -> dict[tuple[int, int], np.ndarray]:
+        """Likewise, who took part: who came in time, or begins work that counts whenever it comes,
+        with all its ancestors."""
         found: dict[tuple[int, int], np.ndarray] = {}
+        schedule, tree = story.schedule, story.tree
         for level, number in sorted(self.came):
-            found[level, number] = self.came[level, number]
+            found[level, number] = (self.asked if story.counts_late(level) else self.came)[level, number]
             if level > 1:
                 above = number * schedule.meetings[level - 1] // schedule.meetings[level]
                 found[level, number] = found[level, number] & found[level - 1, int(above)][tree.parents[level]]
@@ -143,10 +156,16 @@ class Replay:
         self.traffic, self.top = Traffic(story.tree), 0
         self.begun = [0] * (story.tree.depth + 1)
         self.active = [np.ones(n, dtype=bool) for n in story.tree.sizes]
+        self.busy = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
+        """By level at which late work counts: whose is under way."""
+        self.walk = Walk(1)
 
-    def round(self) -> Row:
+    def round(self, watch: Observer | None = None) -> Row:
         """The next one."""
-        row, depth, walk = Row(), self.tree.depth, Walk(1)
+        if not self.story.goes_on:
+            self.walk = Walk(1)
+        row, depth, walk = Row(), self.tree.depth, self.walk
+        began = walk.begin_round(watch)
         totals = [np.zeros((4, size), dtype=np.int64) for size in self.tree.sizes]
         # answers to the last meeting are in the account already, and belong to the round before
         self._add(totals, sign=-1)
@@ -176,6 +195,7 @@ class Replay:
             came = self._clocked(row, walk)
             for level in range(depth, event.top - 1, -1):
                 self._meet(level, came[level], relayed=level > event.top)
+                self.busy[level] = self.busy[level] & ~came[level]
             self._taken("up", range(event.top, depth + 1), totals)
             has = [None] + [self._flag(level) for level in range(1, depth + 1)]
             self.traffic.relayed(event.top, has)
@@ -183,9 +203,9 @@ class Replay:
         self._add(totals, sign=1)
         row.sent = [tuple(total.sum(axis=1)) for total in totals]
         if self.clock is not None:
-            row.seconds = float(walk.seconds_R[0])
+            row.spent = Spent(walk.seconds_R - began, walk.sums.parts, walk.sums.joules_R)
         if self.story.waits_by_time:
-            present = row.take_part(self.story.schedule, self.tree)
+            present = row.take_part(self.story)
             row.stages = [
                 (*stage[:2], {level: present[level, stage[5][level]] for level in stage[2]}, *stage[3:6], stage[2])
                 for stage in row.stages
@@ -224,8 +244,11 @@ class Replay:
     def _begin(self, restarting: bool) -> None:
         story = self.story
         for level in range(max(self.top, 1), self.tree.depth + 1):
-            drawn_N = draw(story.participation[level - 1], self.tree, level, self.begun[level], story.seed)
+            drawing = story.participation[level - 1], self.tree, level, self.begun[level], story.seed
+            drawn_N = draw(*drawing, self.busy[level])
             self.active[level] = drawn_N & self.active[level - 1][self.tree.parents[level]]
+            if story.counts_late(level):
+                self.busy[level] = self.busy[level] | self.active[level]
             self.begun[level] += 1
             sizes = story.sizes.edge(level).parcel, story.sizes.model
             self.traffic.began(Beginning(level, self.active[level], *sizes, restarting))
@@ -318,29 +341,6 @@ def replay(story: Story, clock: Clock | None = None) -> Iterator[Chunk]:
         yield _chunk(story, rows, first)
 
 
-def stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:
-    """Those of one global round, counted from 0."""
-    for chunk in replay(replace(story, rounds=round + 1), clock):
-        place = round - chunk.first
-        if len(chunk.sent[0].bytes_up) < chunk.rounds:
-            return chunk.many(story.schedule, range(place, place + 1))
-        if place < chunk.rounds:
-            return tuple(_row_of(stage, place) for stage in chunk.stages)
-    raise AssertionError("a story has all its rounds")
-
-
-def _row_of(stage: Stage, row: int) -> Stage:
-    one = slice(row, row + 1)
-    return replace(
-        stage,
-        active={level: rows[one] for level, rows in stage.active.items()},
-        down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
-        up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
-        counter={level: rows[one] for level, rows in stage.counter.items()},
-        asked=None if stage.asked is None else {level: rows[one] for level, rows in stage.asked.items()},
-    )
-
-
 def _chunk(story: Story, rows: Sequence[Row], first: int) -> Chunk:
     """Rounds beside each other."""
     stages = [_stage(story, [row.stages[number] for row in rows]) for number in range(len(rows[0].stages))]
@@ -348,7 +348,8 @@ def _chunk(story: Story, rows: Sequence[Row], first: int) -> Chunk:
     for level in range(1, story.tree.depth + 1):
         counts = np.array([row.sent[level] for row in rows], dtype=np.float64).reshape(-1, 4).T
         sent.append(Sent(*counts))
-    return Chunk(first, len(rows), tuple(stages), tuple(sent))
+    spent = tuple(row.spent for row in rows if row.spent is not None) if story.goes_on else ()
+    return Chunk(first, len(rows), tuple(stages), tuple(sent), spent)
 
 
 def _stage(story: Story, same: Sequence[RowStage]) -> Stage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from stratafl.clock.model.replay import Replay, Story
 from stratafl.clock.model.timeline import Clock
 from stratafl.core.measure.record import ClockedRound, RoundResult
 from stratafl.core.schedule import Draw, Participation
+from stratafl.core.state.late import Later
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,8 @@ class _Hour:
     present: Mapping[tuple[int, int], np.ndarray]
     """By level and the number of its round in the run: who takes part."""
     late: tuple[str, ...]
+    heard: Mapping[tuple[int, int], np.ndarray]
+    """Likewise, where late work counts: whose reports are merged."""
 
 
 class RunClock:
@@ -48,7 +52,7 @@ class RunClock:
         }
         """What of the run its time depends on that its config does not say, as plain data."""
         self._replay, self._round = self._beginning(), -1
-        self._hour = _Hour(0.0, 0.0, {}, ())
+        self._hour = _START
 
     def participation(self) -> tuple[Participation, ...]:
         """Those that are drawn, of whom those that are late are left out; root first."""
@@ -56,20 +60,31 @@ class RunClock:
             return self.story.participation
         return (self._present,) * self.story.tree.depth
 
+    def later(self) -> dict[int, Later]:
+        """The edge levels at which late work counts."""
+        counting = [(level, each.staleness) for level, each in enumerate(self.story.wait, 1) if each.counts_late]
+        return {level: Later(partial(self._heard, level), staleness) for level, staleness in counting}
+
     def record(self, result: RoundResult) -> ClockedRound:
         """A round's result with its time."""
         hour = self._at(result.round - 1)
         return ClockedRound(**vars(result), clock_seconds=hour.seconds, clock_total=hour.total, late=hour.late)
 
     def _present(self, draw: Draw) -> np.ndarray:
-        round = draw.round // int(self.story.schedule.meetings[draw.level])
-        return self._at(round).present[draw.level, draw.round]
+        return self._at(self._global(draw.level, draw.round)).present[draw.level, draw.round]
+
+    def _heard(self, level: int, number: int) -> np.ndarray:
+        return self._at(self._global(level, number)).heard[level, number]
+
+    def _global(self, level: int, number: int) -> int:
+        """The global round in which a level has its round of this number, counted from 0."""
+        return number // int(self.story.schedule.meetings[level])
 
     def _at(self, round: int) -> _Hour:
         """A global round, counted from 0; those before it are gone through, too, since what a child
         is sent depends on the last time that it came."""
         if round < self._round:
-            self._replay, self._round, self._hour = self._beginning(), -1, _Hour(0.0, 0.0, {}, ())
+            self._replay, self._round, self._hour = self._beginning(), -1, _START
         while self._round < round:
             self._hour, self._round = self._next(), self._round + 1
         return self._hour
@@ -79,10 +94,12 @@ class RunClock:
 
     def _next(self) -> _Hour:
         row, tree = self._replay.round(), self.story.tree
-        total = self._hour.total + row.seconds
+        assert row.spent is not None, "a clock was there"
+        seconds = float(row.spent.seconds[0])
+        total = self._hour.total + seconds
         if not self.story.waits_by_time:
-            return _Hour(row.seconds, total, {}, ())
-        present = row.take_part(self.story.schedule, tree)
+            return _Hour(seconds, total, {}, (), {})
+        present = row.take_part(self.story)
         late: list[str] = []
         for level, number in sorted(present, key=lambda at: (-at[0], at[1])):
             # below a node that is late itself nobody is missed
@@ -91,4 +108,8 @@ class RunClock:
                 above = number * self.story.schedule.meetings[level - 1] // self.story.schedule.meetings[level]
                 missed_N = missed_N & present[level - 1, int(above)][tree.parents[level]]
             late += tree.named(level, missed_N)
-        return _Hour(row.seconds, total, present, tuple(late))
+        heard = {at: came_N for at, came_N in row.came.items() if self.story.counts_late(at[0])}
+        return _Hour(seconds, total, present, tuple(late), heard)
+
+
+_START = _Hour(0.0, 0.0, {}, (), {})

@@ -25,6 +25,12 @@ Where a round's time goes: a parent's round lasts as long for each child that ta
 what its messages, its own work and its waiting for the slowest add up to. So with every child that
 takes part as one of n, the parts of all levels add up to the round's time, exactly.
 
+Where late work counts (`flights`), children go on while their parent's meetings close and open. A
+parent's time from the opening of a meeting to its close is then, for each child whose work is under
+way, what that child did meanwhile; what a node's children do in its own rounds is its `work`.
+Reports share the parent's pipe with whatever is on its way with them; models do so with those that
+are handed out with them. Times are counted from the beginning of the run.
+
 Shape suffixes: R rounds side by side, N nodes of a level, M nodes of the level above.
 """
 
@@ -37,10 +43,11 @@ from typing import NamedTuple
 import numpy as np
 
 from stratafl.clock.model.families import Families
+from stratafl.clock.model.flights import Flights, Phase, Report
 from stratafl.clock.model.placed import Edges, PlacedNetwork
 from stratafl.clock.model.waiting import ALL, Policy, closed
 
-AWAY, COMPUTE, DOWN, UP, WAIT, MERGE = PARTS = ("away", "compute", "down", "up", "wait", "merge")
+AWAY, COMPUTE, DOWN, UP, WAIT, MERGE, WORK = PARTS = ("away", "compute", "down", "up", "wait", "merge", "work")
 Part = tuple[str, int]
 """What time goes into, and on which edge level; the leaves' for away and compute."""
 
@@ -135,6 +142,17 @@ class Walk:
         self.opened: dict[int, np.ndarray] = {}
         """By edge level: when the parents' meetings opened."""
         self.weight: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
+        self.open: dict[int, np.ndarray] = {0: np.ones((rounds, 1), dtype=bool)}
+        """By level: who works, and holds meetings."""
+        self.phases: dict[int, list[Phase]] = {}
+        """By edge level: what those do that begin, until they report."""
+        self.flights: dict[int, Flights] = {}
+        """By edge level at which late work counts."""
+
+    def begin_round(self, watch: Observer | None = None) -> float:
+        """Forget what the rounds before came to; the time at which this one begins."""
+        self.sums = _Sums(1, watch)
+        return float(self.seconds_R[0])
 
     @property
     def seconds_R(self) -> np.ndarray:
@@ -165,16 +183,23 @@ class Clock:
             families, active_RN = self._families[level - 1], stage.active[level]
             count_RM = families.sum(active_RN.astype(np.float64))
             weight[level] = families.spread(weight[level - 1] / np.maximum(count_RM, 1)) * active_RN
-            walk.opened[level] = ready[level - 1]
-            ready[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
-        done = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
+            if self.wait[level - 1].counts_late:
+                # counted when its meetings close, for whoever is under way then
+                weight[level] = np.zeros_like(weight[level])
+            walk.opened[level], walk.open[level] = ready[level - 1], stage.working(level)
+            ready[level], walk.phases[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
+        done, phases = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
+        walk.phases[tree.depth] += phases
         came = {}
         for level in range(tree.depth, stage.end - 1, -1):
-            came[level], done = self._up(stage, level, done, walk)
+            up = self._up_later if self.wait[level - 1].counts_late else self._up
+            came[level], done = up(stage, level, done, walk)
         ready[stage.end - 1] = done
         return came
 
-    def _down(self, stage: Stage, level: int, ready_RM: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
+    def _down(
+        self, stage: Stage, level: int, ready_RM: np.ndarray, weight_RN: np.ndarray, sums: _Sums
+    ) -> tuple[np.ndarray, list[Phase]]:
         """When each child has what its parent gave; who gets nothing has it already."""
         edges, families = self.placed.edge(level), self._families[level - 1]
         messages, active_RN = stage.down[level], stage.working(level)
@@ -192,8 +217,9 @@ class Clock:
         if level == self.tree.depth:
             sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
         sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
-        sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
-        return got_RN
+        if not self.wait[level - 1].counts_late:
+            sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
+        return got_RN, [Phase(AWAY, told_RN + away_RN), Phase(DOWN, got_RN)]
 
     def _away(self, counter_R: np.ndarray) -> np.ndarray:
         """How long leaves are away that are asked to take part."""
@@ -203,7 +229,9 @@ class Clock:
         is_away_RN = devices.chances[0].each(seed, counter_R) >= devices.availability_N
         return is_away_RN * devices.away.each(seed, counter_R)
 
-    def _compute(self, stage: Stage, ready_RN: np.ndarray, weight_RN: np.ndarray, sums: _Sums) -> np.ndarray:
+    def _compute(
+        self, stage: Stage, ready_RN: np.ndarray, weight_RN: np.ndarray, sums: _Sums
+    ) -> tuple[np.ndarray, list[Phase]]:
         """When each leaf has made its steps."""
         devices, seed, level = self.placed.devices, self.placed.seed, self.tree.depth
         counter_R, active_RN = stage.counter[level], stage.working(level)
@@ -219,8 +247,10 @@ class Clock:
         sums.part(COMPUTE, level, weight_RN, work_RN)
         sums.work_RN = work_RN * active_RN
         sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
-        sums.see(COMPUTE, level, ready_RN + pause_RN, ready_RN + pause_RN + work_RN, active_RN)
-        return ready_RN + pause_RN + work_RN
+        begin_RN, end_RN = ready_RN + pause_RN, ready_RN + pause_RN + work_RN
+        if not self.wait[level - 1].counts_late:
+            sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
+        return end_RN, [Phase(AWAY, begin_RN), Phase(COMPUTE, end_RN)]
 
     def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
         """Who came in time, and when each parent has merged that; one to whom nobody comes has
@@ -253,6 +283,43 @@ class Clock:
         sums.see(UP, level, done_RN, got_RN, there_RN)
         sums.see(WAIT, level, got_RN, last_RN, came_RN)
         sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
+        return came_RN, last_RM + merge_RM
+
+    def _up_later(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
+        """Likewise where late work counts: who of all that are under way was heard."""
+        edges, families, sums = self.placed.edge(level), self._families[level - 1], walk.sums
+        messages, opened_RM = stage.up[level], walk.opened[level]
+        phases = walk.phases[level] if level == self.tree.depth else [*walk.phases[level], Phase(WORK, done_RN)]
+        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
+        new = Report(
+            done_RN + messages.count_RN * edges.overhead_s_N,
+            messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N,
+            delay_RN,
+        )
+        began_RN, told_RN = walk.open[level], families.spread(opened_RM)
+        flights = Flights.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
+        walk.flights[level], report = flights, flights.report
+        pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
+        sent_RN = families.transfer(*pipes)
+        heard_RN, asked_RN = sent_RN + report.delay_RN, flights.is_RN & families.spread(walk.open[level - 1])
+        came_RN, count_RM, last_RM = closed(self.wait[level - 1], families, heard_RN, asked_RN, opened_RM)
+        merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
+
+        last_RN = families.spread(last_RM)
+        weight_RN = families.spread(walk.weight[level - 1] / np.maximum(families.sum(asked_RN.astype(float)), 1))
+        for what, begin_RN, end_RN in [*flights.spans(heard_RN), (WAIT, heard_RN, last_RN)]:
+            begin_RN, end_RN = np.maximum(begin_RN, told_RN), np.minimum(end_RN, last_RN)
+            long_RN = asked_RN & (end_RN > begin_RN)
+            sums.part(what, level, weight_RN, np.where(long_RN, end_RN - begin_RN, 0.0))
+            if what != WORK:
+                sums.see(what, level, begin_RN, end_RN, long_RN)
+        sums.part(MERGE, level, walk.weight[level - 1], merge_RM)
+        sending_RN = np.maximum(np.minimum(sent_RN, last_RN) - report.begin_RN, 0.0) * asked_RN
+        sums.joules_R += (sending_RN * edges.up_watts_N).sum(axis=1) + (merge_RM * edges.merge_watts_M).sum(axis=1)
+        sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
+        # a parent that holds no meeting leaves everything as it is
+        until_RM = np.where(families.sum(asked_RN.astype(float)) > 0, last_RM, -np.inf)
+        flights.merged(came_RN, families.left(*pipes, until_RM), sent_RN, families.spread(until_RM))
         return came_RN, last_RM + merge_RM
 
 

@@ -1,4 +1,5 @@
-"""Whom a parent waits for, per edge level: all, those that come in time, the first so many.
+"""Whom a parent waits for, per edge level: all, those that come in time, the first so many; and
+whether the work of the others counts later.
 
 A meeting opens when the parent has the model that it hands out, and closes
 
@@ -10,9 +11,13 @@ and with both of the last two, whichever comes first. A parent that heard nobody
 waits for the first child, whenever that comes. Of children that are heard at the same moment, the
 first in the tree's order counts as the first.
 
-A child that is not heard by then is late. It is told to stop, which takes no time, and is free when
-its parent's next round begins, for which it gets a new model if it is asked. In the meeting that it
-missed it is as absent as if it had not been drawn.
+A child that is not heard by then is late. Unless late work counts, it is told to stop, which takes
+no time, and is free when its parent's next round begins, for which it gets a new model if it is
+asked. In the meeting that it missed it is as absent as if it had not been drawn.
+
+Where late work counts, a late child goes on, and is one of those that the parent's next meeting
+waits for, beside those that begin then. A level that waits for the first k in this way meets
+asynchronously: `{ buffer = k }` is short for it.
 
 Shape suffixes: R rounds, N nodes of a level, M nodes of the level above.
 """
@@ -21,15 +26,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, integer, number, unknown
+from stratafl.base.errors import InvalidInput, choice, integer, number, unknown
 from stratafl.clock.model.families import Families
 
-KINDS = 'must be "all", { deadline = seconds } or { first = a number, or a fraction with a point }'
-ASYNCHRONOUS = ("async", "asynchronous", "buffer", "staleness")
+KINDS = (
+    'must be "all", { deadline = seconds }, { first = a number, or a fraction with a point } or { buffer = a number }'
+)
+ASYNCHRONOUS = ("async", "asynchronous")
+Late = Literal["stops", "counts"]
+STALENESS = 0.5
+"""The exponent of FedBuff: work that is s meetings old counts 1 / sqrt(1 + s)."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +50,37 @@ class Policy:
     """Seconds."""
     first: int | float | None = None
     """So many children of each parent, or such a share of those that it asked."""
+    late: Late = "stops"
+    """What becomes of the work of children that are late."""
+    staleness: float = STALENESS
+    """Where it counts: work that is s meetings old counts (1 + s) to the power of minus this."""
 
     @property
     def is_all(self) -> bool:
         return self.deadline is None and self.first is None
 
-    def as_plain(self) -> str | dict[str, float]:
+    @property
+    def counts_late(self) -> bool:
+        return self.late == "counts"
+
+    def enough(self, asked: np.ndarray) -> np.ndarray:
+        """With how many children parents are content that asked so many."""
+        if self.first is None:
+            return asked
+        if isinstance(self.first, float):
+            return np.where(asked > 0, np.maximum(1, np.round(self.first * asked)), 0)
+        return np.minimum(self.first, asked)
+
+    def as_plain(self) -> str | dict[str, Any]:
         """As a config has it."""
-        return "all" if self.is_all else {name: value for name, value in vars(self).items() if value is not None}
+        if self.is_all:
+            return "all"
+        closes = {name: value for name in ("deadline", "first") if (value := getattr(self, name)) is not None}
+        return closes | ({"late": self.late, "staleness": self.staleness} if self.counts_late else {})
 
 
 ALL = Policy()
-Wait = None | str | Mapping[str, float] | Policy
+Wait = None | str | Mapping[str, Any] | Policy
 """What may be said of one level."""
 
 
@@ -69,18 +98,35 @@ def _policy(given: Any, field: str) -> Policy:
         return given
     if given is None or given == "all":
         return ALL
-    keys = [given] if isinstance(given, str) else list(given) if isinstance(given, Mapping) else []
-    if any(key in ASYNCHRONOUS for key in keys):
-        raise InvalidInput(field, given, "levels that meet asynchronously are not there yet: wait by deadline or first")
+    if given in ASYNCHRONOUS:
+        told = (
+            "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
+        )
+        raise InvalidInput(field, given, told)
     if not isinstance(given, Mapping) or not given:
         raise InvalidInput(field, given, KINDS)
+    known = ("deadline", "first", "buffer", "late", "staleness")
     for key in given:
-        if key not in ("deadline", "first"):
-            raise unknown(f"{field} key", key, ("deadline", "first"))
-    deadline, first = given.get("deadline"), given.get("first")
+        if key not in known:
+            raise unknown(f"{field} key", key, known)
+    values = {key: value for key, value in given.items() if value is not None}
+    if "buffer" in values:
+        if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":
+            told = 'is short for first = a number, late = "counts", and goes with staleness alone'
+            raise InvalidInput(f"{field}.buffer", values["buffer"], told)
+        size = integer(f"{field}.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
+        values |= {"first": size, "late": "counts"}
+    deadline, first = values.get("deadline"), values.get("first")
+    late = choice(f"{field}.late", values.get("late", "stops"), get_args(Late))
+    if late == "counts" and deadline is None and first is None:
+        raise InvalidInput(field, given, "late work counts where a deadline or first says who is late")
+    if late == "stops" and "staleness" in values:
+        raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
     return Policy(
         None if deadline is None else number(f"{field}.deadline", deadline, above=0),
         None if first is None else _first(f"{field}.first", first),
+        late,
+        number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
     )
 
 
@@ -98,7 +144,7 @@ class Closed(NamedTuple):
     count_RM: np.ndarray
     """How many."""
     end_RM: np.ndarray
-    """When they closed; 0 where nobody was asked."""
+    """When they closed, not before they opened; 0 where nobody was asked."""
 
 
 def closed(
@@ -111,20 +157,12 @@ def closed(
         return Closed(asked_RN, asked_RM, np.where(asked_RM > 0, last_RM, 0.0))
     heard_RN = np.where(asked_RN, heard_RN, np.inf)
     place_RN = families.earliest(heard_RN)
-    wanted_RM, limit_RM = _wanted(policy, asked_RM), np.full_like(asked_RM, np.inf)
+    wanted_RM, limit_RM = policy.enough(asked_RM), np.full_like(asked_RM, np.inf)
     if policy.deadline is not None:
         limit_RM = np.maximum(opened_RM + policy.deadline, families.min(heard_RN))
     came_RN = asked_RN & (place_RN < families.spread(wanted_RM)) & (heard_RN <= families.spread(limit_RM))
     count_RM = families.sum(came_RN.astype(np.float64))
     last_RM = families.max(np.where(came_RN, heard_RN, -np.inf))
-    end_RM = np.where(count_RM < wanted_RM, limit_RM, last_RM)
+    # work that was late may have come before the meeting opened
+    end_RM = np.maximum(np.where(count_RM < wanted_RM, limit_RM, last_RM), opened_RM)
     return Closed(came_RN, count_RM, np.where(asked_RM > 0, end_RM, 0.0))
-
-
-def _wanted(policy: Policy, asked_RM: np.ndarray) -> np.ndarray:
-    """With how many children each parent is content."""
-    if policy.first is None:
-        return asked_RM
-    if isinstance(policy.first, float):
-        return np.where(asked_RM > 0, np.maximum(1, np.round(policy.first * asked_RM)), 0)
-    return np.minimum(policy.first, asked_RM)

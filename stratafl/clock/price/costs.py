@@ -13,8 +13,9 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, place
-from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay, stages_of
+from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay
 from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
+from stratafl.clock.model.watched import watched
 from stratafl.clock.price.flops import flops_of
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
@@ -85,7 +86,7 @@ class PricedRun:
         """What every node does in one global round there, counted from 1."""
         seen: list[Interval] = []
         clock = Clock(self.placed(network), self.recovered.story.wait)
-        clock.spent(stages_of(self.recovered.story, round - 1, clock), 1, seen.append)
+        watched(self.recovered.story, round - 1, clock, seen.append)
         return seen
 
     def placed(self, network: Network) -> PlacedNetwork:
@@ -111,7 +112,7 @@ def costs(story: Story, placed: PlacedNetwork) -> Costs:
         sent.append(tuple(Sent(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent))
     seconds_R = _joined([(count, each.seconds) for count, each in spent])
     names = dict.fromkeys(part for _, each in spent for part in each.parts)
-    parts = {part: _joined([(count, each.parts[part]) for count, each in spent]) for part in names}
+    parts = {part: _joined([(count, each.parts.get(part, np.zeros(1))) for count, each in spent]) for part in names}
     levels = [
         Sent(*(np.concatenate(each) for each in zip(*(vars(s[m]).values() for s in sent), strict=True)))
         for m in range(depth)
@@ -133,7 +134,9 @@ def costs(story: Story, placed: PlacedNetwork) -> Costs:
 def _spent(clock: Clock, story: Story, chunk: Chunk) -> Iterator[tuple[int, Spent]]:
     """Of a chunk's rounds, with how many rounds each is for."""
     rows = len(chunk.sent[0].bytes_up)
-    if rows == chunk.rounds:
+    if chunk.spent:
+        yield from ((1, each) for each in chunk.spent)
+    elif rows == chunk.rounds:
         yield rows, clock.spent(chunk.stages, rows)
     elif clock.placed.is_steady:
         yield chunk.rounds, clock.spent(chunk.stages, 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stratafl.base.state import State
 from stratafl.core.rule import Rows
+from stratafl.core.state.late import Pending
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +46,33 @@ class LevelState:
     what of their models stays with them (see `home`); nothing on other levels."""
     advanced: Rows
     """The same after the work of those that take part, which counts once their reports do; nothing
-    between a meeting and the next work."""
+    between a meeting and the next work, unless late work counts."""
+    meetings_N: np.ndarray
+    """How many meetings each has held with its children."""
+    pending: Pending | None
+    """Where late work counts: what is under way. None where it does not."""
 
     def as_dict(self) -> State:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "pending": {} if self.pending is None else vars(self.pending)}
+
+    @staticmethod
+    def of(values: State) -> LevelState:
+        """From what `as_dict` gave."""
+        pending = Pending(**values["pending"]) if values["pending"] else None
+        return LevelState(**{**values, "pending": pending})
 
 
 def completed(state: State) -> State:
     """A federation's state with what one that was stored before it was known does not have: kept
-    states of optimisers, of which there were none."""
+    states of optimisers and pending work, of which there were none."""
     if not isinstance(state.get("levels"), list):
         return state
-    none: State = {"optimiser": {}, "advanced": {}}
-    return {**state, "levels": [{**none, **each} if isinstance(each, dict) else each for each in state["levels"]]}
+    return {**state, "levels": [_completed(each) if isinstance(each, dict) else each for each in state["levels"]]}
+
+
+def _completed(level: State) -> State:
+    active_N = level.get("active_N")
+    nodes = len(active_N) if isinstance(active_N, np.ndarray) and active_N.ndim else 0
+    none: State = {"optimiser": {}, "advanced": {}, "meetings_N": np.zeros(nodes, dtype=np.int64), "pending": {}}
+    return none | level

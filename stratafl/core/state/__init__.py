@@ -1,0 +1,1 @@
+"""The state of a simulated tree, level by level."""
