@@ -191,6 +191,7 @@ class Clock:
         sums.part(DOWN, level, weight_RN, got_RN - told_RN - away_RN)
         if level == self.tree.depth:
             sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
+            sums.see(AWAY, level, told_RN, told_RN + away_RN, active_RN & (away_RN > 0))
         sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
         sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
         return got_RN
@@ -219,6 +220,7 @@ class Clock:
         sums.part(COMPUTE, level, weight_RN, work_RN)
         sums.work_RN = work_RN * active_RN
         sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
+        sums.see(AWAY, level, ready_RN, ready_RN + pause_RN, active_RN & (pause_RN > 0))
         sums.see(COMPUTE, level, ready_RN + pause_RN, ready_RN + pause_RN + work_RN, active_RN)
         return ready_RN + pause_RN + work_RN
 
