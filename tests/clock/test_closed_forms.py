@@ -13,6 +13,8 @@ from stratafl.clock.model.placed import place
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.sharing import finished
 from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.model.timeline import Clock
+from stratafl.clock.model.watched import watched
 from stratafl.clock.price.costs import Costs, costs
 from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
@@ -110,6 +112,22 @@ def test_a_leaf_that_is_away_is_waited_for() -> None:
                  leaf={"step_s": 1.0, "availability": 0.75, "away_s": 9.0})  # fmt: skip
     assert abs((many.seconds_R > 9).mean() - 0.25) < 0.03
     np.testing.assert_allclose(many.parts["away", 1], np.where(many.seconds_R > 9, 9, 0))
+
+
+def test_what_a_leaf_does_fills_the_round_without_gaps() -> None:
+    told = story("3", [5], rounds=1, seed=2)
+    leaf = {"step_s": 0.1, "availability": 0.5, "away_s": 9.0, "pause_s": {"name": "uniform", "low": 0, "high": 1}}
+    network = Network.of({"tier": [{**MBIT, "latency_s": 0.01, "merge_s": 0.3}], "leaf": leaf})
+    placed, seen = place(network, told.tree, told.seed), []
+    watched(told, 0, Clock(placed), seen.append)
+    seconds = costs(told, placed).seconds_R[0]
+    for node in range(3):
+        mine = [each for each in seen if each.what != "merge" and each.who_RN[0, node]]
+        bars = sorted((each.begin_RN[0, node], each.end_RN[0, node]) for each in mine)
+        np.testing.assert_allclose([end for _, end in bars], [begin for begin, _ in bars[1:]] + [seconds - 0.3])
+        assert bars[0][0] == 0
+    away = [each for each in seen if each.what == "away"]
+    assert 0 < away[0].who_RN.sum() < 3 and away[1].who_RN.all()
 
 
 def test_a_device_that_says_how_fast_it_computes() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratafl.clock.model import sharing
 from stratafl.clock.model.sharing import finished, left
 
 
@@ -115,3 +116,21 @@ def test_bytes_left(pipe: float, at: float, wanted: list[float]) -> None:
     there_GK = np.ones((1, 2), dtype=bool)
     np.testing.assert_allclose(left(*given, there_GK, np.array([at])), [wanted], atol=1e-12)
     np.testing.assert_allclose(left(*given, there_GK & [True, False], np.array([at]))[0, 1], 0)
+
+
+def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    shape = 50, 6
+    case = Pipes(
+        start_GK=draw.uniform(0, 5, shape),
+        bytes_GK=draw.uniform(1, 10, shape),
+        link_GK=draw.uniform(1, 5, shape),
+        pipe_G=draw.uniform(1, 10, shape[0]),
+        there_GK=draw.random(shape) < 0.8,
+    )
+    ends_GK, left_GK = finished(*case), left(*case, np.full(shape[0], 4.0))
+    for block in (1, 20, 100):
+        monkeypatch.setattr(sharing, "BLOCK", block)
+        assert (finished(*case) == ends_GK).all() and (left(*case, np.full(shape[0], 4.0)) == left_GK).all()
+    alone = finished(*(each[7:8] for each in case))
+    assert (alone == ends_GK[7]).all()

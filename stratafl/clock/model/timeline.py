@@ -218,6 +218,7 @@ class Clock:
             sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
         sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
         if not self.wait[level - 1].counts_late:
+            sums.see(AWAY, level, told_RN, told_RN + away_RN, active_RN & (away_RN > 0))
             sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
         return got_RN, [Phase(AWAY, told_RN + away_RN), Phase(DOWN, got_RN)]
 
@@ -249,6 +250,7 @@ class Clock:
         sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
         begin_RN, end_RN = ready_RN + pause_RN, ready_RN + pause_RN + work_RN
         if not self.wait[level - 1].counts_late:
+            sums.see(AWAY, level, ready_RN, begin_RN, active_RN & (pause_RN > 0))
             sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
         return end_RN, [Phase(AWAY, begin_RN), Phase(COMPUTE, end_RN)]
 

@@ -11,15 +11,16 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
-from stratafl.clock.model.timeline import COMPUTE, DOWN, MERGE, UP, WAIT, Interval
+from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, Interval
 from stratafl.clock.price.costs import PricedRun
 from stratafl.report.costs.texts import TIME, Unit
 from stratafl.report.figures import STYLE
 from stratafl.report.plots import pyplot, save
 from stratafl.runs import StoredRun
 
-COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b"}
-WORDS = {DOWN: "gets", COMPUTE: "computes", UP: "sends", WAIT: "waits", MERGE: "merges"}
+COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b",
+           AWAY: "#bfe3d0"}  # fmt: skip
+WORDS = {DOWN: "gets", COMPUTE: "computes", UP: "sends", WAIT: "waits", MERGE: "merges", AWAY: "is away"}
 MOST = 40
 """Lines that a picture has room for; leaves of later groups are left out."""
 Place = tuple[int, int]
