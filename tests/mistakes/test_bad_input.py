@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from stratafl import (
     InvalidInput,
@@ -25,132 +20,11 @@ from stratafl import (
     mtgc,
     place,
     register,
-    simulate,
     step_decay,
     yogi,
 )
-from stratafl.base.errors import reason, shown, unknown
-from stratafl.data.sampling import batches
-
-NAN, INF = float("nan"), float("inf")
-PARTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
-INPUTS, LABELS = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
-
-
-def study(**changes) -> object:
-    call = {
-        "model": lambda: nn.Linear(3, 2),
-        "data": (INPUTS, LABELS),
-        "partition": PARTS,
-        "tree": "2x2",
-        "rules": "mtgc",
-        "periods": [2, 2],
-        "rounds": 1,
-        **changes,
-    }
-    return simulate(**call)
-
-
-def parts(last: object) -> list:
-    return [*PARTS[:3], last]
-
-
-def deep(levels: int) -> list:
-    shape: list = [1]
-    for _ in range(levels):
-        shape = [shape]
-    return shape
-
-
-def quantised() -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to give them up
-        return torch.quantize_per_tensor(INPUTS, 0.1, 0, torch.quint8)
-
-
-def ragged(layout: torch.layout) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a prototype
-        return torch.nested.nested_tensor([row[: 1 + i % 2] for i, row in enumerate(INPUTS)], layout=layout)
-
-
-def per_sample(outputs: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-
-def misfit(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs * torch.zeros(5)).sum()
-
-
-def plain_number(outputs: Tensor, labels: Tensor) -> float:
-    return 1.0
-
-
-def constant_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    return torch.ones(())
-
-
-def complex_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.sum() * 1j
-
-
-def raising(*given: object) -> Tensor:
-    raise KeyError("not there")
-
-
-def leaving(*given: object) -> Tensor:
-    raise SystemExit(0)
-
-
-class Detached(nn.Linear):
-    """Its output has lost its way back to the parameters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).detach()
-
-
-class Unlearning(nn.Linear):
-    """Without a gradient while it is trained, and only then."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.set_grad_enabled(not self.training):
-            return super().forward(x)
-
-
-class Leaving(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        raise SystemExit(0)
-
-
-class FailsInTraining(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            raise NotImplementedError("only for looking")
-        return super().forward(x)
-
-
-class Lengths(TensorDataset):
-    """A data set whose inputs are not all as long."""
-
-    def __getitem__(self, index: int) -> tuple:
-        inputs, label = super().__getitem__(index)
-        return inputs[: 1 + index % 2], label
-
-
-class Broken(TensorDataset):
-    def __getitem__(self, index: int) -> tuple:
-        raise OSError("the disk is gone")
-
-
-class Uneven(TensorDataset):
-    """A data set whose entries are no pairs."""
-
-    def __getitem__(self, index: int) -> tuple:
-        return (*super().__getitem__(index), 0)
-
-
-Wrong = tuple[str, Callable[[], object], str, str, str]
-"""A label, the call, the field, and two fragments of the message: the value and what is allowed."""
+from tests.mistakes.studies import INF, INPUTS, LABELS, NAN, PARTS, Wrong, deep, parts, raising, study
+from tests.mistakes.wrong_data import DATA, MODELS
 
 RULES: list[Wrong] = [
     ("unknown", lambda: study(rules="mtgcc"), "method", "'mtgcc'", "did you mean 'mtgc'"),
@@ -263,83 +137,6 @@ SHAPES: list[Wrong] = [
     ("no client", lambda: study(partition=parts(6)), "partition[3]", "6", "whole numbers"),
     ("empty", lambda: study(partition=parts([])), "partition[3]", "[]", "1/1 has no samples"),
 ]
-DATA: list[Wrong] = [
-    ("lengths", lambda: study(data=(INPUTS, LABELS[:7])), "data shapes", "(7,)", "as many targets"),
-    ("nothing", lambda: study(data=(INPUTS[:0], LABELS[:0])), "data shapes", "(0,", "at least one"),
-    ("scalar", lambda: study(data=(INPUTS, 3)), "data shapes", "()", "as many targets"),
-    ("no pair", lambda: study(data=INPUTS), "data", "'Tensor'", "(inputs, targets)"),
-    ("none", lambda: study(data=None), "data", "'NoneType'", "(inputs, targets)"),
-    ("three", lambda: study(data=(INPUTS, LABELS, LABELS)), "data", "'tuple'", "(inputs, targets)"),
-    ("triples", lambda: study(data=Uneven(INPUTS, LABELS)), "data", "'Uneven'", "such pairs"),
-    ("text", lambda: study(data=(INPUTS, ["cat"] * 8)), "data", "", ""),
-    ("ragged", lambda: study(data=([[1.0], [1.0, 2.0]], [0, 1])), "data", "'list'", "as long in every row"),
-    ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape"),
-    ("broken", lambda: study(data=Broken(INPUTS, LABELS)), "data", "'Broken'", "the disk is gone"),
-    ("masked", lambda: study(data=(np.ma.masked_less(INPUTS.numpy(), 0.5), LABELS)), "data", "Masked", "masked"),
-    ("meta", lambda: study(data=(INPUTS.to("meta"), LABELS)), "data", "'Tensor'", "meta device"),
-    ("meta labels", lambda: study(data=(INPUTS, LABELS.to("meta"))), "data", "'Tensor'", "meta device"),
-    ("sparse", lambda: study(data=(INPUTS.to_sparse(), LABELS)), "data", "'Tensor'", "to_dense()"),
-    ("quantised", lambda: study(data=(quantised(), LABELS)), "data", "'Tensor'", "dequantize()"),
-    ("nested", lambda: study(data=(ragged(torch.strided), LABELS)), "data", "'Tensor'", "nested"),
-    ("jagged", lambda: study(data=(ragged(torch.jagged), LABELS)), "data", "Tensor'", "nested"),
-    ("test", lambda: study(test=(INPUTS, LABELS[:2])), "test shapes", "(2,)", "as many targets"),
-]
-MODELS: list[Wrong] = [
-    ("inputs", lambda: study(model=nn.Linear(4, 2)), "model", "'Linear'", "of shape (3,)"),
-    ("classes", lambda: study(model=nn.Linear(3, 1)), "model output", "1 classes", "2 classes are"),
-    (
-        "negative label",
-        lambda: study(data=(INPUTS, LABELS - 1)),
-        "model output",
-        "2 classes",
-        "go from -1 to 0",
-    ),
-    ("float labels", lambda: study(data=(INPUTS, LABELS / 2)), "model output", "(2,)", "float32"),
-    (
-        "one-hot labels",
-        lambda: study(data=(INPUTS, torch.eye(2)[LABELS].long())),
-        "model output",
-        "(2,)",
-        "of shape (2,)",
-    ),
-    (
-        "test labels",
-        lambda: study(test=(INPUTS, LABELS + 5)),
-        "model output",
-        "2 classes",
-        "5 to 6",
-    ),
-    ("test inputs", lambda: study(test=(INPUTS[:, :2], LABELS)), "model", "'Linear'", "test"),
-    ("loss per sample", lambda: study(loss=per_sample), "loss", "'per_sample'", "one number"),
-    ("loss misfit", lambda: study(loss=misfit), "loss", "'misfit'", "size"),
-    ("loss no tensor", lambda: study(loss=plain_number), "loss", "'plain_number'", "one number"),
-    ("no model", lambda: study(model="resnet"), "model", "'resnet'", ""),
-    ("no module", lambda: study(model=lambda: 3), "model", "", ""),
-    ("lazy", lambda: study(model=nn.LazyLinear(2)), "model", "'LazyLinear'", "lazy"),
-    ("frozen", lambda: study(model=nn.Flatten()), "model", "'Flatten'", "no trainable"),
-    ("meta model", lambda: study(model=nn.Linear(3, 2, device="meta")), "model", "'Linear'", "weight is on the meta"),
-    ("maker", lambda: study(model=raising), "model", "'raising'", "KeyError"),
-    ("maker leaves", lambda: study(model=leaving), "model", "'leaving'", "SystemExit: 0"),
-    ("forward leaves", lambda: study(model=Leaving(3, 2)), "model", "'Leaving'", "SystemExit: 0"),
-    ("training", lambda: study(model=FailsInTraining(3, 2)), "model", "'FailsInTraining'", "only for looking"),
-    ("detached", lambda: study(model=Detached(3, 2)), "model output", "'Detached'", "no gradient"),
-    ("no grad", lambda: study(model=Unlearning(3, 2)), "model output", "'Unlearning'", "no gradient"),
-    ("loss constant", lambda: study(loss=constant_loss), "loss", "'constant_loss'", "no gradient"),
-    ("loss complex", lambda: study(loss=complex_loss), "loss", "'complex_loss'", "one number"),
-    ("loss fails", lambda: study(loss=raising), "loss", "'raising'", "KeyError"),
-    ("loss leaves", lambda: study(loss=leaving), "loss", "'leaving'", "SystemExit"),
-    ("augment", lambda: study(augment=3), "augment", "3", "must be a function"),
-    ("augment fails", lambda: study(augment=raising), "augment", "'raising'", "KeyError"),
-    ("augment kind", lambda: study(augment=lambda x, *at: x.numpy()), "augment", "<lambda>", "not ndarray"),
-    ("augment loses", lambda: study(augment=lambda x, *at: x[:1]), "augment", "<lambda>", "as many inputs"),
-    ("augment shape", lambda: study(augment=lambda x, *at: x[:, :2]), "augment", "<lambda>", "(2, 2)"),
-    ("augment type", lambda: study(augment=lambda x, *at: x.double()), "augment", "<lambda>", "float64"),
-    ("no state", lambda: study(initial=[1]), "initial", "[1]", "state dict"),
-    ("initial text", lambda: study(initial={"weight": "a", "bias": 1}), "initial.weight", "'str'", "array of numbers"),
-    ("initial complex", lambda: study(initial={"weight": INPUTS * 1j}), "initial.weight", "complex64", "real"),
-    ("initial key", lambda: study(initial={1: INPUTS}), "initial key", "1", "text"),
-    ("initial", lambda: study(initial={}), "initial", "[]", "lacks 'weight'"),
-]
 EVERY = {
     f"{kind}: {label}": rest
     for kind, table in {
@@ -376,112 +173,11 @@ def test_the_right_call_is_fine() -> None:
     assert study().run().models[0].isfinite().all()
 
 
-def test_a_long_value_is_cut_short() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        study(partition=parts(list(np.arange(500) / 2)))
-    assert len(str(caught.value)) < 160
-    assert "..." in str(caught.value)
-
-
-ODD = {
-    "a huge number": 10**5000,
-    "a list of them": [10**5000] * 50,
-    "depth": deep(10_000),
-    "text": "long " * 1_000,
-    "codes of a terminal": "\x1b[31m" * 100,
-    "lines": "first\nsecond\r\nthird\u2028fourth",
-    "half a letter": "\ud800",
-    "a tensor": torch.zeros(300, 300),
-    "an array": np.array([10**5000, "a"], dtype=object),
-    "a table": {"k" * 500: {"b": [1] * 1_000}},
-    "a path": Path("/" + "deep/" * 100 + "end.toml"),
-}
-
-
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
-def test_a_complaint_is_one_short_printable_line(odd: object) -> None:
-    """Wherever the odd value stands in it."""
-    words = odd if isinstance(odd, str) else "words"
-    for message in (
-        str(InvalidInput("field", odd, "allowed")),
-        str(InvalidInput(f"field {words}", 1, f"allowed {words}")),
-        str(unknown("field", odd, ["known", *[words] * 100])),
-    ):
-        assert message.isprintable()
-        assert len(message) <= 620
-    assert len(shown(odd)) <= 200
-
-
-def test_of_a_long_path_the_end_is_shown() -> None:
-    assert shown(ODD["a path"]).endswith("deep/end.toml'")
-
-
-def test_what_an_exception_says_is_one_short_printable_line() -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise ValueError
-
-    assert reason(ValueError("first\nsecond")) == "ValueError: first"
-    assert reason(ValueError("\x1b[31m")) == "ValueError: \\x1b[31m"
-    assert reason(ValueError()) == "ValueError"
-    assert reason(Mute()) == "Mute"
-    assert len(reason(ValueError("a" * 10_000))) < 220
-
-
-def test_values_to_start_from_may_be_arrays() -> None:
-    start = nn.Linear(3, 2).state_dict()
-    arrays = {name: value.numpy() for name, value in start.items()}
-    backwards = np.flip(np.flip(arrays["weight"]).copy())
-    assert backwards.strides[0] < 0
-    backwards.flags.writeable = False
-    foreign = arrays["weight"].astype(">f4")
-    expected = study(initial=start).run().models[0]
-    for weight in (arrays["weight"], backwards, foreign):
-        assert torch.equal(study(initial={**arrays, "weight": weight}).run().models[0], expected)
-
-
-def test_batches_of_a_far_meeting_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = study(periods=[1, 20]).run().models[0]
-    drawn: list[int] = []
-
-    def watched(seed: int, client: int, size: int, first: int, steps: int, *rest: object) -> list[Tensor]:
-        drawn.append(steps)
-        return batches(seed, client, size, first, steps, *rest)
-
-    monkeypatch.setattr("stratafl.engine.loop.AHEAD", 8)
-    monkeypatch.setattr("stratafl.engine.loop.batches", watched)
-    assert torch.equal(study(periods=[1, 20]).run().models[0], expected)
-    assert drawn == [8, 8, 4] * 4
-
-
 def test_an_engine_of_all_clients_at_once_says_when_it_cannot_hold_the_batches() -> None:
     many = {"data": (INPUTS.repeat(200, 1), LABELS.repeat(200)), "partition": np.arange(1_600).reshape(4, 400)}
     for engine in ("stacked", "vmap", "auto"):
         with pytest.raises(InvalidInput, match=r"periods = \[1, 1000000\].*1,073,741,824 samples.*loop engine"):
             study(**many, batch=None, engine=engine, periods=[1, 1_000_000])
-
-
-@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
-@pytest.mark.parametrize("rules", ["mtgc", "scaffold", "median", "adam"])
-def test_a_module_may_be_of_bfloat16(engine: str, rules: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).bfloat16()
-    sim = study(model=model, engine=engine, rules=rules, test=(INPUTS, LABELS), diagnose="ideal")
-    result = sim.run()
-    assert result.models[0].dtype == torch.bfloat16
-    assert result.models[0].isfinite().all()
-    assert not result.refused
-    assert result.history[-1].metrics["loss"] < 1
-
-
-@pytest.mark.parametrize("whole", [{"batch": 2.0}, {"rounds": 2.0}, {"evaluate_levels": [1.0]}], ids=str)
-def test_a_whole_float_is_a_number_like_any_other(whole: dict) -> None:
-    assert study(**whole, test=(INPUTS, LABELS)).run().models[0].isfinite().all()
-
-
-def test_numpy_numbers_are_numbers() -> None:
-    result = study(rounds=np.int64(2), batch=np.int64(2), leaf=np.float32(0.1)).run()
-    assert len(result.history) == 2
 
 
 def test_a_mask_of_the_wrong_length_is_refused_when_it_is_drawn() -> None:
