@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from typer import rich_utils
 from typer.testing import CliRunner
 
-from stratafl.cli.main import app, main
+from stratafl.cli.main import app
 from stratafl.rules import registry
 from stratafl.runs import read_run
+from tests.commands import command
 
 CONFIG = """
 [tree]
@@ -37,13 +38,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(CONFIG)
     return path
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def every_command(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from stratafl.base.files import read_json
-from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs.sweep.worker import Answers, work
+from tests.commands import command
 
 CONFIG = """
 [tree]
@@ -71,10 +70,7 @@ FILES: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
 
 
 def told_by(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[str]]:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
+    return command(monkeypatch, *arguments), capsys.readouterr().err.splitlines()
 
 
 def written(folder: Path, files: dict[str, str], **changes: str) -> Path:
