@@ -32,19 +32,12 @@ from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import _ssh_public as ssh_public
 from stratafl.deploy.sites.provision import flower_key
 from tests.deploy.malformed import broken, changed, records
-from tests.deploy.trees import Deployed, simulation
+from tests.deploy.trees import Deployed, Written, simulation
 
 EACH = 334
 """Messages at a leaf, at an aggregator and at the root: a thousand and two."""
 ROOM = 64 << 10
 """Kilobytes by which the process may grow meanwhile."""
-
-
-class Written:
-    """Stands where a node's disk is."""
-
-    def show(self, **facts: object) -> None:
-        self.facts = facts
 
 
 class Grid:
@@ -130,7 +123,7 @@ def exchanged(chance: random.Random, key: bytes, largest: int) -> Callable[[byte
     """What a child sends instead of its answer."""
 
     def exchange(request: bytes, answer: dict[str, Any]) -> Any:
-        data = seal.open_reply(key, request, answer["data"])
+        data = seal.WORK.open_reply(key, request, answer["data"])
         kind = chance.choice(["field"] * 6 + ["bytes"] * 2 + ["records", "seal", "other request", "flower"])
         if kind == "records":
             return records(chance, answer, largest)
@@ -139,9 +132,9 @@ def exchanged(chance: random.Random, key: bytes, largest: int) -> Callable[[byte
         if kind == "seal":
             return {**answer, "data": broken(chance, answer["data"])}
         if kind == "other request":
-            return {**answer, "data": seal.seal_reply(key, request + b"x", data)}
+            return {**answer, "data": seal.WORK.seal_reply(key, request + b"x", data)}
         made = changed(chance, data) if kind == "field" else broken(chance, data)
-        return {**answer, "data": seal.seal_reply(key, request, made)}
+        return {**answer, "data": seal.WORK.seal_reply(key, request, made)}
 
     return exchange
 
@@ -224,17 +217,17 @@ def test_malformed_requests(depth: int, tmp_path: Path) -> None:
         if kind == "records":
             answer = ask(records(chance, {"data": b""}, largest))
         elif kind == "old":
-            answer = one_more(seal.seal_request(key, encode(chance.choice([each for each in sent if each.begin]))))
+            answer = one_more(seal.WORK.seal_request(key, encode(chance.choice([each for each in sent if each.begin]))))
         elif kind == "seal":
-            answer = one_more(broken(chance, seal.seal_request(key, good)))
+            answer = one_more(broken(chance, seal.WORK.seal_request(key, good)))
         else:
             made = changed(chance, good) if kind == "field" else broken(chance, good)
-            answer = one_more(seal.seal_request(key, made))
+            answer = one_more(seal.WORK.seal_request(key, made))
         if answer["refused"]:
             refused += 1
             assert encode(node._kept) == before
             assert 0 < len(answer["data"]) < 1000 and answer["data"].decode().isprintable()
     assert refused > EACH // 3 and len(said) == refused
     assert all(line.isprintable() for line in said)
-    assert not one_more(seal.seal_request(key, encode(Bundle("test", name))))["refused"]
+    assert not one_more(seal.WORK.seal_request(key, encode(Bundle("test", name))))["refused"]
     assert grown(started) < ROOM

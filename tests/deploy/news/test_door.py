@@ -76,7 +76,7 @@ def new_door() -> NewsDoor:
 
 
 def told(sites: dict[str, Entry], repeated: float, at: float | None = None) -> bytes:
-    return seal.seal_news(KEY, entries.encode(sites, repeated=repeated, at=time.time() if at is None else at))
+    return seal.NEWS.seal_request(KEY, entries.encode(sites, repeated=repeated, at=time.time() if at is None else at))
 
 
 def test_a_child_speaks_for_itself_and_its_subtree_alone(board: Board) -> None:
@@ -84,7 +84,7 @@ def test_a_child_speaks_for_itself_and_its_subtree_alone(board: Board) -> None:
     first = told({"paris": WELL}, 0.0)
     status, answer = posted(door, first)
     assert status == 409 and not (board.read() or {}).get("heard")
-    now = float(json.loads(seal.open_heard(KEY, first, answer)))
+    now = float(json.loads(seal.NEWS.open_reply(KEY, first, answer)))
     body = told({"paris": WELL, **dict.fromkeys(("paris/0", "rome", "root", "x"), failing)}, now, time.time() + 8)
     assert posted(door, body)[0] == 200
     heard = (board.read() or {})["heard"]
@@ -101,11 +101,11 @@ def test_what_is_no_news_of_a_child_is_refused_and_ends_nobody(damage: str, boar
     good, site = told({"paris": WELL}, time.time()), "paris"
     body = {
         "seal": good[:-1] + bytes([good[-1] ^ 1]),
-        "key": seal.seal_news(seal.new_key(), good),
-        "length": seal.seal_news(KEY, b" " * 10**6),
-        "json": seal.seal_news(KEY, b"{"),
-        "sites": seal.seal_news(KEY, b'{"sites": 3}'),
-        "nested": seal.seal_news(KEY, b"[" * 20000),
+        "key": seal.NEWS.seal_request(seal.new_key(), good),
+        "length": seal.NEWS.seal_request(KEY, b" " * 10**6),
+        "json": seal.NEWS.seal_request(KEY, b"{"),
+        "sites": seal.NEWS.seal_request(KEY, b'{"sites": 3}'),
+        "nested": seal.NEWS.seal_request(KEY, b"[" * 20000),
         "empty": b"",
     }.get(damage, good)
     assert posted(new_door(), body, site="elsewhere" if damage == "site" else site)[0] == 403
