@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stratafl.base.tree import Tree
 from stratafl.data.splits.partition import partition
 
 CASES: dict[str, dict[str, Any]] = {
@@ -23,15 +24,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def balanced(*branches: int) -> list[np.ndarray]:
-    """The parents of a tree in which every node of a level has as many children."""
-    parents, nodes = [np.empty(0, dtype=np.int64)], 1
-    for branch in branches:
-        parents.append(np.repeat(np.arange(nodes), branch))
-        nodes *= branch
-    return parents
-
-
 def main() -> None:
     print(f"{'samples':>9} {'classes':>7} {'tree':>9}  {'split on each level':<33} seconds")
     for samples, classes, tree in (
@@ -42,15 +34,15 @@ def main() -> None:
         (1_000_000, 10, (10_000,)),
         (1_000_000, 100, (10_000,)),
     ):
-        labels = np.arange(samples) % classes
+        labels, shape = np.arange(samples) % classes, "x".join(map(str, tree))
+        parents = Tree.of(shape).parents
         for name, split in CASES.items():
             levels: list[object] = [split] * len(tree)
             if split["name"] == "classes":
                 levels = [{**split, "k": 2 + len(tree) - m} for m in range(1, len(tree) + 1)]
             start = time.perf_counter()
-            partition(labels, balanced(*tree), levels, seed=0)
+            partition(labels, parents, levels, seed=0)
             seconds = time.perf_counter() - start
-            shape = "x".join(map(str, tree))
             print(f"{samples:>9,} {classes:>7} {shape:>9}  {name:<33} {seconds:7.3f}", flush=True)
 
 

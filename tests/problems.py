@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl import Result, Simulation, Tree, simulate
+from stratafl import Draw, Result, Simulation, Tree, simulate
 from stratafl.base.tree import Shape
 
 SHAPES: dict[str, Shape] = {
@@ -98,3 +98,12 @@ def root(result: Result) -> np.ndarray:
 def random_weights(shape: Shape, seed: int = 1) -> list[list[float]]:
     rng = np.random.default_rng(seed)
     return [list(rng.uniform(0.2, 2, size=n)) for n in Tree.of(shape).sizes[1:]]
+
+
+def without(*absent: int) -> Callable[[Draw], np.ndarray]:
+    """Participation of all clients but these."""
+
+    def present(chance: Draw) -> np.ndarray:
+        return ~np.isin(np.arange(chance.tree.sizes[chance.level]), absent)
+
+    return present

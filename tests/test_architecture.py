@@ -1,4 +1,5 @@
-"""The shape of the package: arrows between modules, sizes, and nothing written twice."""
+"""The shape of the package: arrows between modules; and of all code: sizes, and nothing written
+twice."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ import pytest
 import stratafl
 
 PACKAGE = Path(stratafl.__file__).parent
+ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+EVERYWHERE = [path for room in ("stratafl", "tests", "benchmarks") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -39,7 +42,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def is_module(source: str, alias: ast.alias) -> bool:
-    path = PACKAGE.parent.joinpath(*source.split("."), alias.name)
+    path = ROOT.joinpath(*source.split("."), alias.name)
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
@@ -107,7 +110,7 @@ def test_no_module_lies_at_the_top() -> None:
 ROOMS = sorted({path.parent for path in FILES})
 
 
-@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_no_room_is_so_full_that_nothing_is_found_in_it(folder: Path) -> None:
     assert len(list(folder.glob("*.py"))) <= 15
 
@@ -133,7 +136,7 @@ def loaded_by(code: str) -> set[str]:
     """The packages that a fresh interpreter has loaded after this."""
     shown = f"{code}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     command = [sys.executable, "-c", shown]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
     return set(ran.stdout.split())
 
 
@@ -157,7 +160,7 @@ def test_public_names_are_theirs_whatever_was_imported_before() -> None:
         getattr(stratafl, "simulat")  # noqa: B009
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
+@pytest.mark.parametrize("path", EVERYWHERE, ids=module_name)
 def test_files_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
 
@@ -166,8 +169,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    """Every function and method of the package, with where it is."""
-    for path in FILES:
+    """Every function and method, with where it is."""
+    for path in EVERYWHERE:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, Function):
                 yield f"{module_name(path)}.{node.name}, line {node.lineno}", node

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.cli.options import CONFIG_FILE, AsJson, Changes
+from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
     from stratafl.data.splits.heterogeneity import Report
 
-data = typer.Typer(help="Data sets: list, prepare, show.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args_is_help=True)
 
 
 @data.command("list")

@@ -13,10 +13,10 @@ import typer
 
 from stratafl.base.errors import InvalidInput, MissingExtra, printable
 from stratafl.base.signals import Interrupted
-from stratafl.cli.options import Track, tracked_by
+from stratafl.cli.options import Commands, Track, tracked_by
 from stratafl.cli.tables import Column, print_table
 
-deploy = typer.Typer(help="Run a tree of real sites on Flower.", no_args_is_help=True)
+deploy = typer.Typer(cls=Commands, help="Run a tree of real sites on Flower.", no_args_is_help=True)
 TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy.md.")]
 Out = Annotated[Path, typer.Option(help="The folder with one folder per site.")]
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sites, made by `deploy init`.")]

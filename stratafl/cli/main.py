@@ -27,6 +27,7 @@ from stratafl.cli.deploy import deploy
 from stratafl.cli.init.command import init_command
 from stratafl.cli.methods import methods_command
 from stratafl.cli.models import models_command
+from stratafl.cli.options import Commands
 from stratafl.cli.report import report_command
 from stratafl.cli.reproduce.command import reproduce_command
 from stratafl.cli.run import run_command
@@ -34,6 +35,7 @@ from stratafl.cli.runs import runs_command
 from stratafl.cli.sweep import sweep_command
 
 app = typer.Typer(
+    cls=Commands,
     help="Hierarchical federated learning on trees of any depth.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

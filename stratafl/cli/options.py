@@ -1,10 +1,12 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the groups that commands are in."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
 CONFIG_FILE = typer.Argument(help="A TOML file; see docs/config.md.")
 Changes = Annotated[
@@ -23,3 +25,12 @@ Track = Annotated[
 def tracked_by(track: list[str] | None, tensorboard: bool) -> list[str]:
     """The trackers that were asked for, either way."""
     return [*(track or ()), *(["tensorboard"] if tensorboard else [])]
+
+
+class Commands(TyperGroup):
+    """A group that names the nearest command, once, where it has none of a name."""
+
+    def __init__(self, *given: Any, **settings: Any):
+        super().__init__(*given, **settings)
+        # Click does so itself since 8.4, and Typer would once more
+        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.tree import Tree
 from stratafl.data.splits import methods
 from stratafl.data.splits.dirichlet import flattening, keeping
 from stratafl.data.splits.heterogeneity import class_counts, heterogeneity
@@ -17,14 +18,6 @@ from stratafl.data.splits.sizes import apportion
 CIFAR_LIKE = np.arange(50_000) % 10
 DIRICHLET = {"name": "dirichlet", "alpha": 0.1}
 RELEASE = {"name": "release_dirichlet", "alpha": 0.1}
-
-
-def balanced(*branches: int) -> list[np.ndarray]:
-    parents, nodes = [np.empty(0, dtype=np.int64)], 1
-    for branch in branches:
-        parents.append(np.repeat(np.arange(nodes), branch))
-        nodes *= branch
-    return parents
 
 
 @st.composite
@@ -101,7 +94,7 @@ def test_filling_ends_and_holds_both_margins(fill, pool, siblings, alpha, seed):
 
 def distances(levels: list[object], seeds: range) -> np.ndarray:
     """Mean over seeds of client to group, group to global and client to global."""
-    parents = balanced(10, 10)
+    parents = Tree.of("10x10").parents
     rows = []
     for seed in seeds:
         result = partition(CIFAR_LIKE, parents, levels, seed)
@@ -179,7 +172,7 @@ def test_a_kept_prior_survives_the_end_of_its_favourite_class():
 
 @pytest.mark.parametrize("sizes", [None, "equal"])
 def test_label_shift_gives_three_classes_a_group_and_two_a_client(sizes):
-    labels, parents = np.arange(60_000) % 10, balanced(10, 10)
+    labels, parents = np.arange(60_000) % 10, Tree.of("10x10").parents
     levels = [
         {"name": "classes", "k": 3, "sizes": sizes},
         {"name": "classes", "k": 2, "sizes": sizes},
@@ -197,7 +190,7 @@ def test_label_shift_gives_three_classes_a_group_and_two_a_client(sizes):
 
 def test_label_shift_drops_classes_without_a_holder_and_counts_them():
     labels = np.arange(1000) % 10
-    result = partition(labels, balanced(2), [{"name": "classes", "k": 3}], seed=0)
+    result = partition(labels, Tree.of("2").parents, [{"name": "classes", "k": 3}], seed=0)
     check_cover(result, 1000)
     assert result.dropped == 400
 
@@ -206,7 +199,7 @@ def test_label_shift_refuses_sizes_its_classes_cannot_give():
     labels = np.repeat([0, 1], [100, 3])
     levels = [{"name": "classes", "k": 1, "sizes": "equal"}]
     with pytest.raises(InvalidInput, match=r"levels\[0\].sizes = .*cannot give"):
-        partition(labels, balanced(2), levels, seed=0)
+        partition(labels, Tree.of("2").parents, levels, seed=0)
 
 
 def test_given_counts_are_held_and_set_the_groups_above():
@@ -224,7 +217,7 @@ def test_lognormal_sizes_spread_with_sigma_and_use_every_sample():
     spreads = []
     for sigma in (0.0, 0.5, 1.5):
         levels = [{"name": "lognormal", "sigma": sigma}]
-        result = partition(CIFAR_LIKE, balanced(200), levels, seed=0)
+        result = partition(CIFAR_LIKE, Tree.of("200").parents, levels, seed=0)
         check_cover(result, len(CIFAR_LIKE))
         assert result.dropped == 0
         spreads.append(np.log(result.sizes).std())
@@ -253,7 +246,7 @@ def test_natural_gives_each_client_one_owner_in_order():
 
 def test_natural_groups_may_be_split_among_their_clients():
     owner = np.repeat([4, 9], [50, 70])
-    result = partition(np.arange(120) % 3, balanced(2, 5), ["natural", "iid"], 0, owner=owner)
+    result = partition(np.arange(120) % 3, Tree.of("2x5").parents, ["natural", "iid"], 0, owner=owner)
     check_cover(result, 120)
     assert sorted(result.sizes) == [10] * 5 + [14] * 5
     for group in (result.leaves[:5], result.leaves[5:]):
@@ -261,7 +254,7 @@ def test_natural_groups_may_be_split_among_their_clients():
 
 
 def test_seeds_differ_and_levels_may_be_objects():
-    parents = balanced(3, 2)
+    parents = Tree.of("3x2").parents
     first = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=1)
     other = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=2)
     table = partition(CIFAR_LIKE[:600], parents, [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.5}], seed=1)
@@ -271,7 +264,7 @@ def test_seeds_differ_and_levels_may_be_objects():
 
 
 def test_rotation_travels_with_the_partition():
-    result = partition(CIFAR_LIKE, balanced(10, 10), ["iid", "iid"], 0, rotation={"start": -50, "step": 10})
+    result = partition(CIFAR_LIKE, Tree.of("10x10").parents, ["iid", "iid"], 0, rotation={"start": -50, "step": 10})
     assert result.angles is not None
     assert result.angles.reshape(10, 10)[:, 0].tolist() == list(range(-50, 50, 10))
     assert (np.ptp(result.angles.reshape(10, 10), axis=1) == 0).all()
@@ -300,17 +293,17 @@ def test_rotation_travels_with_the_partition():
 )
 def test_bad_input_names_the_field(levels, message):
     with pytest.raises(InvalidInput, match=message) as caught:
-        partition(np.arange(100) % 10, balanced(2, 2), levels, seed=0)
+        partition(np.arange(100) % 10, Tree.of("2x2").parents, levels, seed=0)
     assert "\n" not in str(caught.value)
 
 
 def test_too_few_samples_and_broken_trees_are_refused():
     with pytest.raises(InvalidInput, match="fewer samples than leaves"):
-        partition(np.zeros(3, int), balanced(2, 2), ["iid", "iid"], seed=0)
+        partition(np.zeros(3, int), Tree.of("2x2").parents, ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match=r"parents\[2\]"):
         partition(np.zeros(9, int), [[], [0, 0], [1, 0]], ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match="must not add up to more than"):
-        partition(np.zeros(9, int), balanced(2), [{"name": "iid", "sizes": [5, 5]}], seed=0)
+        partition(np.zeros(9, int), Tree.of("2").parents, [{"name": "iid", "sizes": [5, 5]}], seed=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from stratafl.base import files
 from stratafl.config.setup import part_of
 from stratafl.core import federation
 from stratafl.core.schedule import draw
-from stratafl.deploy.host import this_machine
+from stratafl.deploy.flower.grid import PromptGrid
+from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
+from stratafl.deploy.host import supervise, this_machine
+from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode
 from stratafl.deploy.sites.assemble import study_of
@@ -154,3 +158,28 @@ class Run:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@contextlib.contextmanager
+def wired(folders: dict[str, Path]) -> Iterator[tuple[Supervisor, Supervisor, PromptGrid]]:
+    """The root's SuperLink and leaf 0's SuperNode, each with its supervisor, and the grid between
+    them, without any node."""
+    top, below = (Supervisor(folders[name], print) for name in ("root", "0"))
+    for each in (top, below):
+        for name in ("logs", "flower"):
+            files.make_folder(each.folder / name)
+    try:
+        top._start("superlink", supervise._superlink)
+        top._wait_for(top.site.runtime_port)
+        below._start("supernode", supervise._supernode)
+        keys = [files.read_bytes(top.folder / name) for name in ("ca.pem", "inner.key")]
+        tasks = Tasks(SERVER_APP, top.site.runtime_port, *keys, print)
+        token = tasks.next(lambda: True)
+        assert token is not None
+        with tasks.grid(token) as grid:
+            yield top, below, grid
+        for client in (tasks._signed, tasks._own):
+            client.close()
+    finally:
+        for each in (top, below):
+            each.stop()

@@ -31,15 +31,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from stratafl.base import files
 from stratafl.deploy.flower import supernode
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.inbox import RECORD
-from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
-from stratafl.deploy.host import supervise
-from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.sites.site import Site
-from tests.deploy.real import Run
+from tests.deploy.real import Run, wired
 from tests.deploy.test_asked_again import process
 
 pytestmark = pytest.mark.deploy
@@ -191,28 +187,11 @@ def push_half(grid: PromptGrid, message: Message) -> None:
 def test_a_request_that_never_becomes_whole_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its SuperNode comes up again, which its parent sees, and takes the next request."""
     monkeypatch.setattr(supernode, "REST", 2.0)
-    top, below = (Supervisor(run.folders[name], print) for name in ("root", "0"))
-    for each in (top, below):
-        for name in ("logs", "flower"):
-            files.make_folder(each.folder / name)
-    try:
-        top._start("superlink", supervise._superlink)
-        top._wait_for(top.site.runtime_port)
-        below._start("supernode", supervise._supernode)
-        keys = [files.read_bytes(top.folder / name) for name in ("ca.pem", "inner.key")]
-        tasks = Tasks(SERVER_APP, top.site.runtime_port, *keys, print)
-        token = tasks.next(lambda: True)
-        assert token is not None
-        with tasks.grid(token) as grid:
-            run.wait(lambda: len(list(grid.get_nodes())) == 1)
-            (node,) = grid.get_nodes()
-            push_half(grid, Message(RecordDict({RECORD: ConfigRecord({"data": b"x"})}), node.node_id, "train"))
-            began, process = time.monotonic(), below._running["supernode"]
-            run.wait(lambda: process.poll() is not None)
-            assert process.returncode == 1 and time.monotonic() - began < 15
-            assert not list(grid.get_nodes())
-        for client in (tasks._signed, tasks._own):
-            client.close()
-    finally:
-        for each in (top, below):
-            each.stop()
+    with wired(run.folders) as (_, below, grid):
+        run.wait(lambda: len(list(grid.get_nodes())) == 1)
+        (node,) = grid.get_nodes()
+        push_half(grid, Message(RecordDict({RECORD: ConfigRecord({"data": b"x"})}), node.node_id, "train"))
+        began, process = time.monotonic(), below._running["supernode"]
+        run.wait(lambda: process.poll() is not None)
+        assert process.returncode == 1 and time.monotonic() - began < 15
+        assert not list(grid.get_nodes())

@@ -258,27 +258,26 @@ def test_a_child_gets_in_where_idle_connections_would_take_all_descriptors(tmp_p
         assert descriptors < 400 and grown[0] < ROOM, (descriptors, grown)
 
 
-def test_a_tree_goes_on_among_idle_connections(tmp_path: Path) -> None:
-    """With a soft limit of 1,024 descriptors, from its leaf's own address; and the leaf, which has
-    connections from before, is stopped until it has lost them, and has to come in again."""
-    root = provisioned(tmp_path, "1", 8)
+@contextlib.contextmanager
+def descriptors(most: int) -> Iterator[int]:
+    """As many for this process meanwhile; the limit that no process can go beyond."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 4096:
+    if hard < most:
         pytest.skip("this process may not open so many connections itself")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
-    command = [sys.executable, "-m", "stratafl", "deploy", "up", str(tmp_path / "topology.toml"), "--local"]
-    running = subprocess.Popen(
-        [*command, "--out", str(root.parent)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard)),
-    )  # fmt: skip
-    record, held = root / "rounds.jsonl", list[socket.socket]()
-    crowded, over = threading.Event(), threading.Event()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    def rounds() -> int:
-        return len(record.read_text().splitlines()) if record.exists() else 0
 
-    def crowd() -> None:
-        port = int(Site.load(root).public.rsplit(":", 1)[1])
+@contextlib.contextmanager
+def crowd(root: Path) -> Iterator[threading.Event]:
+    """Idle connections to the root's port, more and more of them; set when there are thousands."""
+    crowded, over, held = threading.Event(), threading.Event(), list[socket.socket]()
+    port = int(Site.load(root).public.rsplit(":", 1)[1])
+
+    def gather() -> None:
         enough = time.monotonic() + 20
         for number in range(2100):
             if time.monotonic() < enough or number >= 1050:
@@ -289,43 +288,76 @@ def test_a_tree_goes_on_among_idle_connections(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 held.append(connected(port))
 
-    crowding = threading.Thread(target=crowd)
+    crowding = threading.Thread(target=gather)
+    crowding.start()
     try:
-        began = time.monotonic()
-        while rounds() < 2:
-            assert time.monotonic() - began < LIMIT and running.poll() is None
-            time.sleep(0.1)
-        inner = http.client.HTTPSConnection(
-            "127.0.0.1", Site.load(root.parent / "0").inner_port, context=trusting(root)
-        )
-        inner.request("POST", "/v1/runtime/pull-task-input", iter([b"x"] * 9), {"content-type": PROTOBUF_MEDIA_TYPE})
-        answered = inner.getresponse().status
-        inner.close()
-        crowding.start()
-        longest, last, done = 0.0, time.monotonic(), rounds()
-        stopped_at: int | None = None
-        while time.monotonic() - last < 25 and (stopped_at is None or done < stopped_at + 5):
-            time.sleep(0.05)
-            if rounds() > done:
-                longest, last, done = max(longest, time.monotonic() - last), time.monotonic(), rounds()
-            if crowded.is_set() and stopped_at is None:
-                supervisor = int((root.parent / "0" / "lock").read_text())
-                *_, supernode = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-                os.kill(int(supernode), signal.SIGSTOP)
-                time.sleep(STOPPED)
-                os.kill(int(supernode), signal.SIGCONT)
-                stopped_at = done = rounds()
-                last = time.monotonic()
-        longest = max(longest, time.monotonic() - last)
+        yield crowded
     finally:
         over.set()
-        if crowding.ident is not None:
-            crowding.join()
+        crowding.join()
         for stream in held:
             stream.close()
-        running.send_signal(signal.SIGINT)
-        running.wait(LIMIT)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def stop_for_a_while(site: Path) -> None:
+    """Stop a site's SuperNode until it has lost its connections."""
+    supervisor = int((site / "lock").read_text())
+    *_, supernode = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(supernode), signal.SIGSTOP)
+    time.sleep(STOPPED)
+    os.kill(int(supernode), signal.SIGCONT)
+
+
+def answer_of_the_inner_port(root: Path) -> int:
+    """What the leaf's SuperNode says to strangers there."""
+    inner = http.client.HTTPSConnection("127.0.0.1", Site.load(root.parent / "0").inner_port, context=trusting(root))
+    inner.request("POST", "/v1/runtime/pull-task-input", iter([b"x"] * 9), {"content-type": PROTOBUF_MEDIA_TYPE})
+    status = inner.getresponse().status
+    inner.close()
+    return status
+
+
+def longest_pause(rounds: Callable[[], int], crowded: threading.Event, leaf: Path) -> float:
+    """Seconds between two rounds at the most, until five are done after the leaf was stopped."""
+    longest, last, done = 0.0, time.monotonic(), rounds()
+    stopped_at: int | None = None
+    while time.monotonic() - last < 25 and (stopped_at is None or done < stopped_at + 5):
+        time.sleep(0.05)
+        if rounds() > done:
+            longest, last, done = max(longest, time.monotonic() - last), time.monotonic(), rounds()
+        if crowded.is_set() and stopped_at is None:
+            stop_for_a_while(leaf)
+            stopped_at = done = rounds()
+            last = time.monotonic()
+    return max(longest, time.monotonic() - last)
+
+
+def test_a_tree_goes_on_among_idle_connections(tmp_path: Path) -> None:
+    """With a soft limit of 1,024 descriptors, from its leaf's own address; and the leaf, which has
+    connections from before, is stopped until it has lost them, and has to come in again."""
+    root = provisioned(tmp_path, "1", 8)
+    record = root / "rounds.jsonl"
+
+    def rounds() -> int:
+        return len(record.read_text().splitlines()) if record.exists() else 0
+
+    command = [sys.executable, "-m", "stratafl", "deploy", "up", str(tmp_path / "topology.toml"), "--local"]
+    with descriptors(4096) as hard:
+        running = subprocess.Popen(
+            [*command, "--out", str(root.parent)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard)),
+        )  # fmt: skip
+        try:
+            began = time.monotonic()
+            while rounds() < 2:
+                assert time.monotonic() - began < LIMIT and running.poll() is None
+                time.sleep(0.1)
+            answered = answer_of_the_inner_port(root)
+            with crowd(root) as crowded:
+                longest = longest_pause(rounds, crowded, root.parent / "0")
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(LIMIT)
     assert longest < 10, longest
     assert answered == 401, "what a SuperNode says to strangers, on its inner port"
     told = [json.loads(line) for line in record.read_text().splitlines()]

@@ -1,18 +1,11 @@
 """A thousand malformed messages at a leaf, an aggregator and the root: none ends a node or harms
-but its sender.
-
-They are made from good ones, by a random change anywhere: of Flower's records, of the seal, of the
-bytes, of any field, of any array.
-"""
+but its sender."""
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import json
 import random
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +16,9 @@ import torch
 pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from safetensors.torch import load, save
 
-from stratafl.deploy.door.doors import ENVELOPE, FLEET, RUNTIME, Doors
 from stratafl.deploy.flower import inbox, pace, process
 from stratafl.deploy.flower.process import GridLink
 from stratafl.deploy.protocol import seal
@@ -40,100 +31,13 @@ from stratafl.deploy.protocol.wire import decode, encode
 from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import _ssh_public as ssh_public
 from stratafl.deploy.sites.provision import flower_key
-from tests.deploy.trees import Deployed, simulation
+from tests.deploy.malformed import broken, changed, records
+from tests.deploy.trees import Deployed, Written, simulation
 
 EACH = 334
 """Messages at a leaf, at an aggregator and at the root: a thousand and two."""
 ROOM = 64 << 10
 """Kilobytes by which the process may grow meanwhile."""
-VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 3, 10**15, 10**30, 10**400, 1.5, -0.5, 1.7e308, float("nan"), float("inf"),
-    -float("inf"), "", "x", "y" * 10_000, "\x1b[2J\x07", "root", [], {}, ["root"], [[]], {"a": {}}, [None] * 1000,
-]  # fmt: skip
-ROWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
-    lambda row: row[:, :-1], lambda row: row[0], lambda row: row.repeat(3, 1), lambda row: row.double(),
-    lambda row: row.int(), lambda row: row.half(), lambda row: torch.full_like(row, torch.nan), lambda row: row[:0],
-    lambda row: torch.full_like(row, -torch.inf), lambda row: torch.full_like(row, 1e30),
-    lambda row: torch.zeros(1, 10_000),
-]  # fmt: skip
-
-
-# -- what is sent ----------------------------------------------------------------------------------
-
-
-def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every field of a message, however deep."""
-    if isinstance(plain, dict):
-        for key, each in plain.items():
-            yield (*path, key)
-            yield from places(each, (*path, key))
-
-
-def changed(chance: random.Random, data: bytes) -> bytes:
-    """A message with one field or one array that is not what it was."""
-    length = int.from_bytes(data[:8], "little")
-    plain, rows = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["message"]), load(data)
-    made = copy.deepcopy(plain)
-    *way, last = chance.choice(list(places(plain)))
-    inside = made
-    for key in way:
-        inside = inside[key]
-    kind = chance.choice(["value", "value", "value", "missing", "more", "rows", "rows"])
-    if kind == "value":
-        inside[last] = chance.choice(VALUES)
-    elif kind == "missing":
-        del inside[last]
-    elif kind == "more":
-        inside["more"] = chance.choice(VALUES)
-    else:
-        name = chance.choice([name for name, row in rows.items() if row.numel()])
-        rows[name] = chance.choice(ROWS)(rows[name]).contiguous()
-    return save(rows, metadata={"message": json.dumps(made)})
-
-
-def broken(chance: random.Random, data: bytes) -> bytes:
-    """Bytes that are no message any more."""
-    kind = chance.choice(["short", "flipped", "header", "none", "noise", "deep", "shape"])
-    if kind == "short":
-        return data[: chance.randrange(len(data))]
-    if kind == "flipped":
-        place = chance.randrange(min(len(data), 300))
-        return data[:place] + bytes([data[place] ^ (1 + chance.randrange(255))]) + data[place + 1 :]
-    if kind == "header":
-        return chance.choice([0, 1, 2**31, 2**63, 2**64 - 1]).to_bytes(8, "little") + data[8:]
-    if kind == "shape":
-        head = {"a": {"dtype": "F32", "shape": [1, 10**12], "data_offsets": [0, 4 * 10**12]}}
-        text = json.dumps({**head, "__metadata__": {"message": "{}"}}).encode()
-        return len(text).to_bytes(8, "little") + text + bytes(64)
-    if kind == "deep":
-        text = json.dumps({"__metadata__": {"message": "[" * 20_000}}).encode()
-        return len(text).to_bytes(8, "little") + text
-    return b"" if kind == "none" else chance.randbytes(chance.randrange(5000))
-
-
-def records(chance: random.Random, fields: dict[str, Any], largest: int) -> RecordDict:
-    """Records that are not ours, whoever made them."""
-    wrong = {"data": chance.choice(["text", 3, 1.5, [1, 2], [b"a"], b"", bytes(largest + 1)])}
-    made: list[dict[str, Any]] = [
-        {},
-        {"other": ConfigRecord(fields)},
-        {inbox.RECORD: MetricRecord({"data": 1})},
-        {inbox.RECORD: ConfigRecord({})},
-        {inbox.RECORD: ConfigRecord({**fields, **wrong})},
-        {inbox.RECORD: ConfigRecord({**fields, "more": 1})},
-        {inbox.RECORD: ConfigRecord({**fields, "refused": chance.choice([0, "no", b"", [True]])})},
-    ]
-    return RecordDict(chance.choice(made))
-
-
-# -- where it arrives ------------------------------------------------------------------------------
-
-
-class Written:
-    """Stands where a node's disk is."""
-
-    def show(self, **facts: object) -> None:
-        self.facts = facts
 
 
 class Grid:
@@ -219,7 +123,7 @@ def exchanged(chance: random.Random, key: bytes, largest: int) -> Callable[[byte
     """What a child sends instead of its answer."""
 
     def exchange(request: bytes, answer: dict[str, Any]) -> Any:
-        data = seal.open_reply(key, request, answer["data"])
+        data = seal.WORK.open_reply(key, request, answer["data"])
         kind = chance.choice(["field"] * 6 + ["bytes"] * 2 + ["records", "seal", "other request", "flower"])
         if kind == "records":
             return records(chance, answer, largest)
@@ -228,9 +132,9 @@ def exchanged(chance: random.Random, key: bytes, largest: int) -> Callable[[byte
         if kind == "seal":
             return {**answer, "data": broken(chance, answer["data"])}
         if kind == "other request":
-            return {**answer, "data": seal.seal_reply(key, request + b"x", data)}
+            return {**answer, "data": seal.WORK.seal_reply(key, request + b"x", data)}
         made = changed(chance, data) if kind == "field" else broken(chance, data)
-        return {**answer, "data": seal.seal_reply(key, request, made)}
+        return {**answer, "data": seal.WORK.seal_reply(key, request, made)}
 
     return exchange
 
@@ -313,119 +217,17 @@ def test_malformed_requests(depth: int, tmp_path: Path) -> None:
         if kind == "records":
             answer = ask(records(chance, {"data": b""}, largest))
         elif kind == "old":
-            answer = one_more(seal.seal_request(key, encode(chance.choice([each for each in sent if each.begin]))))
+            answer = one_more(seal.WORK.seal_request(key, encode(chance.choice([each for each in sent if each.begin]))))
         elif kind == "seal":
-            answer = one_more(broken(chance, seal.seal_request(key, good)))
+            answer = one_more(broken(chance, seal.WORK.seal_request(key, good)))
         else:
             made = changed(chance, good) if kind == "field" else broken(chance, good)
-            answer = one_more(seal.seal_request(key, made))
+            answer = one_more(seal.WORK.seal_request(key, made))
         if answer["refused"]:
             refused += 1
             assert encode(node._kept) == before
             assert 0 < len(answer["data"]) < 1000 and answer["data"].decode().isprintable()
     assert refused > EACH // 3 and len(said) == refused
     assert all(line.isprintable() for line in said)
-    assert not one_more(seal.seal_request(key, encode(Bundle("test", name))))["refused"]
+    assert not one_more(seal.WORK.seal_request(key, encode(Bundle("test", name))))["refused"]
     assert grown(started) < ROOM
-
-
-# -- before it is read -----------------------------------------------------------------------------
-
-
-class Inside:
-    """What is behind the doors: it reads a body to its end, and says yes."""
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        more = True
-        while more:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise RuntimeError("gone")
-            self.read += len(event["body"])
-            more = event.get("more_body", False)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-
-def knock(inside: Inside, path: str, body: list[bytes], announced: int | None, largest: int = 10_000) -> int:
-    """The status of the answer to a request."""
-    headers = [] if announced is None else [(b"content-length", str(announced).encode())]
-    parts = [{"type": "http.request", "body": part, "more_body": True} for part in body]
-    parts.append({"type": "http.request", "body": b"", "more_body": False})
-    statuses: list[int] = []
-
-    async def receive() -> Any:
-        return parts.pop(0)
-
-    async def send(event: Any) -> None:
-        if "status" in event:
-            statuses.append(event["status"])
-
-    scope = {"type": "http", "server": ("127.0.0.1", 1), "path": path, "headers": headers, "client": ("10.0.0.9", 5)}
-    asyncio.run(Doors(inside, {1: FLEET}, largest)(scope, receive, send))
-    (status,) = statuses
-    return status
-
-
-def test_a_message_is_refused_from_its_announced_size(capsys: Any) -> None:
-    inside = Inside()
-    assert knock(inside, f"{FLEET}push-object", [b"x" * 300], 300 << 20) == 413
-    assert inside.read == 0
-    assert "10.0.0.9" in capsys.readouterr().err
-    assert knock(inside, f"{FLEET}push-object", [b"x" * 300], 300) == 200
-    assert inside.read == 300
-
-
-@pytest.mark.parametrize("announced", [None, 5])
-def test_a_body_that_grows_beyond_its_size_is_cut(announced: int | None) -> None:
-    inside = Inside()
-    assert knock(inside, f"{FLEET}push-object", [bytes(10_000)] * 100, announced) == 413
-    assert inside.read <= 10_000 + ENVELOPE
-
-
-@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/health", "/v1/control/start-run", RUNTIME])
-def test_nothing_else_is_behind_a_door(path: str) -> None:
-    inside = Inside()
-    assert knock(inside, path, [b""], 0) == 403 and inside.read == 0
-
-
-def test_the_inner_port_describes_nothing() -> None:
-    from flwr.supernode.main import create_app
-
-    from stratafl.deploy.flower.supernode import _behind_a_door as behind_a_door
-
-    no_tasks = SimpleNamespace(state=dict)
-    for path, status in (("/docs", 403), ("/openapi.json", 403), (f"{RUNTIME}acquire-task", 401)):
-        statuses: list[int] = []
-
-        async def send(event: Any, statuses: list[int] = statuses) -> None:
-            if "status" in event:
-                statuses.append(event["status"])
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        scope = {"type": "http", "method": "GET", "server": ("127.0.0.1", 7), "path": path, "headers": [],
-                 "query_string": b"", "client": ("127.0.0.1", 1), "raw_path": path.encode(), "scheme": "https",
-                 "root_path": "", "http_version": "1.1"}  # fmt: skip
-        asyncio.run(behind_a_door(create_app, 7, 100)(no_tasks, b"secret")(scope, receive, send))
-        assert statuses == [status]
-
-
-def test_the_largest_message_of_a_run_is_let_through() -> None:
-    sizes: list[int] = []
-
-    class Measured:
-        def __init__(self, node: Any):
-            self.node = node
-
-        def handle(self, bundle: Bundle) -> Any:
-            reply = self.node.handle(bundle)
-            sizes.extend((len(encode(bundle)), len(encode(reply))))
-            return reply
-
-    deployed = Deployed(simulation("scaffold", 3), wrap=Measured).run()
-    assert 0 < max(sizes) < largest_message(deployed.job)

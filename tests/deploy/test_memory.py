@@ -16,12 +16,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from stratafl.base import files
 from stratafl.deploy.flower.inbox import RECORD, Inbox
-from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
 from stratafl.deploy.host import garbage, supervise
 from stratafl.deploy.host.processes import Forked
-from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.site import Site
+from tests.deploy.real import wired
 
 CONFIG = """
 [tree]
@@ -68,37 +67,20 @@ def echo(folder: Path, port: int) -> None:
 @pytest.mark.deploy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
 def test_no_process_keeps_the_models_that_went_through_it(folders: dict[str, Path]) -> None:
-    top, below = Supervisor(folders["root"], print), Supervisor(folders["0"], print)
-    for each in (top, below):
-        for name in ("logs", "flower"):
-            files.make_folder(each.folder / name)
-    try:
-        top._start("superlink", supervise._superlink)
-        top._wait_for(top.site.runtime_port)
-        below._start("supernode", supervise._supernode)
+    with wired(folders) as (top, below, grid):
         below._start("node", lambda folder: echo(folder, below.site.inner_port))
         watched = {**top._running, **below._running}
-        keys = [files.read_bytes(top.folder / name) for name in ("ca.pem", "inner.key")]
-        tasks = Tasks(SERVER_APP, top.site.runtime_port, *keys, print)
-        token = tasks.next(lambda: True)
-        assert token is not None
-        with tasks.grid(token) as grid:
-            while not (nodes := list(grid.get_node_ids())):
-                time.sleep(0.2)
-            held = []
-            for number in range(25):
-                record = ConfigRecord({"data": number.to_bytes(2, "big") * (MODEL // 2)})
-                (sent,) = grid.push_messages([Message(RecordDict({RECORD: record}), nodes[0], "train")])
-                while not (replies := list(grid.pull_messages([sent]))):
-                    time.sleep(0.05)
-                assert replies[0].content[RECORD]["data"] == record["data"]
-                if number in (4, 24):
-                    time.sleep(2 * garbage.EVERY)
-                    held.append({name: resident(process) / MODEL for name, process in watched.items()})
-        for client in (tasks._signed, tasks._own):
-            client.close()
-        for name in watched:
-            assert held[1][name] - held[0][name] < MOST, held
-    finally:
-        for each in (top, below):
-            each.stop()
+        while not (nodes := list(grid.get_node_ids())):
+            time.sleep(0.2)
+        held = []
+        for number in range(25):
+            record = ConfigRecord({"data": number.to_bytes(2, "big") * (MODEL // 2)})
+            (sent,) = grid.push_messages([Message(RecordDict({RECORD: record}), nodes[0], "train")])
+            while not (replies := list(grid.pull_messages([sent]))):
+                time.sleep(0.05)
+            assert replies[0].content[RECORD]["data"] == record["data"]
+            if number in (4, 24):
+                time.sleep(2 * garbage.EVERY)
+                held.append({name: resident(process) / MODEL for name, process in watched.items()})
+    for name in watched:
+        assert held[1][name] - held[0][name] < MOST, held

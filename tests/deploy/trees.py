@@ -121,3 +121,10 @@ class Deployed:
         assert below is not None
         account = below.children[self.job.children(level - 1, parent).index(number)].account
         return account.messages_up, account.messages_down, account.bytes_up, account.bytes_down
+
+
+class Written:
+    """Stands where a node's disk is."""
+
+    def show(self, **facts: object) -> None:
+        self.facts = facts

@@ -17,7 +17,7 @@ from stratafl.deploy.protocol.wire import decode, encode
 from tests.deploy.test_nodes import assert_agrees
 from tests.deploy.trees import Deployed, simulation
 from tests.problems import LeastSquares, root
-from tests.test_invariants import weights_of
+from tests.rules.test_invariants import weights_of
 
 CHAINS: dict[str, dict[str, Any]] = {
     "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from stratafl.cli.main import main
 from stratafl.cli.reproduce.command import UNFINISHED
 from stratafl.paper.recipes import Case, Options, recipe, run_name, settings
 from stratafl.paper.recipes.cost import Rate, Rates
@@ -23,17 +21,11 @@ from stratafl.paper.reproduce.overview import overview
 from stratafl.paper.reproduce.stored_runs import StoredRuns
 from stratafl.runs import layout, list_runs
 from stratafl.runs.sweep import pool
+from tests.commands import command
 from tests.data.test_formats import _cinic
 from tests.paper.histories import reaching, stored
 
 ROOT = Path(__file__).parents[2]
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def quick(name: str, *only: str, **options: object) -> list[Case]:

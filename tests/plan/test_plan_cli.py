@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from stratafl.cli.costs import plan as plan_module
-from stratafl.cli.main import main
 from stratafl.plan.make import Made
 from stratafl.runs.read import list_runs
+from tests.commands import command
 from tests.plan.conftest import TARGET
 
 SMALL = "[plan]\ndefaults = false\nlr = [0.05, 0.1, 0.2]\nmethod = ['hfedavg', 'mtgc']\n"
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture

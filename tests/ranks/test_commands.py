@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from stratafl.config.schema import Config
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.launch import Launch
 from tests.ranks.conftest import ROOT
+from tests.runs.conftest import records, wait
 
 pytestmark = pytest.mark.slow
 ROUNDS = 30
@@ -124,20 +125,8 @@ def assert_alike(run: Path, other: Path, close: float) -> None:
         assert mine["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], rel=max(close, 1e-12))
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
 def only_run(folder: Path) -> Path | None:
     return next((path for path in folder.glob("runs/*") if not path.name.startswith(".")), None)
-
-
-def records(run: Path | None) -> int:
-    path = None if run is None else run / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path is not None and path.exists() else 0
 
 
 def status(run: Path) -> dict:
@@ -158,7 +147,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="fi
 @needs_proc
 def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undisturbed: Path) -> None:
     process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
-    wait(lambda: records(only_run(commands.folder)) > 2)
+    wait(lambda: records(only_run(commands.folder)) > 2, every=0.01)
     run = only_run(commands.folder)
     assert run is not None
     for victim, more in ((1, 4), (0, None)):
@@ -178,7 +167,7 @@ def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undistu
         assert 2 < done < ROUNDS
         if more:
             process = commands.start("stratafl", "run", "--resume", Path("runs") / run.name, "--nproc", more, "--quiet")
-            wait(lambda: records(run) > done)
+            wait(lambda: records(run) > done, every=0.01)
     code, _, complained = commands.run("stratafl", "run", "--resume", run, "--quiet")
     assert code == 0, complained
     assert_alike(run, undisturbed, 1e-5)
@@ -187,7 +176,7 @@ def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undistu
 @needs_proc
 def test_asked_to_stop(commands: Commands) -> None:
     process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
-    wait(lambda: records(only_run(commands.folder)) > 1)
+    wait(lambda: records(only_run(commands.folder)) > 1, every=0.01)
     run = only_run(commands.folder)
     assert run is not None
     process.send_signal(signal.SIGTERM)
@@ -213,7 +202,7 @@ def test_torchrun_and_one_rank(commands: Commands, undisturbed: Path) -> None:
 def test_a_rank_killed_under_torchrun(commands: Commands, undisturbed: Path) -> None:
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     process = commands.start(*launcher, "-m", "stratafl", "run", "study.toml", "--quiet")
-    wait(lambda: records(only_run(commands.folder)) > 2)
+    wait(lambda: records(only_run(commands.folder)) > 2, every=0.01)
     run = only_run(commands.folder)
     assert run is not None
     os.kill(ranks_of(process, run)[1], signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
+from stratafl.report.gather import gather
+from stratafl.report.page import page as page_of
+from stratafl.report.payload import payload
 from stratafl.runs.launch import Launch
 
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}
+SETTINGS = len(METHODS)
 SEEDS = (0, 1)
 ROUNDS = 4
 
@@ -56,6 +60,19 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
+
+
+def write(folders: Path | Sequence[Path], to: Path) -> Path:
+    """The page over these folders' runs, in a file."""
+    found, unreadable = gather([folders] if isinstance(folders, Path) else folders)
+    to.write_text(page_of(payload(found, None, unreadable)), encoding="utf-8")
+    return to
+
+
+@pytest.fixture(scope="session")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page over the stored runs."""
+    return write(runs, tmp_path_factory.mktemp("page") / "report.html")
 
 
 FLAGS = (

@@ -14,8 +14,7 @@ from stratafl.report.gather import gather
 from stratafl.report.payload import judged_by
 from stratafl.report.summary import columns, usual_targets
 from stratafl.runs.launch import Launch
-from tests.report.conftest import METHODS, ROUNDS, Page, config, edit
-from tests.report.test_page import write
+from tests.report.conftest import METHODS, ROUNDS, Page, config, edit, write
 
 SAVED = """(() => {
   window.saved = {};
@@ -29,11 +28,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nodes") / "runs"
     Launch.new(config(evaluate_levels=[0, 1, 2]), "nodes", folder).run()
     return folder
-
-
-@pytest.fixture(scope="session")
-def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(runs, tmp_path_factory.mktemp("controls") / "report.html")
 
 
 def column(page: Page, number: int) -> list[str]:

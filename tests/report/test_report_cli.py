@@ -14,8 +14,8 @@ from stratafl.base.errors import MissingExtra
 from stratafl.report.compare import settings
 from stratafl.report.figures import TOLD_APART, figures
 from stratafl.report.gather import gather
+from tests.cli.test_cli import CONFIG, command
 from tests.report.conftest import METHODS
-from tests.test_cli import CONFIG, command
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

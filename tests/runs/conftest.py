@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,17 @@ def contents(run: Path) -> dict[str, Any]:
         "model": (run / "model.safetensors").read_bytes(),
         "summary": {**summary, "seconds": None},
     }
+
+
+def records(run: Path | None) -> int:
+    """Rounds that a run has written down, if there is a run yet."""
+    path = None if run is None else run / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path is not None and path.exists() else 0
+
+
+def wait(condition: Callable[[], bool], every: float = 0.0002) -> None:
+    """Until something holds, looked at so often that a moment is seldom missed."""
+    give_up = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(every)

@@ -17,11 +17,11 @@ import pandas
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.lock import Lock, is_held
+from tests.commands import command
 from tests.runs.conftest import ROOT, Server
 from tests.runs.test_damage import CONFIG, names, stopped_after
 
@@ -29,13 +29,6 @@ from tests.runs.test_damage import CONFIG, names, stopped_after
 def launch(folder: Path, name: str = "study", **run: object):
     values = {**CONFIG, "run": {**CONFIG["run"], "rounds": 2, **run}}
     return Launch.new(Config.of(values), name, folder).run()
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 # -- what is in them -------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import Server, contents
+from tests.runs.conftest import Server, contents, records, wait
 
 ROUNDS = 60
 CONFIG = f"""
@@ -55,21 +54,9 @@ def undisturbed(server: Server, config: Path) -> dict:
     return contents(run)
 
 
-def records(run: Path) -> int:
-    path = run / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def is_writing(run: Path) -> bool:
     """Whether a checkpoint is half written just now."""
     return any(path.name.endswith(".partial") for path in (run / "checkpoints").iterdir())
-
-
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.0002)
 
 
 def only(folder: Path) -> Path:

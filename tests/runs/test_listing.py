@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from typing import Any
 import pytest
 
 from stratafl.base.errors import printable
-from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.report.gather import gather
 from stratafl.report.payload import payload
 from stratafl.runs.launch import Launch
 from stratafl.runs.lock import is_held
+from tests.commands import command
 from tests.runs.test_damage import CONFIG
 from tests.runs.test_hostile import changed, paths
 
@@ -50,13 +49,6 @@ def runs(stored: Path, tmp_path: Path) -> Path:
 
 def named(runs: Path, name: str) -> Path:
     return next(path for path in runs.iterdir() if path.name.startswith(name))
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figures: bool = False) -> None:

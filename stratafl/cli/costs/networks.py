@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from stratafl.base.errors import printable
-from stratafl.cli.options import AsJson
+from stratafl.cli.options import AsJson, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
-networks = typer.Typer(help="Networks that runs can be priced under.", invoke_without_command=True)
+networks = typer.Typer(cls=Commands, help="Networks that runs can be priced under.", invoke_without_command=True)
 
 
 @networks.callback()

@@ -124,6 +124,10 @@ def _binary(name: str, classes: tuple[str, ...]) -> Form:
     return Form(name, fits, read, _CIFAR_SIZES)
 
 
+def _sheets(name: str, fits: Callable[[Files], bool], read: Callable[..., Samples], classes: tuple[str, ...]) -> Form:
+    return Form(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
+
+
 def _folder(sizes: Sizes) -> Form:
     fits = partial(images.fits_folder, classes=CIFAR10)
     return Form("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
@@ -171,12 +175,7 @@ SOURCES: dict[str, Source] = {
         kind="image",
         forms=(
             _binary("CIFAR-10 binary version", CIFAR10),
-            Form(
-                "PNG sheets",
-                images.fits_rows,
-                partial(images.read_rows, classes=CIFAR10),
-                _CIFAR_SIZES,
-            ),
+            _sheets("PNG sheets", images.fits_rows, images.read_rows, CIFAR10),
             _folder(_CIFAR_SIZES),
             _CIFAR10_HUB.local(),
         ),
@@ -189,12 +188,7 @@ SOURCES: dict[str, Source] = {
         kind="image",
         forms=(
             _binary("CIFAR-100 binary version", CIFAR100),
-            Form(
-                "WebP sheets",
-                images.fits_tiles,
-                partial(images.read_tiles, classes=CIFAR100),
-                _CIFAR_SIZES,
-            ),
+            _sheets("WebP sheets", images.fits_tiles, images.read_tiles, CIFAR100),
             _CIFAR100_HUB.local(),
         ),
         remote=_CIFAR100_HUB,

@@ -90,7 +90,7 @@ class GridLink:
         self._waiting = Waiting(heard_from)
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply | Refused]:
-        waiting = {name: Asked(seal.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
+        waiting = {name: Asked(seal.WORK.seal_request(self._keys[name], encode(b))) for name, b in bundles.items()}
         came: dict[str, Reply | Refused] = {}
         pace = Pace()
         self._waiting.begin()
@@ -200,7 +200,7 @@ class GridLink:
                 asked.refused = line(data.decode(errors="replace"), LONGEST_WORDS)
                 say(f"{name} refuses what it was sent: {asked.refused}", log.WARNING)
                 return None
-            opened = seal.open_reply(self._keys[name], asked.request, data)
+            opened = seal.WORK.open_reply(self._keys[name], asked.request, data)
             sealed = True
             reply = receive_reply(opened, self._job, self._names)
         except Exception as problem:

@@ -77,9 +77,9 @@ class NewsDoor:
     def _take(self, child: str, key: bytes, sealed: bytes) -> tuple[int, bytes]:
         if not child or not sealed:
             raise InvalidInput("news", "", "not from a child")
-        told, sites = entries.decode(seal.open_news(key, sealed), self._subtrees[child])
+        told, sites = entries.decode(seal.NEWS.open_request(key, sealed), self._subtrees[child])
         now, repeated, last = time.time(), told.get("repeated", 0.0), self._last.get(child, 0.0)
-        answer = seal.seal_heard(key, sealed, json.dumps(now).encode())
+        answer = seal.NEWS.seal_reply(key, sealed, json.dumps(now).encode())
         if not now - FRESH < repeated <= now or (repeated <= last <= now):
             return 409, answer
         self._last[child] = repeated
@@ -155,12 +155,12 @@ class Teller:
 
     def _post(self, sites: Mapping[str, Entry]) -> bool:
         data = entries.encode(sites, repeated=self._parents_time, at=time.time())
-        sealed = seal.seal_news(self._key, data)
+        sealed = seal.NEWS.seal_request(self._key, data)
         headers = {WHO: slug(self._site.name)}
         answer = self._client.post(f"https://{self._site.parent}{PATH}", content=sealed, headers=headers)
         if answer.status_code not in (200, 409):
             raise InvalidInput("answer", answer.status_code, "the parent does not take news")
-        self._parents_time = float(json.loads(seal.open_heard(self._key, sealed, answer.content)))
+        self._parents_time = float(json.loads(seal.NEWS.open_reply(self._key, sealed, answer.content)))
         return answer.status_code == 200
 
 

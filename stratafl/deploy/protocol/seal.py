@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from typing import NamedTuple
 
 from stratafl.base.errors import InvalidInput
 
@@ -20,47 +21,40 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY)
 
 
-def seal_request(key: bytes, data: bytes) -> bytes:
-    return data + _seal(key, b"down", b"", data)
+class Exchange(NamedTuple):
+    """A request and its reply over an edge, each sealed under a name of its own, so that neither
+    passes for anything else."""
+
+    asked: bytes
+    answered: bytes
+
+    def seal_request(self, key: bytes, data: bytes) -> bytes:
+        return data + _seal(key, self.asked, b"", data)
+
+    def open_request(self, key: bytes, sealed: bytes) -> bytes:
+        return _opened(key, self.asked, b"", sealed)
+
+    def seal_reply(self, key: bytes, request: bytes, data: bytes) -> bytes:
+        return data + _seal(key, self.answered, request, data)
+
+    def open_reply(self, key: bytes, request: bytes, sealed: bytes) -> bytes:
+        return _opened(key, self.answered, request, sealed)
 
 
-def open_request(key: bytes, sealed: bytes) -> bytes:
-    return _opened(key, b"down", b"", sealed)
+WORK = Exchange(b"down", b"up")
+"""What a parent asks of a child."""
+NEWS = Exchange(b"news", b"heard")
+"""What a child tells its parent unasked, and that this was heard."""
 
 
-def seal_reply(key: bytes, request: bytes, data: bytes) -> bytes:
-    return data + _seal(key, b"up", request, data)
-
-
-def open_reply(key: bytes, request: bytes, sealed: bytes) -> bytes:
-    return _opened(key, b"up", request, sealed)
-
-
-def seal_news(key: bytes, data: bytes) -> bytes:
-    return data + _seal(key, b"news", b"", data)
-
-
-def open_news(key: bytes, sealed: bytes) -> bytes:
-    return _opened(key, b"news", b"", sealed)
-
-
-def seal_heard(key: bytes, request: bytes, data: bytes) -> bytes:
-    """The answer to news."""
-    return data + _seal(key, b"heard", request, data)
-
-
-def open_heard(key: bytes, request: bytes, sealed: bytes) -> bytes:
-    return _opened(key, b"heard", request, sealed)
-
-
-def _opened(key: bytes, direction: bytes, request: bytes, sealed: bytes) -> bytes:
+def _opened(key: bytes, name: bytes, request: bytes, sealed: bytes) -> bytes:
     data, found = sealed[:-SEAL], sealed[-SEAL:]
-    if not hmac.compare_digest(found, _seal(key, direction, request, data)):
+    if not hmac.compare_digest(found, _seal(key, name, request, data)):
         raise InvalidInput("message", f"{len(sealed)} bytes", "its seal is not that of this edge: altered or forged")
     return data
 
 
-def _seal(key: bytes, direction: bytes, request: bytes, data: bytes) -> bytes:
-    made = hmac.new(key, direction + hashlib.sha256(request).digest(), "sha256")
+def _seal(key: bytes, name: bytes, request: bytes, data: bytes) -> bytes:
+    made = hmac.new(key, name + hashlib.sha256(request).digest(), "sha256")
     made.update(data)  # megabytes, which need not be copied for this
     return made.digest()

@@ -94,9 +94,9 @@ class Assembled:
         facts: dict[str, Any] = {"bytes_in": 0, "bytes_out": 0, "arrays_in": 0, "arrays_out": 0}
 
         def handle(request: bytes) -> bytes:
-            opened = seal.open_request(key, request)
+            opened = seal.WORK.open_request(key, request)
             if protocol_of(opened, self.job) not in (None, PROTOCOL):
-                return seal.seal_reply(key, request, encode(introduction(self.job, self.site.name)))
+                return seal.WORK.seal_reply(key, request, encode(introduction(self.job, self.site.name)))
             bundle = receive_bundle(opened, self.job)
             if bundle.begin is not None:
                 step = bundle.begin.step
@@ -104,7 +104,7 @@ class Assembled:
                 self.durable.show(**facts, doing="round")
             replied = node.handle(bundle)
             answer = encode(replied)
-            reply = seal.seal_reply(key, request, answer)
+            reply = seal.WORK.seal_reply(key, request, answer)
             facts["bytes_in"] += len(request)
             facts["bytes_out"] += len(reply)
             facts["arrays_in"] += array_bytes(opened)

@@ -18,6 +18,7 @@ from stratafl.core.measure.record import LOST_ROUNDS, PartialRound, hopeless, re
 from stratafl.core.measure.result import Result
 from stratafl.core.objective.objective import Objective
 from stratafl.core.refusal import LIMIT, Refusal, update_limits
+from tests.problems import without
 
 SHAPES: dict[int, Any] = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 3]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 2, 2]}
@@ -49,13 +50,6 @@ def study(
 def bits(result: Result) -> list[bytes]:
     corrections = [rows for rows in result.corrections if rows is not None]
     return [rows.numpy().tobytes() for rows in [*result.models, *corrections]]
-
-
-def without(*absent: int) -> Any:
-    def present(chance: Draw) -> np.ndarray:
-        return ~np.isin(np.arange(chance.tree.sizes[chance.level]), absent)
-
-    return present
 
 
 # -- masks among the buffers ----------------------------------------------------------------------

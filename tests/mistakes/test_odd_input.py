@@ -23,7 +23,7 @@ from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.runs.sweep import Plan
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NAN, INF = float("nan"), float("inf")
 LONGEST_LINE, SECONDS = 620, 10
 

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from typer import rich_utils
 from typer.testing import CliRunner
 
-from stratafl.cli.main import app, main
+from stratafl.cli.main import app
 from stratafl.rules import registry
 from stratafl.runs import read_run
+from tests.commands import command
 
 CONFIG = """
 [tree]
@@ -37,13 +38,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(CONFIG)
     return path
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def every_command(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -106,10 +100,13 @@ def test_help_fits_a_terminal(words: tuple[str, ...], width: int, monkeypatch: p
     assert "…" not in ran.output
 
 
-@pytest.mark.parametrize(("wrong", "nearest"), [(("rn",), "run"), (("data", "lst"), "list")])
+@pytest.mark.parametrize(
+    ("wrong", "nearest"), [(("rn",), "run"), (("data", "lst"), "list"), (("networks", "shw"), "show")]
+)
 def test_a_command_nobody_knows_is_answered_with_the_nearest(wrong, nearest, monkeypatch, capsys) -> None:
     assert command(monkeypatch, *wrong) == 2
-    assert f"Did you mean '{nearest}'" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"'{nearest}'" in shown and shown.count("Did you mean") == 1
 
 
 def test_run_shows_plain_lines_off_a_terminal(config, monkeypatch, capsys) -> None:

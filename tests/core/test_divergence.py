@@ -133,7 +133,7 @@ def test_a_run_that_diverges_says_so_and_reaches_nothing() -> None:
 CONFIG = {
     "tree": {"shape": "2x2"},
     "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
-    "model": {"name": "tests.test_divergence:Fragile", "features": 5},
+    "model": {"name": "tests.core.test_divergence:Fragile", "features": 5},
     "method": {"name": "hfedavg"},
     "schedule": {"periods": [1, 5]},
     "run": {"rounds": 6},

@@ -13,7 +13,7 @@ import pytest
 
 from stratafl.cli.init.command import project
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def stratafl(*words: str, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from stratafl import Draw, InvalidInput, Tree, constant, corrections, leaf, medi
 from stratafl.core.leaf import Leaf
 from stratafl.core.measure.drift import Drift
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights
-from tests.test_parity import problem_and_setting
+from tests.rules.test_parity import problem_and_setting
 from tests.transcriptions import Node, Setting
 
 LR, ROUNDS = 0.05, 3

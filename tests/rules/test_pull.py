@@ -16,7 +16,7 @@ from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare
 from tests.problems import SHAPES, LeastSquares, root
-from tests.test_parity import LR, ROUNDS, assert_close, problem_and_setting
+from tests.rules.test_parity import LR, ROUNDS, assert_close, problem_and_setting
 
 ALPHA, NORM, DECAY = 0.7, 1.2, 0.05
 RELEASED, CLIPPED = feddyn(ALPHA, pull="after_clip"), feddyn(ALPHA)

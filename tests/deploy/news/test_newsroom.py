@@ -1,0 +1,98 @@
+"""What a supervisor makes of the news of its processes and of its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from stratafl.deploy.host.newsroom import NEWS, Newsroom
+from stratafl.deploy.host.processes import Forked
+from stratafl.deploy.news.entries import Entry
+from stratafl.deploy.notes import boards, log
+from stratafl.deploy.notes.boards import Board
+from stratafl.deploy.sites.site import Site
+
+
+def test_a_process_that_was_killed_has_told_its_supervisor_why_it_failed(tmp_path: Path) -> None:
+    shared = Board()
+
+    def work() -> None:
+        boards.use(shared, shared)
+        log.fail("the disk\x1b[2J is full")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = Forked(work, tmp_path / "log", tmp_path)
+    process.wait(20)
+    found = shared.read()
+    assert found is not None and found["problem"] == "the disk\\x1b[2J is full" and not found["well"]
+
+
+def test_an_exception_that_ends_a_process_is_its_problem(tmp_path: Path) -> None:
+    shared = Board()
+
+    def work() -> None:
+        boards.use(shared, shared)
+        raise MemoryError("no room")
+
+    assert Forked(work, tmp_path / "log", tmp_path).wait(20) == 1
+    assert (shared.read() or {})["problem"] == "MemoryError: no room"
+
+
+def test_a_problem_stays_until_the_process_does_its_work(sites: Path) -> None:
+    room = Newsroom(sites / "paris_0", Site.load(sites / "paris_0"))
+
+    def own() -> Entry:
+        room._looked = 0.0
+        room.look({})
+        return Entry.of((room.telling.read() or {})["sites"]["paris/0"])
+
+    assert own().state == "starting"
+    room.boards["node"].put(problem="no data", since=time.monotonic(), well=False)
+    room.ended("node", 2)
+    room.starts("node")
+    entry = own()
+    assert (entry.state, entry.problem, entry.restarts) == ("failing", "no data", {"node": 1})
+    alive = Forked(lambda: time.sleep(60), sites / "log", sites)
+    try:
+        room.boards["node"].put(well=True, shown={"doing": "waiting", "round": 3, "bytes_in": 7})
+        room._looked = 0.0
+        room.look({"node": alive})
+        entry = Entry.of((room.telling.read() or {})["sites"]["paris/0"])
+        assert (entry.state, entry.problem, entry.round, entry.bytes_in) == ("waiting", "", 3, 7)
+    finally:
+        alive.signal(signal.SIGKILL)
+        alive.wait()
+    room.ended("node", -9)
+    room.starts("node")
+    assert own().problem == "its node was ended by signal 9; see logs/node.log"
+
+
+def test_a_parent_adds_what_it_knows_of_its_children(sites: Path, clock: list[float]) -> None:
+    room = Newsroom(sites / "paris", Site.load(sites / "paris"))
+    there = Entry(state="round", round=2, age=0.5, took_part=False)
+    room.boards["superlink"].put(heard={"paris/0": {"at": 995.0, "clock": -3.0, "sites": {"paris/0": there.as_dict()}}})
+    room.boards["node"].put(waits={"paris/0": [990.0, "not connected"]}, took_part=["paris/0"])
+    room.look({})
+    found = {name: Entry.of(each) for name, each in (room.telling.read() or {})["sites"].items()}
+    assert set(found) == {"paris", "paris/0", "paris/1"}
+    heard = found["paris/0"]
+    assert (heard.age, heard.clock, heard.waited, heard.why, heard.took_part) == (
+        5.5,
+        -3.0,
+        10.0,
+        "not connected",
+        True,
+    )
+    assert found["paris/1"].age is None and found["paris/1"].state == "unknown"
+    # whose update once counted took part, whatever is forgotten later
+    room.look({}, stopping=True)
+    again = Newsroom(sites / "paris", Site.load(sites / "paris"))
+    again.look({})
+    assert (again.telling.read() or {})["sites"]["paris/0"]["took_part"]
+    assert (sites / "paris" / NEWS).stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,193 @@
+"""What a user can get wrong: each mistake is one line that names the field and shows the value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from stratafl import (
+    InvalidInput,
+    Schedule,
+    Tree,
+    adam,
+    cosine,
+    feddyn,
+    fedprox,
+    leaf,
+    momentum,
+    mtgc,
+    place,
+    register,
+    step_decay,
+    yogi,
+)
+from tests.mistakes.studies import INF, INPUTS, LABELS, NAN, PARTS, Wrong, deep, parts, raising, study
+from tests.mistakes.wrong_data import DATA, MODELS
+
+RULES: list[Wrong] = [
+    ("unknown", lambda: study(rules="mtgcc"), "method", "'mtgcc'", "did you mean 'mtgc'"),
+    ("far off", lambda: study(rules="zzzz"), "method", "'zzzz'", "known: adam"),
+    ("in a list", lambda: study(rules=["avrage", "mtgc"]), "rules", "'avrage'", "'average'"),
+    (
+        "parameter",
+        lambda: study(rules={"name": "fedprox", "mue": 1}),
+        "fedprox parameter",
+        "'mue'",
+        "did you mean 'mu'",
+    ),
+    (
+        "no parameters",
+        lambda: study(rules={"name": "scaffold", "mu": 1}),
+        "scaffold parameter",
+        "'mu'",
+        "unknown",
+    ),
+    ("nameless", lambda: study(rules={"mu": 1}), "method", "{'mu': 1}", "a table with a name"),
+    ("no rule", lambda: study(rules=["mtgc", 3]), "rules", "3", "a table with a name, or a Rule"),
+    ("too few", lambda: study(rules=["mtgc"]), "rules", "['mtgc']", "2 of them"),
+    ("too many", lambda: study(rules=["mtgc"] * 3), "rules", "'mtgc'", "2 of them"),
+    ("one for two", lambda: study(rules=mtgc()), "rules", "['Rule']", "2 of them"),
+    ("a number", lambda: study(rules=5), "rules", "5", "rule"),
+    ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", '"zero"'),
+    ("mu", lambda: fedprox(-0.1), "fedprox.mu", "-0.1", "at least 0"),
+    ("mu nan", lambda: fedprox(NAN), "fedprox.mu", "nan", "finite"),
+    ("mu text", lambda: place({"name": "fedprox", "mu": "1"}, 2), "fedprox.mu", "'1'", "number"),
+    ("alpha", lambda: feddyn(0), "feddyn.alpha", "0", "above 0"),
+    ("pull", lambda: feddyn(pull="after"), "feddyn.pull", "'after'", "before_clip"),
+    ("alpha inf", lambda: feddyn(INF), "feddyn.alpha", "inf", "finite"),
+    ("server lr", lambda: momentum(lr=-1), "momentum.lr", "-1", "above 0"),
+    ("server beta", lambda: momentum(beta=1), "momentum.beta", "1", "below 1"),
+    ("adam", lambda: adam(beta2=1.5), "adam.beta2", "1.5", "below 1"),
+    ("yogi", lambda: yogi(tau=0), "yogi.tau", "0", "above 0"),
+    ("undocumented", lambda: register("blank")(lambda: mtgc()), "register", "'blank'", "docstring"),
+]
+NUMBERS: list[Wrong] = [
+    ("lr", lambda: study(leaf=0), "leaf.lr", "0", "above 0"),
+    ("lr negative", lambda: study(leaf=-0.1), "leaf.lr", "-0.1", "above 0"),
+    ("lr nan", lambda: study(leaf=NAN), "leaf.lr", "nan", "finite"),
+    ("lr text", lambda: study(leaf="fast"), "leaf.lr", "'fast'", "number"),
+    ("clip", lambda: leaf(clip_norm=0), "leaf.clip", "0", "above 0"),
+    ("clip nan", lambda: leaf(clip_norm=NAN), "leaf.clip", "nan", "finite"),
+    ("decay", lambda: leaf(weight_decay=-1), "leaf.weight_decay", "-1", "at least 0"),
+    ("momentum", lambda: leaf(momentum=1), "leaf.momentum", "1", "below 1"),
+    ("momentum negative", lambda: leaf(momentum=-0.1), "leaf.momentum", "-0.1", "at least 0"),
+    ("every", lambda: step_decay(0.1, 0), "leaf.schedule.every", "0", "at least 1"),
+    ("factor", lambda: step_decay(0.1, 1, 2), "leaf.schedule.factor", "2", "at most 1"),
+    ("floor", lambda: cosine(0.1, 5, 0.2), "leaf.schedule.floor", "0.2", "at most 0.1"),
+    ("cosine", lambda: cosine(0.1, 1.5), "leaf.schedule.rounds", "1.5", "whole"),
+    ("rounds", lambda: study(rounds=0), "rounds", "0", "at least 1"),
+    ("rounds nan", lambda: study(rounds=NAN), "rounds", "nan", "whole"),
+    ("rounds half", lambda: study(rounds=2.5), "rounds", "2.5", "whole"),
+    ("rounds bool", lambda: study(rounds=True), "rounds", "True", "whole"),
+    ("rounds huge", lambda: study(rounds=10**400), "rounds", "1000", "number"),
+    ("batch", lambda: study(batch=0), "batch", "0", "at least 1"),
+    ("batch negative", lambda: study(batch=-4), "batch", "-4", "at least 1"),
+    ("batch half", lambda: study(batch=1.5), "batch", "1.5", "whole"),
+    ("every round", lambda: study(evaluate_every=0), "evaluate_every", "0", "at least 1"),
+    ("levels", lambda: study(evaluate_levels=[3]), "evaluate_levels", "3", "at most 2"),
+    ("level", lambda: study(evaluate_levels=1), "evaluate_levels", "1", ""),
+    ("seed", lambda: study(seed="today"), "seed", "'today'", "number"),
+    ("seed half", lambda: study(seed=0.5), "seed", "0.5", "whole"),
+    ("sampling", lambda: study(sampling="epoch"), "sampling", "'epoch'", "did you mean 'epochs'"),
+    ("share", lambda: study(participation=0.0), "participation", "0.0", "above 0"),
+    ("share nan", lambda: study(participation=NAN), "participation", "nan", "finite"),
+    ("share above one", lambda: study(participation=1.5), "participation", "1.5", "at most 1"),
+    ("share list", lambda: study(participation=[0.5]), "participation", "[0.5]", "2 of them"),
+    ("weights", lambda: study(weights=[1, 1, 1, -1]), "weights", "-1", "positive"),
+    ("weights nan", lambda: study(weights=[1, 1, 1, NAN]), "weights", "nan", "finite"),
+    ("weights short", lambda: study(weights=[1, 1]), "weights", "1.", "4 of them"),
+    ("weights text", lambda: study(weights="size"), "weights", "'size'", '"uniform"'),
+    ("device", lambda: study(device="gpu"), "device", "'gpu'", ""),
+    ("no numbers", lambda: study(device="meta"), "device", "'meta'", "meta"),
+    ("batch huge", lambda: study(batch=10**30), "batch", "1000", "at most"),
+    ("lr huge", lambda: study(leaf=1e300), "leaf.lr", "1e+300", "at most 3.40282e+38"),
+    ("decay huge", lambda: study(leaf=leaf(0.1, weight_decay=1e300)), "leaf.weight_decay", "1e+300", "at most"),
+    ("pull huge", lambda: study(rules={"name": "fedprox", "mu": 10**40}), "rules", "1e+40", "at most"),
+    ("lr function", lambda: study(leaf=leaf(raising)), "leaf.lr", "'raising'", "KeyError"),
+    ("ranks", lambda: study(ranks=3), "ranks", "3", "docs/ranks.md"),
+]
+SHAPES: list[Wrong] = [
+    ("tree", lambda: study(tree="2by2"), "tree", "'2by2'", "joined by x"),
+    ("no tree", lambda: study(tree=None), "tree", "None", "number"),
+    ("levels", lambda: study(tree="x".join(["1"] * 2_000)), "tree", "1x1", "at most 100 levels"),
+    ("nested levels", lambda: study(tree=deep(2_000)), "tree", "[[[", "100 levels"),
+    ("leaves", lambda: study(tree=[9_000_000, 9_000_000]), "tree", "9000000", "10,000,000 nodes"),
+    ("two of a name", lambda: study(tree={"a": {"b/c": 1}, "a/b": {"c": 1}}), "tree", "'a'", "'a/b/c'"),
+    ("depths", lambda: Tree.of([2, [2]]), "tree", "[2, [2]]", "same depth"),
+    ("periods", lambda: study(periods=[2]), "periods", "[2]", "2 of them"),
+    ("periods zero", lambda: study(periods=[2, 0]), "periods", "0", "at least 1"),
+    ("a long period", lambda: study(periods=[1, 1e9]), "periods", "1000000000.0", "1,000,000 local steps"),
+    ("many periods", lambda: study(periods=[10**6, 2]), "periods", "1000000", "1,000,000 local steps"),
+    ("steps", lambda: Schedule.of_steps([10**9, 1], 2), "steps_per_sync", "1000000000", "at most 1,000,000"),
+    ("period", lambda: study(periods=4), "periods", "4", "2 of them"),
+    ("short schedule", lambda: study(periods=Schedule((2,))), "periods", "2", "2 of them"),
+    ("long schedule", lambda: study(periods=Schedule((2, 2, 2))), "periods", "2", "2 of them"),
+    ("lists", lambda: study(partition=PARTS[:3]), "partition", "3 lists", "4 of them"),
+    ("no partition", lambda: study(partition=None), "partition", "None", ""),
+    ("overlap", lambda: study(partition=parts([0, 7])), "partition[3]", "0", "0/0 has it already"),
+    ("twice", lambda: study(partition=parts([6, 6])), "partition[3]", "6", "1/1 has it already"),
+    ("outside", lambda: study(partition=parts([6, 8])), "partition[3]", "8", "from 0 to 7"),
+    ("negative", lambda: study(partition=parts([6, -1])), "partition[3]", "-1", "from 0 to 7"),
+    ("floats", lambda: study(partition=parts([6.0])), "partition[3]", "6.0", "whole numbers"),
+    ("mask", lambda: study(partition=parts([True])), "partition[3]", "True", "whole numbers"),
+    ("nested", lambda: study(partition=parts([[6, 7]])), "partition[3]", "[[6, 7]]", "whole"),
+    ("ragged", lambda: study(partition=parts([6, [7]])), "partition[3]", "[6, [7]]", "whole"),
+    ("no client", lambda: study(partition=parts(6)), "partition[3]", "6", "whole numbers"),
+    ("empty", lambda: study(partition=parts([])), "partition[3]", "[]", "1/1 has no samples"),
+]
+EVERY = {
+    f"{kind}: {label}": rest
+    for kind, table in {
+        "rules": RULES,
+        "numbers": NUMBERS,
+        "shapes": SHAPES,
+        "data": DATA,
+        "models": MODELS,
+    }.items()
+    for label, *rest in table
+}
+
+
+@pytest.mark.parametrize(("call", "field", "value", "allowed"), EVERY.values(), ids=EVERY.keys())
+def test_one_line_names_the_field(call: Callable[[], object], field: str, value: str, allowed: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.field == field
+    assert message.startswith(f"{field} = ")
+    assert "\n" not in message
+    given, _, wanted = message.removeprefix(f"{field} = ").partition(": ")
+    assert value in message
+    assert allowed in message
+    assert given
+    assert wanted
+
+
+def test_every_name_is_listed_once() -> None:
+    assert len(EVERY) == sum(map(len, (RULES, NUMBERS, SHAPES, DATA, MODELS))) >= 40
+
+
+def test_the_right_call_is_fine() -> None:
+    assert study().run().models[0].isfinite().all()
+
+
+def test_an_engine_of_all_clients_at_once_says_when_it_cannot_hold_the_batches() -> None:
+    many = {"data": (INPUTS.repeat(200, 1), LABELS.repeat(200)), "partition": np.arange(1_600).reshape(4, 400)}
+    for engine in ("stacked", "vmap", "auto"):
+        with pytest.raises(InvalidInput, match=r"periods = \[1, 1000000\].*1,073,741,824 samples.*loop engine"):
+            study(**many, batch=None, engine=engine, periods=[1, 1_000_000])
+
+
+def test_a_mask_of_the_wrong_length_is_refused_when_it_is_drawn() -> None:
+    sim = study(participation=lambda chance: np.ones(3, dtype=bool))
+    with pytest.raises(InvalidInput, match=r"participation = .*4 nodes"):
+        sim.run()
+
+
+@pytest.mark.parametrize("lr", [NAN, -0.1], ids=str)
+def test_a_learning_rate_function_is_held_to_the_same_bounds(lr: float) -> None:
+    """Otherwise a NaN learning rate would be a run in which silently nothing happens."""
+    with pytest.raises(InvalidInput, match="lr = "):
+        study(leaf=leaf(lambda round: lr)).run()

@@ -1,0 +1,174 @@
+"""Data, models and losses that a user can get wrong, and what is said of each."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.mistakes.studies import INPUTS, LABELS, Wrong, raising, study
+
+
+def quantised() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to give them up
+        return torch.quantize_per_tensor(INPUTS, 0.1, 0, torch.quint8)
+
+
+def ragged(layout: torch.layout) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype
+        return torch.nested.nested_tensor([row[: 1 + i % 2] for i, row in enumerate(INPUTS)], layout=layout)
+
+
+def per_sample(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def misfit(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs * torch.zeros(5)).sum()
+
+
+def plain_number(outputs: Tensor, labels: Tensor) -> float:
+    return 1.0
+
+
+def constant_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return torch.ones(())
+
+
+def complex_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.sum() * 1j
+
+
+def leaving(*given: object) -> Tensor:
+    raise SystemExit(0)
+
+
+class Detached(nn.Linear):
+    """Its output has lost its way back to the parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+class Unlearning(nn.Linear):
+    """Without a gradient while it is trained, and only then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not self.training):
+            return super().forward(x)
+
+
+class Leaving(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
+class FailsInTraining(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise NotImplementedError("only for looking")
+        return super().forward(x)
+
+
+class Lengths(TensorDataset):
+    """A data set whose inputs are not all as long."""
+
+    def __getitem__(self, index: int) -> tuple:
+        inputs, label = super().__getitem__(index)
+        return inputs[: 1 + index % 2], label
+
+
+class Broken(TensorDataset):
+    def __getitem__(self, index: int) -> tuple:
+        raise OSError("the disk is gone")
+
+
+class Uneven(TensorDataset):
+    """A data set whose entries are no pairs."""
+
+    def __getitem__(self, index: int) -> tuple:
+        return (*super().__getitem__(index), 0)
+
+
+DATA: list[Wrong] = [
+    ("lengths", lambda: study(data=(INPUTS, LABELS[:7])), "data shapes", "(7,)", "as many targets"),
+    ("nothing", lambda: study(data=(INPUTS[:0], LABELS[:0])), "data shapes", "(0,", "at least one"),
+    ("scalar", lambda: study(data=(INPUTS, 3)), "data shapes", "()", "as many targets"),
+    ("no pair", lambda: study(data=INPUTS), "data", "'Tensor'", "(inputs, targets)"),
+    ("none", lambda: study(data=None), "data", "'NoneType'", "(inputs, targets)"),
+    ("three", lambda: study(data=(INPUTS, LABELS, LABELS)), "data", "'tuple'", "(inputs, targets)"),
+    ("triples", lambda: study(data=Uneven(INPUTS, LABELS)), "data", "'Uneven'", "such pairs"),
+    ("text", lambda: study(data=(INPUTS, ["cat"] * 8)), "data", "", ""),
+    ("ragged", lambda: study(data=([[1.0], [1.0, 2.0]], [0, 1])), "data", "'list'", "as long in every row"),
+    ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape"),
+    ("broken", lambda: study(data=Broken(INPUTS, LABELS)), "data", "'Broken'", "the disk is gone"),
+    ("masked", lambda: study(data=(np.ma.masked_less(INPUTS.numpy(), 0.5), LABELS)), "data", "Masked", "masked"),
+    ("meta", lambda: study(data=(INPUTS.to("meta"), LABELS)), "data", "'Tensor'", "meta device"),
+    ("meta labels", lambda: study(data=(INPUTS, LABELS.to("meta"))), "data", "'Tensor'", "meta device"),
+    ("sparse", lambda: study(data=(INPUTS.to_sparse(), LABELS)), "data", "'Tensor'", "to_dense()"),
+    ("quantised", lambda: study(data=(quantised(), LABELS)), "data", "'Tensor'", "dequantize()"),
+    ("nested", lambda: study(data=(ragged(torch.strided), LABELS)), "data", "'Tensor'", "nested"),
+    ("jagged", lambda: study(data=(ragged(torch.jagged), LABELS)), "data", "Tensor'", "nested"),
+    ("test", lambda: study(test=(INPUTS, LABELS[:2])), "test shapes", "(2,)", "as many targets"),
+]
+MODELS: list[Wrong] = [
+    ("inputs", lambda: study(model=nn.Linear(4, 2)), "model", "'Linear'", "of shape (3,)"),
+    ("classes", lambda: study(model=nn.Linear(3, 1)), "model output", "1 classes", "2 classes are"),
+    (
+        "negative label",
+        lambda: study(data=(INPUTS, LABELS - 1)),
+        "model output",
+        "2 classes",
+        "go from -1 to 0",
+    ),
+    ("float labels", lambda: study(data=(INPUTS, LABELS / 2)), "model output", "(2,)", "float32"),
+    (
+        "one-hot labels",
+        lambda: study(data=(INPUTS, torch.eye(2)[LABELS].long())),
+        "model output",
+        "(2,)",
+        "of shape (2,)",
+    ),
+    (
+        "test labels",
+        lambda: study(test=(INPUTS, LABELS + 5)),
+        "model output",
+        "2 classes",
+        "5 to 6",
+    ),
+    ("test inputs", lambda: study(test=(INPUTS[:, :2], LABELS)), "model", "'Linear'", "test"),
+    ("loss per sample", lambda: study(loss=per_sample), "loss", "'per_sample'", "one number"),
+    ("loss misfit", lambda: study(loss=misfit), "loss", "'misfit'", "size"),
+    ("loss no tensor", lambda: study(loss=plain_number), "loss", "'plain_number'", "one number"),
+    ("no model", lambda: study(model="resnet"), "model", "'resnet'", ""),
+    ("no module", lambda: study(model=lambda: 3), "model", "", ""),
+    ("lazy", lambda: study(model=nn.LazyLinear(2)), "model", "'LazyLinear'", "lazy"),
+    ("frozen", lambda: study(model=nn.Flatten()), "model", "'Flatten'", "no trainable"),
+    ("meta model", lambda: study(model=nn.Linear(3, 2, device="meta")), "model", "'Linear'", "weight is on the meta"),
+    ("maker", lambda: study(model=raising), "model", "'raising'", "KeyError"),
+    ("maker leaves", lambda: study(model=leaving), "model", "'leaving'", "SystemExit: 0"),
+    ("forward leaves", lambda: study(model=Leaving(3, 2)), "model", "'Leaving'", "SystemExit: 0"),
+    ("training", lambda: study(model=FailsInTraining(3, 2)), "model", "'FailsInTraining'", "only for looking"),
+    ("detached", lambda: study(model=Detached(3, 2)), "model output", "'Detached'", "no gradient"),
+    ("no grad", lambda: study(model=Unlearning(3, 2)), "model output", "'Unlearning'", "no gradient"),
+    ("loss constant", lambda: study(loss=constant_loss), "loss", "'constant_loss'", "no gradient"),
+    ("loss complex", lambda: study(loss=complex_loss), "loss", "'complex_loss'", "one number"),
+    ("loss fails", lambda: study(loss=raising), "loss", "'raising'", "KeyError"),
+    ("loss leaves", lambda: study(loss=leaving), "loss", "'leaving'", "SystemExit"),
+    ("augment", lambda: study(augment=3), "augment", "3", "must be a function"),
+    ("augment fails", lambda: study(augment=raising), "augment", "'raising'", "KeyError"),
+    ("augment kind", lambda: study(augment=lambda x, *at: x.numpy()), "augment", "<lambda>", "not ndarray"),
+    ("augment loses", lambda: study(augment=lambda x, *at: x[:1]), "augment", "<lambda>", "as many inputs"),
+    ("augment shape", lambda: study(augment=lambda x, *at: x[:, :2]), "augment", "<lambda>", "(2, 2)"),
+    ("augment type", lambda: study(augment=lambda x, *at: x.double()), "augment", "<lambda>", "float64"),
+    ("no state", lambda: study(initial=[1]), "initial", "[1]", "state dict"),
+    ("initial text", lambda: study(initial={"weight": "a", "bias": 1}), "initial.weight", "'str'", "array of numbers"),
+    ("initial complex", lambda: study(initial={"weight": INPUTS * 1j}), "initial.weight", "complex64", "real"),
+    ("initial key", lambda: study(initial={1: INPUTS}), "initial key", "1", "text"),
+    ("initial", lambda: study(initial={}), "initial", "[]", "lacks 'weight'"),
+]
