@@ -12,10 +12,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stratafl.base.frames import PACKAGE, code_of
+from stratafl.base.transfer import placed
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf, Stage, clips, decay
 from stratafl.core.objective.losses import Loss, bare
@@ -152,6 +154,26 @@ class Trained(NamedTuple):
     wanted."""
     optimiser: Rows
     """The states of their optimiser, where they are kept."""
+
+    @staticmethod
+    def room(work: Work) -> Trained:
+        """For what becomes of the leaves that take part."""
+        like, clients = work.x.rows_MP, len(work.active)
+        width = like.shape[1]
+        return Trained(
+            like.new_empty(clients, width),
+            work.b.some(work.active).clone(),
+            like.new_empty(clients, width if work.has_path else 0),
+            {name: each.rows_MP.new_empty(clients, each.rows_MP.shape[1]) for name, each in work.optimiser.items()},
+        )
+
+    def in_order(self, place_A: np.ndarray) -> Trained:
+        """The same leaves in another order."""
+        on_device_A = placed(place_A, self.x_AP.device)
+        x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in self[:3])
+        return Trained(
+            x_AP, b_AB, path_AP, {name: each.index_select(0, on_device_A) for name, each in self.optimiser.items()}
+        )
 
     @staticmethod
     def joined(parts: Sequence[Trained]) -> Trained:

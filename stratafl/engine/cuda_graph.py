@@ -11,6 +11,7 @@ Shape suffixes: C clients, H steps, B places in a batch.
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -40,6 +41,25 @@ class Fixed(NamedTuple):
     step: Tensor
     """The number of that step in the run."""
     lr: Tensor
+
+
+class Recurring:
+    """Which kinds of step keep coming, so that capturing them is worth its time.
+
+    A capture takes as long as many steps. Where parents wait by time, another number of clients
+    takes part in every meeting, and each would be captured for one meeting alone.
+    """
+
+    LAST, OFTEN = 4, 2
+
+    def __init__(self) -> None:
+        self._last: deque[object] = deque(maxlen=self.LAST)
+
+    def comes(self, kind: object) -> bool:
+        """Whether a kind that comes up now did so often of late."""
+        is_often = self._last.count(kind) >= self.OFTEN
+        self._last.append(kind)
+        return is_often
 
 
 class Captured:

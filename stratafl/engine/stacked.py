@@ -28,7 +28,7 @@ from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.sampling import stacked_batches
 from stratafl.data.supply import BatchKey
 from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
-from stratafl.engine.cuda_graph import Captured, Fixed, Samples
+from stratafl.engine.cuda_graph import Captured, Fixed, Recurring, Samples
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.gradients import ordered
 from stratafl.engine.habits import FEW
@@ -96,6 +96,7 @@ class StackedEngine:
         self._ops = table(device, flat.dtype)
         self._clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._captured: dict[object, Captured] = {}
+        self._recurring = Recurring()
         self._ahead: tuple[object, Drawn] | None = None
         self._last_active: list[int] = []
         self._loop = LoopEngine(training, precision=precision)
@@ -138,7 +139,7 @@ class StackedEngine:
         order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.active, 1), kind="stable")
         if order_A is not None:
             work = work._replace(active=[work.active[place] for place in order_A])
-        done = _room(work)
+        done = Trained.room(work)
         lr = self.leaf.lr(work.round)
         self.training.flat.train()
         with computing(self.precision, self._device):
@@ -149,7 +150,7 @@ class StackedEngine:
             each_A = self._steps(work.active, 1)
             done.path_AP.div_(placed(each_A, self._device, done.path_AP.dtype)[:, None])
         self._look_ahead(work)
-        return done if order_A is None else _in_order(done, np.argsort(order_A))
+        return done if order_A is None else done.in_order(np.argsort(order_A))
 
     def _steps(self, clients: Sequence[int], count: int) -> np.ndarray:
         """Of each of these clients, its own steps of so many that a schedule counts."""
@@ -339,6 +340,9 @@ class StackedEngine:
             work.has_path,
             chunk.samples.mask_CHB.shape[2],
         )
+        comes_often = self._recurring.comes(key)
+        if key not in self._captured and len(self._captured) >= KEPT and not comes_often:
+            return None
         known = self._captured.pop(key, None)
         if known is None or known.steps < chunk.steps_C[0]:
             known = None  # gives its memory back first
@@ -376,23 +380,3 @@ class StackedEngine:
         finally:
             # trying it out does not count
             self._clipped.copy_(before)
-
-
-def _room(work: Work) -> Trained:
-    """For what becomes of the clients that take part."""
-    like, clients = work.x.rows_MP, len(work.active)
-    width = like.shape[1]
-    return Trained(
-        like.new_empty(clients, width),
-        work.b.some(work.active).clone(),
-        like.new_empty(clients, width if work.has_path else 0),
-        {name: each.rows_MP.new_empty(clients, each.rows_MP.shape[1]) for name, each in work.optimiser.items()},
-    )
-
-
-def _in_order(done: Trained, place_A: np.ndarray) -> Trained:
-    """The same clients in another order."""
-    on_device_A = placed(place_A, done.x_AP.device)
-    x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in done[:3])
-    kept = {name: each.index_select(0, on_device_A) for name, each in done.optimiser.items()}
-    return Trained(x_AP, b_AB, path_AP, kept)

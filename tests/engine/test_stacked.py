@@ -13,6 +13,7 @@ from stratafl.core.leaf import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
 from stratafl.data.augment import flip_and_crop
 from stratafl.engine import cuda_graph, ops
+from stratafl.engine.cuda_graph import Recurring
 from stratafl.models.cnn import cnn
 from stratafl.models.logistic import logistic
 from stratafl.models.lstm import lstm
@@ -373,3 +374,10 @@ def test_a_step_leaves_nothing_behind() -> None:
         assert tensors_after_training() == tensors_after_training()
     finally:
         gc.enable()
+
+
+def test_what_keeps_coming_is_worth_capturing() -> None:
+    recurring = Recurring()
+    # another number of clients in every meeting, then two sizes of chunk in turn
+    assert not any(recurring.comes(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
+    assert [recurring.comes(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2
