@@ -29,6 +29,12 @@ def write(folders: Path | Sequence[Path], to: Path) -> Path:
     return to
 
 
+def clocked_data(runs: Path) -> dict[str, Any]:
+    """Of a page with networks."""
+    found, _ = gather([runs])
+    return payload(found, further=network_axes(found, [network("lan_wan"), network("mobile_edge")]))
+
+
 @pytest.fixture(scope="session")
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(runs, tmp_path_factory.mktemp("page") / "report.html")
@@ -165,7 +171,7 @@ def test_hovering_tells_the_values(page: Page, report: Path) -> None:
 
 def test_nothing_leaves_the_machine(page: Page, report: Path) -> None:
     page.open(report)
-    for selector in ('#axis [data-value="seconds"]', "#theme", "details summary"):
+    for selector in ('#axis [data-value="seconds"]', "#theme", "#nodes summary"):
         page.click(selector)
     asked = page.requests()
     assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
@@ -382,13 +388,24 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
             record["metrics"]["negative"] = -1234.5678 * number
         (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    return write(copied, folder / "report.html")
+    found, unreadable = gather([copied])
+    data = payload(found, None, unreadable)
+    data["timelines"] = [_odd(each, each["network"] + " a network " * 8) for each in clocked_data(runs)["timelines"]]
+    (folder / "report.html").write_text(page_of(data), encoding="utf-8")
+    return folder / "report.html"
+
+
+def _odd(timeline: dict[str, Any], network: str) -> dict[str, Any]:
+    """A round that takes for ever, of nodes with long names."""
+    rows = [{**row, "name": row["name"] + "-long" * 20 * row["level"]} for row in timeline["rows"]]
+    return {**timeline, "network": network, "run": timeline["run"] + " so long" * 20, "rows": rows, "seconds": 1.5e7}
 
 
 CONTROLS = (
     "#metric option", "#summary th button", "#axis button", "#view button", "#log-x", "#log-y",
-    "section:nth-of-type(2) .chips button", "#cost button", "#split option", "#colour button", "#play",
-    "#over button", "#quantity button", "#drift-log", "section:nth-of-type(4) .chips button", "details summary",
+    "section:nth-of-type(2) .chips button", "#cost button", "#line-run option", "#line-network button",
+    "#line-round button", "#split option", "#colour button", "#play", "#over button", "#quantity button", "#drift-log",
+    "section:nth-of-type(5) .chips button", "details summary",
 )  # fmt: skip
 """Every button, option and fold of the page but the theme's and those that save a file."""
 
