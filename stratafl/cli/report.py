@@ -44,7 +44,7 @@ def report_command(
     ] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option("--network", "-n", help="Also draw against seconds and cost on this network; repeatable."),
+        typer.Option("--network", "-n", help="Also draw seconds, cost and a round on this network; repeatable."),
     ] = None,
     title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,

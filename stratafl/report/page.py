@@ -23,6 +23,7 @@ SCRIPTS = (
     "curves.js",
     "summary.js",
     "export.js",
+    "timeline.js",
     "tree.js",
     "tables.js",
     "main.js",

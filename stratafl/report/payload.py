@@ -10,6 +10,7 @@ from typing import Any
 from stratafl.report import compare
 from stratafl.report.compare import Setting
 from stratafl.report.costs.axes import NetworkAxes
+from stratafl.report.costs.rounds import Clocked, timelines
 from stratafl.report.curves import AXES, Curve, Points, is_metric
 from stratafl.report.measures import Measure, chief, measures
 from stratafl.report.notes import notes
@@ -68,6 +69,7 @@ def payload(
         "shared": compare.shared(found),
         "environments": _environments(runs),
         "trees": drawn,
+        "timelines": timelines(_clocked(found, further)),
         "unreadable": [*unreadable, *further.notes],
     }
 
@@ -82,6 +84,16 @@ def judged_by(found: Sequence[Setting], name: str | None = None) -> tuple[list[M
 def run_names(setting: Setting) -> list[str]:
     """A setting's runs, told apart by their seeds."""
     return [setting.label if seed is None else f"{setting.label}, seed {seed}" for seed in setting.seeds]
+
+
+def _clocked(found: Sequence[Setting], further: NetworkAxes) -> list[Clocked]:
+    """One run of each setting on each network: seeds differ in what is drawn only."""
+    return [
+        Clocked(setting.label, run, network)
+        for setting in found
+        for priced in [further.priced[each.path] for each in setting.runs if each.path in further.priced][:1]
+        for run, network in priced
+    ]
 
 
 def _node_values(

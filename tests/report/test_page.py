@@ -146,7 +146,7 @@ def test_hovering_tells_the_values(page: Page, report: Path) -> None:
 
 def test_nothing_leaves_the_machine(page: Page, report: Path) -> None:
     page.open(report)
-    for selector in ('#axis [data-value="seconds"]', "#theme", "details summary"):
+    for selector in ('#axis [data-value="seconds"]', "#theme", "#nodes summary"):
         page.click(selector)
     asked = page.requests()
     assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked

@@ -6,10 +6,16 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.report.conftest import SETTINGS, Page, edit, write
+from stratafl.clock.model.presets import network
+from stratafl.report.costs.axes import network_axes
+from stratafl.report.gather import gather
+from stratafl.report.page import page as page_of
+from stratafl.report.payload import payload
+from tests.report.conftest import SETTINGS, Page, edit
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
@@ -84,13 +90,26 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
             record["metrics"]["negative"] = -1234.5678 * number
         (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    return write(copied, folder / "report.html")
+    found, unreadable = gather([copied])
+    data = payload(found, None, unreadable)
+    clocked = gather([runs])[0]
+    rounds = payload(clocked, further=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))["timelines"]
+    data["timelines"] = [_odd(each, each["network"] + " a network " * 8) for each in rounds]
+    (folder / "report.html").write_text(page_of(data), encoding="utf-8")
+    return folder / "report.html"
+
+
+def _odd(timeline: dict[str, Any], network: str) -> dict[str, Any]:
+    """A round that takes for ever, of nodes with long names."""
+    rows = [{**row, "name": row["name"] + "-long" * 20 * row["level"]} for row in timeline["rows"]]
+    return {**timeline, "network": network, "run": timeline["run"] + " so long" * 20, "rows": rows, "seconds": 1.5e7}
 
 
 CONTROLS = (
     "#metric option", "#summary th button", "#axis button", "#view button", "#log-x", "#log-y",
-    "section:nth-of-type(2) .chips button", "#cost button", "#split option", "#colour button", "#play",
-    "#over button", "#quantity button", "#drift-log", "section:nth-of-type(4) .chips button", "details summary",
+    "section:nth-of-type(2) .chips button", "#cost button", "#line-run option", "#line-network button",
+    "#line-round button", "#split option", "#colour button", "#play", "#over button", "#quantity button", "#drift-log",
+    "section:nth-of-type(5) .chips button", "details summary",
 )  # fmt: skip
 """Every button, option and fold of the page but the theme's and those that save a file."""
 

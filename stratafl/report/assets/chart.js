@@ -238,7 +238,7 @@ function zoomTo(host, range) {
 
 // A chart as a file that stands alone: its colours are those of the page now.
 function saveChart(figure) {
-  const copy = figure.querySelector("svg").cloneNode(true);
+  const copy = figure.querySelector("svg.chart").cloneNode(true);
   copy.querySelectorAll(".rule, .drag").forEach((each) => each.remove());
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("font-family", "system-ui, sans-serif");

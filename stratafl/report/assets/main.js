@@ -19,6 +19,7 @@ function drawAll() {
   drawSummaryControls();
   drawSummary();
   drawCharts();
+  drawTimeline();
   drawTree();
   drawConfig();
 }

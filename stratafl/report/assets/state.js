@@ -4,6 +4,7 @@
 const state = {
   data: null, axis: "rounds", view: "mean", logX: false, logY: false, metric: null, targets: {}, goal: "0", cost: "rounds",
   quantity: "drift", driftLog: false, over: "mean", sort: null, run: 0, colour: "", stop: null, node: null, nodeSort: null,
+  lineRun: null, lineNetwork: null, lineRound: null, lineSort: null,
   zoom: {}, hidden: new Set(),
 };
 

@@ -26,6 +26,8 @@ class NetworkAxes:
     """By name, as they read."""
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
     """By run: a value per round and axis; gaps where a run cannot be priced."""
+    priced: dict[Path, list[tuple[PricedRun, Network]]] = field(default_factory=dict)
+    """By run: itself on each network on which it can be priced."""
     notes: tuple[str, ...] = ()
     """Which runs cannot be, and why."""
 
@@ -34,6 +36,7 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> Netw
     """Those of these networks, and the runs on them."""
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
+    on: dict[Path, list[tuple[PricedRun, Network]]] = {}
     notes: list[str] = []
     ready = {run.path: _ready(run, notes) for run in runs if run.rounds} if networks else {}
     for network in networks:
@@ -41,8 +44,9 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> Netw
         titles[seconds] = seconds
         for path, each in ready.items():
             priced = None if each is None else _priced(each, network, notes)
-            if priced is None:
+            if each is None or priced is None:
                 continue
+            on.setdefault(path, []).append((each, network))
             points[path][seconds] = _points(priced[0])
             if priced[1].any():
                 titles[cost] = f"{cost} ({network.currency})" if network.currency else cost
@@ -50,7 +54,7 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> Netw
     for run in runs:
         for axis in titles:
             points[run.path].setdefault(axis, [None] * len(run.rounds))
-    return NetworkAxes(titles, points, tuple(dict.fromkeys(notes)))
+    return NetworkAxes(titles, points, on, tuple(dict.fromkeys(notes)))
 
 
 def _ready(run: StoredRun, notes: list[str]) -> PricedRun | None:

@@ -1,0 +1,140 @@
+"""Single global rounds for the page: what each node does and when, a row per node below its parent.
+
+Only nodes that take part have a row. Where they are too many, a group's fastest, median and slowest
+child stand for all, or the slowest alone: on the leaves' level first, then further up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stratafl.base.tree import Tree
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.timeline import MERGE, UP, WAIT, Interval
+from stratafl.clock.price.costs import PricedRun
+
+MOST, LEAST = 60, 12
+"""Rows of a round, and how many it may have on a page with many of them."""
+ROOM = 60_000
+"""Bars that a page holds, about; where there are more, rounds have fewer rows, and in the end there
+are fewer rounds."""
+BARS = 5
+"""Of a leaf in one of its rounds, about."""
+SHOWN: dict[int, tuple[tuple[float, str], ...]] = {
+    3: ((0.0, "fastest"), (0.5, "median"), (1.0, "slowest")),
+    1: ((1.0, "slowest"),),
+}
+"""How many of a large group have a row, and who they are: where they stand among all, and the
+word for it."""
+
+
+class Clocked(NamedTuple):
+    """A run on a network."""
+
+    title: str
+    run: PricedRun
+    network: Network
+
+
+def timelines(clocked: Sequence[Clocked]) -> list[dict[str, Any]]:
+    """The first, the middle and the last round of each; the middle alone where they are many."""
+    found = []
+    for title, run, network in clocked:
+        story, last = run.recovered.story, len(run.run.rounds)
+        room = ROOM // (3 * len(clocked) * BARS * int(story.schedule.meetings[-1]))
+        middle = (last + 1) // 2
+        for round in sorted({1, middle, last} if room >= LEAST else {middle}):
+            seen = _Seen(story.tree, run.intervals(network, round))
+            rows = seen.rows(min(MOST, max(LEAST, room)))
+            shown = {"run": title, "network": network.name, "round": round, "rounds": last}
+            found.append({**shown, "seconds": seen.seconds, "nodes": seen.taking_part, "rows": rows})
+    return found
+
+
+class _Row(NamedTuple):
+    level: int
+    node: int
+    role: str
+    """Which of its group it is, where not all are shown."""
+    siblings: int
+    """How many of its group take part, with itself."""
+
+
+class _Seen:
+    """One round, by node."""
+
+    def __init__(self, tree: Tree, intervals: Sequence[Interval]):
+        self.tree = tree
+        self._of: list[list[Interval]] = [[] for _ in tree.sizes]
+        self._is_there = [np.zeros(size, dtype=bool) for size in tree.sizes]
+        self._waits, self._comes = ([np.zeros(size) for size in tree.sizes] for _ in range(2))
+        for each in intervals:
+            # parents merge, one level above their edges
+            level = each.level - 1 if each.what == MERGE else each.level
+            self._of[level].append(each)
+            self._is_there[level] |= each.who_RN[0]
+            if each.what == UP:
+                self._comes[level] += each.who_RN[0]
+            if each.what == WAIT:
+                self._waits[level] += np.where(each.who_RN[0], (each.end_RN - each.begin_RN)[0], 0.0)
+        self.seconds = float(max(each.end_RN[0, 0] for each in self._of[0]))
+        self.taking_part = int(sum(map(np.count_nonzero, self._is_there)))
+
+    def rows(self, room: int) -> list[dict[str, Any]]:
+        """At most so many."""
+        most = [self.tree.leaves] * (self.tree.depth + 1)
+        found = self._some(most, room)
+        for few, level in itertools.product(SHOWN, range(self.tree.depth, 0, -1)):
+            if len(found) > room:
+                most[level] = few
+                found = self._some(most, room)
+        return [self._plain(row) for row in found[:room]]
+
+    def _some(self, most: Sequence[int], room: int) -> list[_Row]:
+        """The rows if groups of a level show at most so many; where these are too many, one more
+        than there is room for."""
+        return list(itertools.islice(self._below(_Row(0, 0, "", 1), most), room + 1))
+
+    def _below(self, row: _Row, most: Sequence[int]) -> Iterator[_Row]:
+        """A node and what is below it."""
+        yield row
+        level = row.level + 1
+        if level > self.tree.depth:
+            return
+        first, last = np.searchsorted(self.tree.parents[level], [row.node, row.node + 1])
+        children = first + np.flatnonzero(self._is_there[level][first:last])
+        # who is fast waits long when it comes
+        waits = self._waits[level][children] / np.maximum(self._comes[level][children], 1)
+        ordered = children[np.argsort(-waits, kind="stable")]
+        shown = [(child, "") for child in children]
+        if len(children) > most[level]:
+            shown = [(ordered[int(share * (len(ordered) - 1))], role) for share, role in SHOWN[most[level]]]
+        for child, role in shown:
+            yield from self._below(_Row(level, int(child), role, len(children)), most)
+
+    def _plain(self, row: _Row) -> dict[str, Any]:
+        """A row as the page has it; of bars, when they begin and how long they are, by turns."""
+        bars: dict[str, list[float]] = {}
+        for begin, end, what in self._bars(row):
+            bars.setdefault(what, []).extend((float(f"{begin:.6g}"), float(f"{end - begin:.4g}")))
+        name = self.tree.names[row.level][row.node]
+        return {"name": name, "level": row.level, "role": row.role, "siblings": row.siblings, "bars": bars}
+
+    def _bars(self, row: _Row) -> list[tuple[float, float, str]]:
+        """When each begins and ends, in order."""
+        found: list[tuple[float, float, str]] = []
+        for each in self._of[row.level]:
+            if each.who_RN[0, row.node]:
+                begin, end = (float(times[0, row.node]) for times in (each.begin_RN, each.end_RN))
+                # who is late is told to stop, and what it would have done then never was
+                while found and found[-1][0] >= begin:
+                    found.pop()
+                if found:
+                    first, last, what = found[-1]
+                    found[-1] = first, min(last, begin), what
+                found.append((begin, min(end, self.seconds), each.what))
+        return [bar for bar in found if bar[1] > bar[0]]
