@@ -44,14 +44,16 @@ def report_command(
     ] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option("--network", "-n", help="Also draw seconds, cost and a round on this network; repeatable."),
+        typer.Option(
+            "--network", "-n", help="Also draw seconds, cost and a round on this network, or the runs' own; repeatable."
+        ),
     ] = None,
     title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
-    from stratafl.clock.model.presets import network as found_network
+    from stratafl.clock.price.story import named_networks, resolved
     from stratafl.report.compare import settings
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
@@ -61,7 +63,7 @@ def report_command(
 
     places = folders or [Path("runs")]
     targets = [number("--target", each) for each in target] if target else None
-    networks = [found_network(each) for each in network or ()]
+    networks = named_networks(network or ())
     _check_out(out)
     if figures_folder is not None:
         pyplot()
@@ -69,7 +71,7 @@ def report_command(
         _watch(places, targets, metric, networks, title, port)
         return
     runs, unreadable = gathered(places, "DIR")
-    data = payload(runs, targets, unreadable, metric, network_axes(runs, networks))
+    data = payload(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
     _check_metric(data, metric, targets)
     with writing(out, sync=False) as file:
         file.write(page(data, title).encode())
@@ -107,10 +109,11 @@ def _watch(
     places: list[Path],
     targets: list[float] | None,
     metric: str | None,
-    networks: Sequence[Network],
+    networks: Sequence[Network | None],
     title: str,
     port: int,
 ) -> None:
+    from stratafl.clock.price.story import resolved
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.gather import gather
     from stratafl.report.page import page
@@ -123,7 +126,11 @@ def _watch(
         except InvalidInput as problem:
             # a folder that goes away is told on the page; the server stays
             runs, unreadable = [], [str(problem)]
-        return payload(runs, targets, unreadable, metric, network_axes(runs, networks))
+        try:
+            further = network_axes(runs, resolved(networks, runs))
+        except InvalidInput as problem:
+            further, unreadable = network_axes(runs, ()), [*unreadable, str(problem)]
+        return payload(runs, targets, unreadable, metric, further)
 
     gather(places)
     try:

@@ -23,6 +23,7 @@ from stratafl.config.schema import Config
 from stratafl.core.measure.record import ClockedRound, RoundResult
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.stacked import StackedEngine
+from stratafl.report.costs.texts import grouped
 from stratafl.rules.registry import place
 from stratafl.runs import read_run
 from tests.clock.test_price import config, trained
@@ -206,6 +207,8 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         assert run.rounds[-1]["clock_total"] == pytest.approx(found.until(len(run.rounds)).seconds)
         assert bool(sum(run.left_out["late"].values())) == (wait is not None)
         assert priced.recovered.notes == ()
+        (setting,) = price([run], Network.of(NETWORK))
+        assert sum(grouped(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
         for round in (1, len(recorded)):
             seen = priced.intervals(Network.of(NETWORK), round)
             assert {each.what for each in seen} >= {"down", "compute", "up", "merge"}
@@ -224,6 +227,9 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     (row,) = json.loads(ran.stdout)
     assert row["network"] == "ours"
+    ran = CliRunner().invoke(app, ["report", str(tmp_path), "--network", "own", "--out", str(tmp_path / "page.html")])
+    assert ran.exit_code == 0, ran.output
+    assert "seconds on ours" in (tmp_path / "page.html").read_text()
     everybody = trained(config(**TIMED), tmp_path / "all")
     assert price([everybody], "plato")[0].milestones[0].seconds is not None
     trained(config(), tmp_path / "none")

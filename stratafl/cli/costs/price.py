@@ -54,20 +54,19 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
-    from stratafl.clock.model.presets import network as found_network
-    from stratafl.clock.price.story import OWN, own_network
+    from stratafl.clock.price.story import named_networks, resolved
     from stratafl.report.costs.picture import bars
     from stratafl.report.costs.pricing import ALL, as_csv, as_rows
     from stratafl.report.costs.timeline import draw_round
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
-    named = [None if each == OWN else found_network(each) for each in network]
+    named = named_networks(network)
     if flops_per_sample is not None:
         number("--flops", flops_per_sample, above=0)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
-    chosen = [own_network(runs) if each is None else each for each in named]
+    chosen = resolved(named, runs)
     found = _priced(runs, chosen, target or (), flops_per_sample)
     if as_json:
         print(json.dumps(as_rows(found)))

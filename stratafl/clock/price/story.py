@@ -17,6 +17,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
+from stratafl.clock.model.presets import network
 from stratafl.clock.model.replay import Story, leaf_steps, replay
 from stratafl.clock.model.sizes import MessageSizes, message_sizes
 from stratafl.clock.model.waiting import check_wait
@@ -91,9 +92,19 @@ def recover(run: StoredRun) -> Recovered:
 def own_network(runs: Sequence[StoredRun]) -> Network:
     """That in whose virtual time runs went on, if it is one for all of them."""
     known = [_noted(run, len(run.tree["levels"]) - 1).network for run in runs if run.clock]
-    if len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
+    if not known or len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
         raise InvalidInput("--network", OWN, "is for runs in the virtual time of a network, the same for all of them")
     return known[0]
+
+
+def named_networks(names: Sequence[str]) -> list[Network | None]:
+    """Of these names, or files; None where the runs' own is meant."""
+    return [None if each == OWN else network(each) for each in names]
+
+
+def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun]) -> list[Network]:
+    """The same, now that the runs are known."""
+    return [own_network(runs) if each is None else each for each in named]
 
 
 class _Noted(NamedTuple):
@@ -107,10 +118,10 @@ class _Noted(NamedTuple):
 
 def _noted(run: StoredRun, depth: int) -> _Noted:
     try:
-        network, sizes = Network.of(run.clock["network"]), MessageSizes.of(run.clock["messages"])
+        own, sizes = Network.of(run.clock["network"]), MessageSizes.of(run.clock["messages"])
         if len(sizes.levels) != depth:
             raise ValueError
-        return _Noted(network, int(run.clock["parameters"]), int(run.clock["buffers"]), sizes)
+        return _Noted(own, int(run.clock["parameters"]), int(run.clock["buffers"]), sizes)
     except (InvalidInput, KeyError, TypeError, ValueError):
         raise InvalidInput("run", run.path, "the clock in its run.json cannot be read") from None
 

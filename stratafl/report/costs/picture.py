@@ -15,6 +15,7 @@ FIXED = {"computing": "#0072b2", "away": "#b8bec6"}
 SHADES = {
     "sending": ("#e69f00", "#d55e00", "#8c3b00", "#5c2600"),
     "waiting": ("#bfe3d0", "#66c2a5", "#009e73", "#00593f"),
+    "own rounds": ("#cfe3f1", "#8ec1e3", "#4a90c2", "#1f5f8b"),
     "merging": ("#e3b8d2", "#c2629b", "#8e3b6e", "#5c2247"),
 }
 """By tier, from the leaves up: what happens further up is darker."""

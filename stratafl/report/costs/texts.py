@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT
+from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, WORK
 from stratafl.report.costs.pricing import Milestone, PricedSetting
 from stratafl.report.measures import ABSENT
 from stratafl.runs.statistics import OverSeeds
@@ -16,8 +16,8 @@ ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 READABLE = 2.0
 """A unit is taken where the largest value has at least so many of it."""
-SENDING, WAITING, MERGING = "sending", "waiting", "merging"
-GROUPS = {DOWN: SENDING, UP: SENDING, WAIT: WAITING, MERGE: MERGING}
+SENDING, WAITING, MERGING, OWN_ROUNDS = "sending", "waiting", "merging", "own rounds"
+GROUPS = {DOWN: SENDING, UP: SENDING, WAIT: WAITING, MERGE: MERGING, WORK: OWN_ROUNDS}
 
 
 @dataclass(frozen=True)
