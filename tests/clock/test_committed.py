@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 
 import pytest
 
+from benchmarks import policies
 from benchmarks.priced import RESULTS, page, picture, results, table
 
 
@@ -23,3 +26,12 @@ def test_the_page_follows_from_the_records(tmp_path) -> None:
         assert [float(one[name]) for name in known] == pytest.approx([float(other[name]) for name in known], rel=1e-6)
     picture(found, tmp_path / "priced.png")
     assert (tmp_path / "priced.png").stat().st_size > 50_000
+
+
+def test_the_page_of_policies_follows_from_the_runs(tmp_path) -> None:
+    known = json.loads((RESULTS / "policies.json").read_text())
+    assert policies.page(known) == (RESULTS / "policies.md").read_text()
+    found = {(run["method"], run["policy"], run["seed"]) for run in known["runs"]}
+    assert found == set(itertools.product(policies.METHODS, policies.POLICIES, policies.SEEDS))
+    policies.drawn(known["runs"], tmp_path / "policies.png")
+    assert (tmp_path / "policies.png").stat().st_size > 50_000
