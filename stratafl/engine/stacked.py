@@ -30,7 +30,7 @@ from stratafl.data.supply import BatchKey
 from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
 from stratafl.engine.cuda_graph import Captured, Fixed, Samples
 from stratafl.engine.draws.stream import Stream
-from stratafl.engine.gradients import ordered
+from stratafl.engine.gradients import Stacked, ordered
 from stratafl.engine.habits import FEW
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.memory import fitting
@@ -315,10 +315,12 @@ class StackedEngine:
 
                 step(rows, gradients, 0.0, self._ops, uncounted)
 
-        self.chunk = clients
+        self.chunk, way = clients, self._differentiate
         batch_bytes = self._places * self._sample_bytes
+        # a recorded module's activations are looked after where they are computed
+        value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
         with computing(self.precision, x_P.device):
-            return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, attempt)
+            return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
     def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""
