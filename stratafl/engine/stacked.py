@@ -32,7 +32,7 @@ from stratafl.engine.cuda_graph import Captured, Fixed, Samples
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.gradients import Stacked, ordered
 from stratafl.engine.habits import FEW
-from stratafl.engine.loop import LoopEngine
+from stratafl.engine.loop import LoopEngine, threaded
 from stratafl.engine.memory import fitting
 from stratafl.engine.method.choice import GradientMethod, choose
 from stratafl.engine.method.differentiate import Batch, Differentiate
@@ -141,7 +141,7 @@ class StackedEngine:
         done = _room(work)
         lr = self.leaf.lr(work.round)
         self.training.flat.train()
-        with computing(self.precision, self._device):
+        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
                 self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
@@ -179,7 +179,7 @@ class StackedEngine:
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         work = work._replace(optimiser={}, has_path=False)
         self.training.flat.train()
-        with computing(self.precision, self._device):
+        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
                 rows.load(work, chunk.leaves, self._way(rows).layout)

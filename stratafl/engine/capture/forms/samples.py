@@ -130,11 +130,7 @@ def batch_norm(
         nobody = [None] * frame.clients
         every = [nobody if each is None else frame.expanded(each).unbind() for each in (x, w, b, mean, var)]
         done = [op(*own, training, momentum, eps, *more) for own in zip(*every, strict=True)]
-        if op._opname == "instance_norm":
-            for y in filter(lambda y: y.requires_grad, done):
-                # of one sample the library reads a channels-last gradient as if it were none
-                y.register_hook(Tensor.contiguous)
-        return Stack(torch.stack([y.movedim(1, -1) for y in done]).movedim(-1, 2))
+        return frame.images(done)
     w, b = (None if each is None else frame.expanded(each).reshape(-1) for each in (w, b))
     kept = [None if each is None else frame.expanded(each).reshape(-1) for each in (mean, var)]
     if training and kept[0] is not None:
