@@ -5,7 +5,8 @@ python -m benchmarks.cpu_engines [--out FILE.json] [--only KIND ...] [--threads 
 
 The two take turns within one process, so that other work on the machine slows them alike; a ratio
 is the median of the turns'. On one thread processor time is counted, on several the time that
-passes. A round is the whole loop: samples, gradients, corrections, clip, update and the meeting.
+passes. What is timed is the engine's part: samples, gradients, corrections, clip and update. The
+meeting is the same in both, and on a busy machine with several threads it hides them.
 Rows of other models that FILE has of this commit stay in it.
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.modules import GPT, Encoder, Recurrent, job_for
 from stratafl.base.environment import environment
 from stratafl.bench.baselines import Job
-from stratafl.bench.engines import LR, SEED, make
+from stratafl.bench.engines import LR, SEED, Contender, make
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import leaf
 from stratafl.core.work import Training
@@ -133,40 +134,36 @@ MODELS = {
 }
 
 
-class Turn(NamedTuple):
-    """One engine, set up."""
-
-    setup: float
-    how: str
-    round: Callable[[], None]
-
-
 def measured(job: Job, threads: int, turns: int) -> dict[str, Any]:
     """How often as fast as the loop the stacked engine is."""
     clock = time.process_time if threads == 1 else time.perf_counter
-    ready = {}
+    ready: dict[str, Contender] = {}
+    setup = {}
     for name in ENGINES:
         began = clock()
-        made = make(name, job, "fp32")
-        ready[name] = Turn(clock() - began, made.how, made.round)
-        made.round()
-    began = clock()
-    ready["loop"].round()
-    several = max(1, int(LONG / (clock() - began)))
+        ready[name] = make(name, job, "fp32")
+        setup[name] = round(clock() - began, 2)
+        ready[name].round()
+
+    def trained(name: str) -> float:
+        began = clock()
+        ready[name].stages["train"]()
+        took = clock() - began
+        ready[name].stages["meet"]()
+        return took
+
+    several = max(1, int(LONG / trained("loop")))
     spent: dict[str, list[float]] = {name: [] for name in ENGINES}
     for _ in range(turns):
         for name in ENGINES:
-            began = clock()
-            for _ in range(several):
-                ready[name].round()
-            spent[name].append((clock() - began) / several)
+            spent[name].append(sum(trained(name) for _ in range(several)) / several)
     ratios = [loop / stacked for loop, stacked in zip(spent["loop"], spent["stacked"], strict=True)]
     return {
         "times the loop": round(statistics.median(ratios), 2),
         "least": round(min(ratios), 2),
         "most": round(max(ratios), 2),
         "ms of a client's step in the loop": round(1e3 * min(spent["loop"]) / STEPS / len(job.partition), 3),
-        "seconds to set up": {name: round(ready[name].setup, 2) for name in ENGINES},
+        "seconds to set up": setup,
         "how": ready["stacked"].how,
     }
 
@@ -186,7 +183,9 @@ def chosen(job: Job) -> dict[str, Any]:
 
 def earlier(path: Path, commit: str, others: list[str]) -> list[dict[str, Any]]:
     """The rows of a file that are of this commit and not of these models."""
-    stored = json.loads(path.read_text()) if path.exists() else {"environment": {"commit": ""}, "rows": []}
+    stored: dict[str, Any] = {"environment": {"commit": ""}, "rows": []}
+    if path.exists():
+        stored = json.loads(path.read_text())
     same = stored["environment"]["commit"] == commit
     return [row for row in stored["rows"] if same and row["model"] not in others]
 
@@ -204,7 +203,7 @@ def main() -> None:
         model = MODELS[name]
         for clients, batch in model.sizes:
             job = job_for(model.make, model.shape, model.classes, torch.device("cpu"), clients, batch, STEPS)
-            row = {"model": name, "clients": clients, "batch": batch, **chosen(job)}
+            row: dict[str, Any] = {"model": name, "clients": clients, "batch": batch, **chosen(job)}
             for threads in given.threads:
                 torch.set_num_threads(threads)
                 row[f"{threads} threads"] = measured(job, threads, given.turns)
