@@ -172,8 +172,16 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-def job_of(name: str, device: torch.device, clients: int = CLIENTS, batch: int = BATCH, steps: int = STEPS) -> Job:
-    make, shape, classes = MODULES[name]
+def job_for(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    device: torch.device,
+    clients: int = CLIENTS,
+    batch: int = BATCH,
+    steps: int = STEPS,
+) -> Job:
+    """Random data of this shape, and clients of equal size."""
     generator = torch.Generator().manual_seed(SEED)
     count = clients * SAMPLES
     if len(shape) == 1:
@@ -202,7 +210,7 @@ def main() -> None:
         rows: dict[str, Any] = {}
         for way in given.ways:
             try:
-                row = row_of(way, job_of(name, device, given.clients))
+                row = row_of(way, job_for(*MODULES[name], device, given.clients))
             except Exception as problem:
                 rows[way] = reason(problem)
             else:

@@ -265,7 +265,7 @@ def make(shape: str, rules: Any, wrong: dict[int, float] | None = None, **settin
         inputs[parts[client]] = value
     given = {
         "model": lambda: nn.Linear(FEATURES, CLASSES), "periods": PERIODS[tree.depth], "rounds": 2, "batch": 3,
-        "seed": 5, "test": test, "evaluate_levels": range(tree.depth + 1), **settings,
+        "seed": 5, "test": test, "evaluate_levels": range(tree.depth + 1), "engine": "loop", **settings,
     }  # fmt: skip
     model = given.pop("model")
     return simulate(lambda: model().double(), (inputs, targets), parts, tree, rules, **given)

@@ -183,15 +183,15 @@ def batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
     return None if batch is None else integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn
 
 
-def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> None:
-    """Refuse a period whose batches cannot be held, for an engine that draws those of all clients
-    in one go. `passes`: over a client's data, in the place of steps."""
+def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
+    """Why a period's batches cannot be held by an engine that draws those of all clients in one go,
+    if they cannot. `passes`: over a client's data, in the place of steps."""
     steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
     steps *= steps_of_pass(largest, batch) if passes else 1
-    if clients * steps * places > MOST_DRAWN:
-        each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
-        allowed = f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
-        raise InvalidInput("periods", list(schedule.periods), allowed)
+    if clients * steps * places <= MOST_DRAWN:
+        return ""
+    each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
+    return f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
 
 
 def place(device: str | torch.device, field: str = "device") -> torch.device:

@@ -1,4 +1,5 @@
-"""Which engine trains a run: by name, or the fastest one for this model on this machine."""
+"""Which engine trains a run: by name, the fastest one for this model on this machine, or where
+nothing is said the one that was measured to be faster for such models."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from stratafl.base.generators import as_before
 from stratafl.core.shared_rows import DriftKernel, Spread
 from stratafl.core.work import Engine, Training, Work
 from stratafl.data.inputs import shape_of
+from stratafl.engine.default import default_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import COMPUTES, HALF, Compute, table
 from stratafl.engine.stacked import StackedEngine
@@ -75,6 +77,23 @@ def make_engine(
     return engines[_fastest[key]]
 
 
+def make_default(
+    training: Training, whole: Training, clients: float, precision: Compute = "fp32"
+) -> LoopEngine | StackedEngine:
+    """The engine of a CPU where none is named: `default_engine` says which, and where that is the
+    stacked one it must take the whole module.
+
+    whole: with all clients of the tree, so that every rank chooses alike; clients: how many train
+    at once, on average.
+    """
+    if default_engine(whole, clients, precision) == "loop":
+        return _loop(training, precision)
+    stacked = StackedEngine(whole, precision=precision, ways=("stacked",))
+    if stacked.how != "stacked":
+        return _loop(training, precision)
+    return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
+
+
 def _loop(training: Training, precision: Compute, how: str = "loop") -> LoopEngine:
     """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
     engine = LoopEngine(training, how=how, precision=precision)
@@ -93,10 +112,11 @@ def _loop(training: Training, precision: Compute, how: str = "loop") -> LoopEngi
     return engine
 
 
-def differences(engine: Engine, name: Name, precision: Compute) -> list[str]:
-    """What an engine does otherwise than it was asked to, in words for the user."""
+def differences(engine: Engine, name: Name | None, precision: Compute) -> list[str]:
+    """What an engine does otherwise than it was asked to, in words for the user; None asks for
+    nothing."""
     found = []
-    if name != "auto" and engine.name != name:
+    if name not in (None, "auto") and engine.name != name:
         how = engine.how.replace(":", " trains the clients:", 1)
         other = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
         help = next((text for part, text in HELP.items() if part in how), other)

@@ -27,6 +27,19 @@ AHEAD = 1024
 """Steps whose batches are drawn in one go: a meeting may be a million steps away."""
 
 
+@contextmanager
+def threaded(parameters: int) -> Iterator[None]:
+    """For a small model one thread, since sharing out its operations costs more than they do, and
+    many times as much on a busy machine."""
+    threads = torch.get_num_threads()
+    if parameters < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class LoopEngine:
     name = "loop"
     chunk: int | None = None
@@ -89,16 +102,10 @@ class LoopEngine:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Leave torch's generator as it was; and for a small model use one thread, since sharing
-        out its operations costs more than they do."""
-        threads = torch.get_num_threads()
-        if self.training.flat.parameters < SMALL:
-            torch.set_num_threads(1)
-        try:
-            with torch.random.fork_rng(), computing(self.precision, self.training.supply.device):
-                yield
-        finally:
-            torch.set_num_threads(threads)
+        """Leave torch's generator as it was, and the number of threads."""
+        flat, device = self.training.flat, self.training.supply.device
+        with threaded(flat.parameters), torch.random.fork_rng(), computing(self.precision, device):
+            yield
 
     def _integers(self, step: int) -> dict[str, Tensor]:
         """The integer buffers of a client that has done all steps so far."""

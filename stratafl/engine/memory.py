@@ -15,18 +15,26 @@ left behind."""
 CACHE = 16 << 20
 """Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is
 quick."""
+NEAR = 4 << 20
+"""Bytes of an activation that a CPU's caches hold while the next operation comes."""
 WIDER = 4
 """Activations of a batch in terms of its inputs, roughly; it matters where a model has few
 parameters only."""
 
 
 def fitting(
-    device: torch.device, clients: int, row_bytes: int, batch_bytes: int, attempt: Callable[[int], None]
+    device: torch.device,
+    clients: int,
+    row_bytes: int,
+    batch_bytes: int,
+    value_bytes: int,
+    attempt: Callable[[int], None],
 ) -> int:
-    """Clients at once; `attempt` takes a step of so many, from which a GPU's need of memory is
-    measured."""
+    """Clients at once; `value_bytes` are those of one client's largest activation, and `attempt`
+    takes a step of so many, from which a GPU's need of memory is measured."""
     if device.type != "cuda":
-        return max(1, min(clients, CACHE // (row_bytes + WIDER * batch_bytes)))
+        near = NEAR // max(1, value_bytes)
+        return max(1, min(clients, near, CACHE // (row_bytes + WIDER * batch_bytes)))
     few = min(clients, 8)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -185,7 +185,12 @@ def group_norm(
     eps: float = 1e-5,
     relu: bool = False,
 ) -> Tensor:
-    y_CBHWK = _affine(images(lambda x: F.group_norm(x, groups, eps=eps), x_CBHWK), w_CK, b_CK)
+    # the library cannot go back through images that lie so and need no gradient themselves
+    if x_CBHWK.device.type == "cpu" and x_CBHWK.requires_grad and w_CK is not None and b_CK is not None:
+        each = zip(x_CBHWK.unbind(), w_CK.unbind(), b_CK.unbind(), strict=True)
+        y_CBHWK = torch.stack([_last(F.group_norm(_first(x), groups, w, b, eps)) for x, w, b in each])
+    else:
+        y_CBHWK = _affine(images(lambda x: F.group_norm(x, groups, eps=eps), x_CBHWK), w_CK, b_CK)
     return y_CBHWK.relu() if relu else y_CBHWK
 
 

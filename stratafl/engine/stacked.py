@@ -30,9 +30,9 @@ from stratafl.data.supply import BatchKey
 from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
 from stratafl.engine.cuda_graph import Captured, Fixed, Recurring, Samples
 from stratafl.engine.draws.stream import Stream
-from stratafl.engine.gradients import ordered
+from stratafl.engine.gradients import Stacked, ordered
 from stratafl.engine.habits import FEW
-from stratafl.engine.loop import LoopEngine
+from stratafl.engine.loop import LoopEngine, threaded
 from stratafl.engine.memory import fitting
 from stratafl.engine.method.choice import GradientMethod, choose
 from stratafl.engine.method.differentiate import Batch, Differentiate
@@ -142,7 +142,7 @@ class StackedEngine:
         done = Trained.room(work)
         lr = self.leaf.lr(work.round)
         self.training.flat.train()
-        with computing(self.precision, self._device):
+        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
                 self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
@@ -180,7 +180,7 @@ class StackedEngine:
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         work = work._replace(optimiser={}, has_path=False)
         self.training.flat.train()
-        with computing(self.precision, self._device):
+        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
                 rows.load(work, chunk.leaves, self._way(rows).layout)
@@ -316,10 +316,12 @@ class StackedEngine:
 
                 step(rows, gradients, 0.0, self._ops, uncounted)
 
-        self.chunk = clients
+        self.chunk, way = clients, self._differentiate
         batch_bytes = self._places * self._sample_bytes
+        # a recorded module's activations are looked after where they are computed
+        value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
         with computing(self.precision, x_P.device):
-            return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, attempt)
+            return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
     def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""

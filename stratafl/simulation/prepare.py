@@ -46,7 +46,7 @@ from stratafl.data.splits.partition import Partition
 from stratafl.data.supply import BatchKey, Supply
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
-from stratafl.engine.choose import Name, differences, drift_kernel, make_engine
+from stratafl.engine.choose import Name, differences, drift_kernel, make_default, make_engine
 from stratafl.engine.habits import FEW, habits, peculiarities, plain
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject
@@ -118,7 +118,8 @@ class Checked:
     participation: tuple[Participation, ...]
     network: Network | None
     wait: tuple[Policy, ...]
-    engine: Name
+    engine: Name | None
+    """None where a CPU's is to be chosen."""
     precision: Compute
 
     @property
@@ -151,7 +152,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
         raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
     device = ranks.device(checks.place(execution.device))
     participation = check_participation(method.participation, tree.depth)
-    default: Name = "loop" if device.type == "cpu" else "stacked"
+    default: Name | None = None if device.type == "cpu" else "stacked"
     engine = default if execution.engine is None else choice("engine", execution.engine, get_args(Name))
     precision = choice("precision", execution.precision, COMPUTES)
     return Checked(
@@ -366,9 +367,15 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
     name = given.engine
     if name == "auto" and given.ranks.count > 1 and given.device.type == "cpu":
         raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
-    if name != "loop":
-        clients = float(expected(given.participation, given.tree).sum())
-        checks.drawn(given.schedule, clients, max(given.samples), given.batch, passes=given.leaf.epochs is not None)
+    if name == "loop":
+        return make_engine(name, shard.training, precision=given.precision)
+    clients, passes = float(expected(given.participation, given.tree).sum()), given.leaf.epochs is not None
+    too_many = checks.drawn(given.schedule, clients, max(given.samples), given.batch, passes)
+    if name is None:
+        whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
+        return make_default(shard.training, whole, 0 if too_many else clients, given.precision)
+    if too_many:
+        raise InvalidInput("periods", list(given.schedule.periods), too_many)
     return make_engine(name, shard.training, precision=given.precision)
 
 

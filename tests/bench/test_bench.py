@@ -176,7 +176,7 @@ def test_documents_compare_within_a_precision() -> None:
 
 def test_a_user_s_own_module_is_timed_with_what_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "SAMPLES", 4)
-    job = modules.job_of("cnn with dropout", torch.device("cpu"), clients=2, batch=2, steps=1)
+    job = modules.job_for(*modules.MODULES["cnn with dropout"], torch.device("cpu"), clients=2, batch=2, steps=1)
     for way in ("vmap:fp32", "plain loop:fp32"):
         row = row_of(way, job, rounds=1)
         assert row.how == way.partition(":")[0] and row.client_steps == pytest.approx(2e3 / row.ms)

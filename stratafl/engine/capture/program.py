@@ -29,6 +29,14 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 
 
+LAST = {
+    "conv2d", "batch_norm", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "linear", "dropout", "dropout_",
+    "feature_dropout", "feature_dropout_", "flatten", "view", "reshape", "mean",
+}  # fmt: skip
+"""What is right for images that lie channels-last, besides what treats numbers one by one: of some
+others, such as instance norm of one sample, the library's own gradients are wrong then."""
+
+
 class Reference(NamedTuple):
     """The value of an earlier step, in the arguments of a later one."""
 
@@ -64,6 +72,10 @@ class Program:
         for node, end in last.items():
             if node not in kept:
                 ends.setdefault(end, []).append(node)
+        names = {packet(node) for node in self.recording.nodes if not _is_pointwise(node)}
+        self._is_pooled = "max_pool2d" in names and names <= LAST
+        """Whether images are pooled, for which a CPU's library is several times as fast where they
+        lie channels-last."""
         self._steps = [self._step(node, ends.get(node, [])) for node in self.recording.nodes]
 
     def __call__(
@@ -71,8 +83,9 @@ class Program:
     ) -> Tensor:
         """`named`: every client's own, (C, *shape), of which buffers that change are changed;
         `shared`: what all clients have alike."""
-        frame = Frame(len(inputs_CB), source, mapped=self.mapped)
         given = tensors_of(inputs_CB)
+        on_cpu = all(each.device.type == "cpu" for each in given.values())
+        frame = Frame(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
         values: dict[fx.Node, Any] = dict(self.recording.constants)
         for node, name in self.recording.given.items():
             values[node] = Stack(named[name]) if name in named else shared[name]
@@ -149,6 +162,10 @@ class _Mapped:
         if isinstance(results[0], Tensor):
             return Stack(torch.stack(results))
         return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and axes.is_pointwise(node.target)
 
 
 def _put(value: Any, own: Any) -> Any:

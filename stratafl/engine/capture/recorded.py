@@ -14,14 +14,13 @@ from stratafl.data.inputs import mapped, tensors_of
 from stratafl.engine import ops
 from stratafl.engine.capture.program import Program
 from stratafl.engine.draws.stream import Source
+from stratafl.engine.memory import NEAR
 from stratafl.engine.method.differentiate import Batch, Losses, by_length, widened
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import Casting
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
 
-NEAR = 4 << 20
-"""Bytes of an activation that a CPU's caches hold while the next operation comes."""
 KEPT = 64
 """Programs kept, one for each length of a batch."""
 

@@ -88,6 +88,10 @@ class Program:
             elif not _is_record(node):
                 self._steps.append((node, layers.lower(lowering, node)))
                 lowering.note(node)
+        values = [node.meta.get("value") for node in graph.nodes]
+        of_samples = [each for each in values if isinstance(each, Tensor) and each.dim() and len(each) == BATCH]
+        self.sample_bytes = max((each.nbytes for each in of_samples), default=0) // BATCH
+        """Of one sample in the largest value."""
         self.filters = lowering.filters & set(flat.names)
         """The parameters that convolutions take as filters."""
         self._own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}

@@ -181,8 +181,9 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
 
 
 def _with_the_engine_of(name: Name, saving: Saving) -> None:
-    """Go on with what trained the run before: another measurement may choose another engine."""
+    """Go on with what trained the run before, where the program names no engine: another
+    measurement, or another version, may choose another one."""
     simulation, execution = saving.simulation, saving.execution
-    if execution.engine == "auto" and simulation.engine.name != name in get_args(Name):
+    if execution.engine in (None, "auto") and simulation.engine.name != name in get_args(Name):
         precision = choice("precision", execution.precision, COMPUTES)
         simulation.engine = make_engine(name, simulation.engine.training, precision=precision)

@@ -77,7 +77,7 @@ def simulate(
     evaluate_levels: levels whose every node is evaluated besides the root.
     stop_at, stop_when: an accuracy, or {"f1": 0.8} or "loss <= 0.1", that ends the run early.
     augment: (inputs, seed, client, step) -> inputs, applied to every training batch.
-    engine: "loop", "stacked", "vmap" or "auto"; all give the same result up to rounding.
+    engine: "loop", "stacked", "vmap" or "auto", the same up to rounding; None: see docs/engine.md.
     precision: of the products in training: "fp32", "tf32", "bf16" or "fp16".
     diagnose: what is measured of the levels' drift: "none", "drift" or "ideal".
     update_limit, update_factor: refuse updates far larger or longer than their siblings'.

@@ -114,8 +114,10 @@ def convolution(frame: Frame, op: Any, x: Any, w: Any, b: Any = None, *more: Any
     args = dict(zip(names, more, strict=False)) | kwargs
     if given.device.type == "cpu" or not batched or isinstance(args.get("padding"), str):
         biases = [None] * frame.clients if b_C is None else list(b_C.unbind())
+        if frame.channels_last:
+            given = given.movedim(2, -1).contiguous().movedim(-1, 2)
         each = zip(given.unbind(), w_C.unbind(), biases, strict=True)
-        return Stack(torch.stack([op(*one, *more, **kwargs) for one in each]))
+        return frame.images([op(*one, *more, **kwargs) for one in each])
     merged = given.transpose(0, 1).flatten(1, 2)
     args["groups"] = frame.clients * args.get("groups", 1)
     y = op(merged, w_C.flatten(0, 1), None if b_C is None else b_C.flatten(), **args)

@@ -89,9 +89,7 @@ def layers(
     if _has_own(op, given) and not (dropout and train and count > 1):
         every = [frame.expanded(each) for each in (x, *hidden, *params)]
         shape = biases, count, dropout, train, both, batch_first
-        done = [
-            op(own[0], own[1:3], own[3:], *shape) for own in ([each[i] for each in every] for i in range(frame.clients))
-        ]
+        done = [op(own[0], own[1:3], own[3:], *shape) for own in zip(*(each.unbind() for each in every), strict=True)]
         return tuple(Stack(torch.stack(parts)) for parts in zip(*done, strict=True))
     if alone:
         given, batch_first = given[:, :, None], False

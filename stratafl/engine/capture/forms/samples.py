@@ -127,10 +127,10 @@ def batch_norm(
     if given.dim() < 3:
         return NotImplemented
     if given.device.type == "cpu" and given.dim() > 3:
-        every = [None if each is None else frame.expanded(each) for each in (w, b, mean, var)]
-        more = (training, momentum, eps, *more)
-        own = [[None if each is None else each[client] for each in every] for client in range(frame.clients)]
-        return Stack(torch.stack([op(given[client], *own[client], *more) for client in range(frame.clients)]))
+        nobody = [None] * frame.clients
+        every = [nobody if each is None else frame.expanded(each).unbind() for each in (x, w, b, mean, var)]
+        done = [op(*own, training, momentum, eps, *more) for own in zip(*every, strict=True)]
+        return frame.images(done)
     w, b = (None if each is None else frame.expanded(each).reshape(-1) for each in (w, b))
     kept = [None if each is None else frame.expanded(each).reshape(-1) for each in (mean, var)]
     if training and kept[0] is not None:

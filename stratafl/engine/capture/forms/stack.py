@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stratafl.engine.draws.mode import Draws
@@ -38,6 +39,14 @@ class Frame:
     """One client's result of the operation that is next: its shape, or those of several."""
     mapped: set[str] = field(default_factory=set)
     """Operations that had no form and were mapped over the clients."""
+    channels_last: bool = False
+    """Whether convolutions leave their images so."""
+
+    def images(self, each: list[Tensor]) -> Stack:
+        """Every client's, as they are to lie."""
+        if not self.channels_last:
+            return Stack(torch.stack(each))
+        return Stack(torch.stack([one.movedim(1, -1) for one in each]).movedim(-1, 2))
 
     def expanded(self, value: Any) -> Tensor:
         """With the clients in front, whether every one has its own or all share one."""
