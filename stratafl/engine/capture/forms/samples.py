@@ -55,6 +55,15 @@ def padded(frame: Frame, op: Any, x: Stack, pad: Any, mode: str = "constant", va
     return Stack(op(x.t.flatten(0, 1), pad, mode, value).unflatten(0, x.t.shape[:2]))
 
 
+def spectrum(frame: Frame, op: Any, x: Stack, *more: Any, **kwargs: Any) -> Any:
+    """Of one series or of several, with a window that all share."""
+    if any(isinstance(each, Stack) for each in (*more, *kwargs.values())):
+        return NotImplemented
+    if x.rank == 1:
+        return Stack(op(x.t, *more, **kwargs))
+    return Stack(op(x.t.flatten(0, 1), *more, **kwargs).unflatten(0, x.t.shape[:2]))
+
+
 def attention(
     frame: Frame,
     op: Any,
@@ -148,6 +157,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(BATCHED, folded),
     "affine_grid_generator": grid,
     "pad": padded,
+    "stft": spectrum,
     "scaled_dot_product_attention": attention,
     "layer_norm": layer_norm,
     "rms_norm": layer_norm,
