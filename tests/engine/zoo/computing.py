@@ -76,3 +76,11 @@ def _(m, x):
 @net("product of two inputs", fields(a=TABLE, b=reals(5)), lambda: {"body": nn.Bilinear(4, 5, 3)})
 def _(m, a, b):
     return m.body(a, b)
+
+
+@net("slices by their places", TABLE, pair)
+def _(m, x):
+    h = m.a(x)
+    own, shared = h.detach().argsort(1)[0, :2], torch.tensor([1, 3])
+    h = h.index_copy(1, own, 2 * h[:, :2]).index_fill(1, shared, 0.5).index_copy(-1, shared, h[:, 4:])
+    return m.out(h + h.unfold(1, 2, 1).mean(-1).sum(1, keepdim=True))
