@@ -335,4 +335,6 @@ add("loss that draws", TABLE, lambda: nn.Sequential(nn.Dropout(0.2), perceptron(
 @net("loss within the module", fields(x=TABLE, labels=codes(3)), lambda: {"body": perceptron()}, loss=lambda o, t: o[0])
 def _(m, x, labels):
     scores = m.body(x)
-    return F.mse_loss(scores.softmax(1), F.one_hot(labels, 3).to(scores.dtype)), scores
+    squares = F.mse_loss(scores.softmax(1), F.one_hot(labels, 3).to(scores.dtype))
+    some = F.nll_loss(scores.log_softmax(1), labels, ignore_index=0, reduction="sum")
+    return squares + F.cross_entropy(scores, labels) + some, scores
