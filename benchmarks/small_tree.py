@@ -21,6 +21,7 @@ name = "digits"
 [model]
 name = "mlp"
 hidden = {hidden}
+{at_home}
 [method]
 name = "{method}"
 [schedule]
@@ -41,12 +42,12 @@ def small_tree(
     method: str = "mtgc",
     hidden: Sequence[int] = (16,),
     rounds: int = 2,
+    keep_at_home: Sequence[str] = (),
 ) -> Config:
     """Written to run.toml in the folder."""
-    path = folder / "run.toml"
-    path.write_text(
-        CONFIG.format(shape=json.dumps(shape), periods=list(periods), method=method, hidden=list(hidden), rounds=rounds)
-    )
+    path, at_home = folder / "run.toml", f"keep_at_home = {list(keep_at_home)}" if keep_at_home else ""
+    values = {"shape": json.dumps(shape), "periods": list(periods), "hidden": list(hidden)}
+    path.write_text(CONFIG.format(**values, method=method, rounds=rounds, at_home=at_home))
     return Config.load(path)
 
 

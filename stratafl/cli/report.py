@@ -68,8 +68,7 @@ def report_command(
     if figures_folder is not None:
         pyplot()
     if watch:
-        _watch(places, targets, metric, networks, title, port)
-        return
+        return _watch(places, targets, metric, networks, title, port)
     runs, unreadable = gathered(places, "DIR")
     data = payload(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
     _check_metric(data, metric, targets)

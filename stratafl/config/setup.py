@@ -2,7 +2,8 @@
 deployed tree needs.
 
 study            a simulation, ready to iterate
-leaf_trainer     what trains one leaf, on its part of the data (`part_of`) or on data of its own
+leaf_trainer     what trains one leaf, on its part of the data (`part_of`) or on data of its own,
+                 and what of the model stays with it
 initial_model    what the run begins with, drawn from its seed
 root_of          what the root of a deployed tree begins with, and tests its models on
 """
@@ -24,12 +25,13 @@ from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.core import checks
 from stratafl.core.flat import Flat
+from stratafl.core.home import Home, LeafTrainer, names_at_home
 from stratafl.core.measure.metrics import metrics
 from stratafl.core.objective.losses import loss_of
 from stratafl.core.objective.metric import metrics_of
 from stratafl.core.objective.objective import Objective
 from stratafl.core.schedule import Schedule
-from stratafl.core.work import Engine, Training
+from stratafl.core.work import Training
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
@@ -142,29 +144,36 @@ def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
 
 
 @own_code()
-def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> Engine:
+def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTrainer:
     """What trains one leaf of the tree, by its number, on these samples alone; it draws as it would
     in a simulation.
 
-    The model's values are not this one's concern: they come with the work.
+    The model's values come with the work, but for those that stay.
     """
     import_plugins(config.run.plugins)
     start = initial_model(config, shape_of(data[0]), outputs)
     supply = Held(*data).to(CPU, start.flat.dtype)
     batch, sampling = checks.batching(config.leaf.batch or None, config.leaf.sampling)
-    nobody = torch.empty(0, dtype=torch.int64)
+    nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
     training = Training(
         flat=start.flat,
         loss=loss_of(config.objective.loss),
         supply=supply,
         partition=[nobody] * leaf + [torch.arange(len(supply.targets_N))],
-        leaf=config.leaf.chain(config.run.rounds),
+        leaf=chain,
         batch=batch,
         sampling=sampling,
         seed=integer("run.seed", config.run.seed),
         augment=augment_of(config.data),
     )
-    return LoopEngine(training)
+    home = _home(config, start.flat)
+    return LeafTrainer(LoopEngine(training), home, home.first(start.x_P, start.b_B)[2])
+
+
+def _home(config: Config, flat: Flat) -> Home:
+    """What stays with the leaves, where each computes for itself."""
+    names = names_at_home(flat, config.model.get("keep_at_home"))
+    return Home(flat, names, config.leaf.chain(config.run.rounds), CPU)
 
 
 # -- the model, and the root -----------------------------------------------------------------------
@@ -195,13 +204,25 @@ class RootSetup:
     evaluation: Evaluation
     objective: Objective
     counts: LabelCounts
+    home: Home
+
+    @property
+    def shared(self) -> tuple[Tensor, Tensor]:
+        """What the run begins with of what is sent: a row of parameters and one of buffers."""
+        return self.home.first(self.start.x_P, self.start.b_B)[:2]
+
+    def whole(self, x_S: Tensor, b_S: Tensor) -> tuple[Tensor, Tensor]:
+        """A model with what stays with the leaves as it was at first, which is all that a root
+        has of it."""
+        return self.home.as_at_first(x_S, b_S, self.home.first(self.start.x_P, self.start.b_B)[2])
 
     @own_code()
-    def metrics(self, round: int, x_P: Tensor, b_B: Tensor) -> dict[str, float]:
+    def metrics(self, round: int, x_S: Tensor, b_S: Tensor) -> dict[str, float]:
         """A model on the test data; empty where the round, counted from 1, is not one to
         evaluate."""
         if self.test is None or not is_due(round, self.evaluation.evaluate_every, self.evaluation.rounds):
             return {}
+        x_P, b_B = self.whole(x_S, b_S)
         return metrics([tally_of(self.start.flat, self.objective, self.test, x_P, b_B)], self.objective.metrics)
 
 
@@ -220,7 +241,7 @@ def root_of(config: Config) -> RootSetup:
     subject = Subject(start.flat, start.x_P, start.b_B, loss_of(config.objective.loss))
     chosen = metrics_of(evaluation.metrics)
     objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
-    return RootSetup(tree, start, test, evaluation, objective, counts)
+    return RootSetup(tree, start, test, evaluation, objective, counts, _home(config, start.flat))
 
 
 # -- parts of a config -----------------------------------------------------------------------------

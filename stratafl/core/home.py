@@ -29,7 +29,7 @@ from stratafl.core.leaf import Leaf
 from stratafl.core.optimise.optimiser import Optimiser
 from stratafl.core.rule import Edge, Proximal, Rows, Rule
 from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Pull, Trained, Work
+from stratafl.core.work import Engine, Pull, Trained, Work
 
 BATCH_NORM = "batch_norm"
 FIELD = "keep_at_home"
@@ -52,6 +52,11 @@ class Columns(NamedTuple):
     @property
     def width(self) -> int:
         return len(self.shared_S) + len(self.home_K)
+
+    @property
+    def sent(self) -> int:
+        """How many of them are."""
+        return len(self.shared_S)
 
     def shared(self, rows_NP: Tensor) -> Tensor:
         return rows_NP.index_select(-1, self.shared_S)
@@ -110,7 +115,7 @@ class Home:
         if self.is_empty:
             return work
         active, kept = work.active, work.optimiser
-        leaves = len(kept[MODEL].rows_MP)
+        leaves = kept[MODEL].nodes
 
         def whole(columns: Columns, shared: Spread, name: str) -> Spread:
             return _of_active(columns.joined(shared.some(active), kept[name].some(active)), active, leaves)
@@ -178,9 +183,26 @@ class Home:
             x_NK, b_NK = tree.mean(below, x_NK), tree.mean(below, b_NK)
         return self.parameters.joined(model_NS, x_NK), self.buffers.joined(b_NS, b_NK)
 
+    def as_at_first(self, x_S: Tensor, b_S: Tensor, first: Rows) -> tuple[Tensor, Tensor]:
+        """A model with what each client kept at first: all that a client which comes new has, and
+        all that is known of what stays where no client tells."""
+        if self.is_empty:
+            return x_S, b_S
+        x_1P = self.parameters.joined(x_S[None], first[MODEL])
+        return x_1P[0], self.buffers.joined(b_S[None], first[BUFFERS])[0]
+
     def corrections(self, correction_NS: Tensor | None) -> Tensor | None:
         """Corrections in the columns of the whole: there are none of what stays."""
         return correction_NS if self.is_empty or correction_NS is None else self.parameters.widened(correction_NS)
+
+
+class LeafTrainer(NamedTuple):
+    """What trains one leaf that is alone with its data."""
+
+    engine: Engine
+    home: Home
+    at_home: Rows
+    """What of the model stays with it, before the first round."""
 
 
 def names_at_home(flat: Flat, given: object) -> list[str]:

@@ -32,6 +32,10 @@ class Spread(NamedTuple):
     drift_kernel: DriftKernel | None = None
     """For rows in float32 on a GPU, if there is one."""
 
+    @property
+    def nodes(self) -> int:
+        return len(self.rows_MP) if self.of_N is None else len(self.of_N)
+
     def one(self, node: int) -> Tensor:
         """A node's row, as a matrix."""
         row = node if self.of_N is None else int(self.of_N[node])

@@ -59,7 +59,7 @@ def test_a_leaf_alone_trains_as_in_the_whole(config: Config, leaf: int, monkeypa
     wanted = trained(simulation.engine, x_P, b_B, leaf)
     monkeypatch.setattr(setup, "set_up", None)  # nothing of the whole is needed
     torch.manual_seed(leaf)  # whatever the process has drawn before
-    alone = leaf_trainer(config, leaf, *part_of(config, leaf))
+    alone = leaf_trainer(config, leaf, *part_of(config, leaf)).engine
     for found, expected in zip(trained(alone, x_P, b_B, leaf), wanted, strict=True):
         assert torch.equal(found, expected)
 

@@ -21,6 +21,8 @@ from benchmarks.small_tree import processes, small_tree
 from stratafl.base import files
 from stratafl.config.setup import part_of
 from stratafl.core import federation
+from stratafl.core.home import names_at_home
+from stratafl.core.rule import Rows
 from stratafl.core.schedule import draw
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
@@ -124,9 +126,29 @@ class Run:
             if any(absent):
                 assert set(self.config.schedule.periods[:-1]) <= {1}
                 patch.setattr(federation, "draw", here)
-            wanted = study_of(self.config).simulation.run().module.state_dict()
+            sim = study_of(self.config).simulation
+            first, wanted = sim.result().module.state_dict(), sim.run().module.state_dict()
+        # a root has what stays with the leaves as it was at first
+        wanted |= {name: first[name] for name in names_at_home(sim.flat, self.config.model.get("keep_at_home"))}
         found = load_file(self.folders["root"] / "model.safetensors")
-        return max(float((found[name] - value).abs().max()) for name, value in wanted.items())
+        apart = max(float((found[name] - value).abs().max()) for name, value in wanted.items())
+        return max(apart, self._apart_at_home(sim.federation.levels[-1].optimiser))
+
+    def _apart_at_home(self, wanted: Rows) -> float:
+        """How far what the leaves keep to themselves is from these, where every report counted."""
+        found = [0.0]
+        for name, rows in wanted.items():
+            for leaf, row in zip(tree_of(self.config).names[-1], rows, strict=True):
+                above = self.state(leaf).above
+                assert above is not None
+                own = above.optimiser if above.sent is None else above.sent.optimiser
+                found.append(float((own[name][0] - row).abs().sum()))
+        return max(found)
+
+    def state(self, name: str) -> NodeState:
+        """What a node keeps on its disk."""
+        data = (self.folders[name] / "state" / STATE).read_bytes()[:-DIGEST].partition(b"\n")[2]
+        return decode(data, NodeState)
 
     def missed(self, name: str) -> bool:
         return name in self.rounds[-1]["absent"]
@@ -144,8 +166,7 @@ class Run:
         their disks."""
         rows, counts = [], []
         for child in Site.load(self.folders[parent]).children:
-            data = (self.folders[child] / "state" / STATE).read_bytes()[:-DIGEST].partition(b"\n")[2]
-            kept = decode(data, NodeState)
+            kept = self.state(child)
             assert kept.above is not None and kept.above.correction is not None and kept.reply is not None
             rows.append(kept.above.correction[0])
             counts.append(kept.reply.samples)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from stratafl import InvalidInput
+from stratafl import InvalidInput, leaf
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import PROTOCOL, Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
@@ -76,6 +77,21 @@ class Tree(Deployed):
         if level < self.job.tree.depth:
             self.links[name].ask = self.asking(self.links[name])  # type: ignore[method-assign]
 
+    def die(self, name: str, after: int) -> list[int]:
+        """Have a node end after so many saves, and come back; how many are left until then."""
+        node = self.nodes[name].node
+        save, left = node._save, [after]
+
+        def dying(kept: NodeState) -> None:
+            save(kept)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Died
+
+        node._save = dying
+        self.revive = True
+        return left
+
     def weighted_sum(self, level: int, parent: int) -> torch.Tensor:
         """Of the corrections of a parent's children."""
         children = self.job.children(level - 1, parent)
@@ -101,6 +117,27 @@ def test_a_restart_between_rounds_changes_nothing(name: str, rules: Any) -> None
     assert torch.equal(tree.model(), undisturbed(rules))
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("saves", range(1, 9))
+def test_what_stays_with_a_leaf_outlives_its_death_after_any_save(saves: int) -> None:
+    def tree() -> Tree:
+        chain = leaf(0.05, momentum=0.5, optimiser_state="keep")
+        return Tree(simulation("mtgc", 2, model=normed, keep_at_home="batch_norm", leaf=chain, batch=None))
+
+    dying, whole = tree(), tree()
+    left = dying.die("0/1", after=saves)
+    dying.run()
+    whole.run()
+    assert left == [0]
+    assert torch.equal(dying.model(), whole.model())
+    mine, theirs = dying.own("0/1"), whole.own("0/1")
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert not torch.equal(mine["home.model"], dying.trainer.at_home["home.model"])
+
+
 @pytest.mark.parametrize("rules", ["mtgc", "scaffold"])
 def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
     """The parent died after it asked: restarted, it asks again."""
@@ -123,19 +160,9 @@ def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
 @pytest.mark.parametrize("saves", range(1, 9))
 def test_a_node_that_dies_after_any_save_goes_on_from_there(name: str, saves: int) -> None:
     tree = Tree(simulation("mtgc", 3))
-    node = tree.nodes[name].node
-    save, left = node._save, [saves]
-
-    def dying(kept: NodeState) -> None:
-        save(kept)
-        left[0] -= 1
-        if left[0] == 0:
-            raise Died
-
-    node._save = dying
-    tree.revive = True
+    left = tree.die(name, after=saves)
     tree.run()
-    assert left[0] == 0
+    assert left == [0]
     assert torch.equal(tree.model(), undisturbed("mtgc", 3))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput
+from stratafl import InvalidInput, leaf
 from stratafl.rules.registry import entries
 from tests.deploy.trees import Deployed, simulation
 
@@ -20,7 +20,7 @@ TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 def assert_agrees(deployed: Deployed, sim) -> None:
     result = sim.result()
-    torch.testing.assert_close(deployed.model(), result.models[0][0], **TOLERANCE)
+    torch.testing.assert_close(deployed.model(), sim.home.shared(result.models[0])[0], **TOLERANCE)
     tree = deployed.job.tree
     for level in range(1, tree.depth + 1):
         for number in range(tree.sizes[level]):
@@ -66,8 +66,6 @@ def test_corrections_are_those_of_the_simulation() -> None:
 
 
 def test_buffers_dropout_momentum_and_clipping() -> None:
-    from stratafl.core.leaf import leaf
-
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
 
@@ -78,6 +76,29 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     sim.run()
     assert_agrees(deployed, sim)
     torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.levels[0].buffers[0], **TOLERANCE)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+@every_depth
+@pytest.mark.parametrize("method", ["mtgc", "scaffold", "fedprox"])
+@pytest.mark.parametrize("at_home", ["batch_norm", ["2", "1.running_mean"]], ids=str)
+def test_what_stays_with_the_leaves(at_home: Any, method: str, depth: int) -> None:
+    """It is sent to nobody, and is the simulation's to the bit."""
+    rules, chain = ["average"] * (depth - 1) + [method], leaf(0.05, momentum=0.5, optimiser_state="keep")
+    some = {"batch": None, "participation": [0.6] * depth}
+    sim = simulation(rules, depth, model=normed, keep_at_home=at_home, leaf=chain, **some)
+    deployed = Deployed(sim, by_samples=True).run()
+    sim.run()
+    assert_agrees(deployed, sim)
+    assert torch.equal(deployed.model(), sim.home.shared(sim.result().models[0])[0])
+    assert deployed.job.parameters + deployed.job.buffers < sim.flat.parameters + sim.flat.buffers
+    own = sim.federation.levels[-1].optimiser
+    for number, name in enumerate(deployed.job.tree.names[-1]):
+        for rows, value in own.items():
+            assert torch.equal(deployed.own(name)[rows][0], value[number]), (name, rows)
 
 
 class Masked(nn.Module):

@@ -100,12 +100,12 @@ def test_what_a_deployed_tree_would_not_do_is_refused_by_name(tmp_path: Path, ru
         load(tmp_path, run=run)
 
 
-def test_what_stays_at_home_is_not_deployed(tmp_path: Path) -> None:
+def test_sites_are_told_of_what_is_sent_alone(tmp_path: Path) -> None:
     topology = written(tmp_path)
     config = (tmp_path / "run.toml").read_text()
     (tmp_path / "run.toml").write_text(config.replace(SMALL, SMALL + "keep_at_home = ['*.bias']\n"))
-    with pytest.raises(InvalidInput, match=r"model\.keep_at_home.*a whole model"):
-        Topology.load(topology)
+    folders = provision(Topology.load(topology), tmp_path / "sites")
+    assert {Site.load(folder).parameters for folder in folders.values()} == {4 * 64 + 10 * 4}
 
 
 def test_what_it_does_anyway_is_taken(tmp_path: Path) -> None:

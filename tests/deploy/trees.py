@@ -11,6 +11,7 @@ from torch import nn
 
 from stratafl import Simulation, simulate
 from stratafl.core.channel import Channels
+from stratafl.core.home import LeafTrainer
 from stratafl.deploy.protocol.in_memory import Handler, MemoryLink
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
@@ -59,8 +60,8 @@ class Deployed:
             participation=tuple(federation.participation[1:]),
             seed=federation.seed,
             rounds=sim.rounds,
-            parameters=flat.parameters,
-            buffers=flat.buffers,
+            parameters=sim.home.parameters.sent,
+            buffers=sim.home.buffers.sent,
             dtype=flat.dtype,
             by_samples=by_samples,
             patience=(patience or Patience(),) * tree.depth,
@@ -70,7 +71,8 @@ class Deployed:
             samples=tuple(map(len, self.parts)),
             channels=channels,
         )
-        self.engine, self.wrap = sim.engine, wrap
+        at_home = {name: rows[:1] for name, rows in federation.levels[-1].optimiser.items() if name.startswith("home.")}
+        self.trainer, self.wrap = LeafTrainer(sim.engine, sim.home, at_home), wrap
         self.kept: dict[str, NodeState] = {}
         self.links: dict[str, MemoryLink] = {}
         self.nodes: dict[str, Any] = {}
@@ -86,7 +88,7 @@ class Deployed:
             self.kept[name] = state
 
         if level == tree.depth:
-            self.nodes[name] = self.wrap(LeafNode(self.job, number, self.engine, len(self.parts[number]), save, kept))
+            self.nodes[name] = self.wrap(LeafNode(self.job, number, self.trainer, len(self.parts[number]), save, kept))
             return
         below = [tree.names[level + 1][child] for child in self.job.children(level, number)]
         self.links[name] = MemoryLink({child: self.nodes[child] for child in below})
@@ -108,6 +110,14 @@ class Deployed:
 
     def model(self) -> torch.Tensor:
         return self.root.down.now.held[0]
+
+    def own(self, leaf: str) -> dict[str, torch.Tensor]:
+        """What a leaf keeps to itself, where every report counted, the last one, too, of which it
+        may not have been told yet; before its first round, what it begins with."""
+        above, chain = self.kept[leaf].above, self.trainer.engine.leaf
+        assert above is not None
+        first = chain.optimiser.init(self.start[0][None]) if chain.keeps else {}
+        return (above.optimiser if above.sent is None else above.sent.optimiser) or {**first, **self.trainer.at_home}
 
     def correction(self, level: int, number: int) -> torch.Tensor | None:
         above = self.kept[self.job.tree.names[level][number]].above

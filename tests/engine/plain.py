@@ -8,7 +8,7 @@ own random numbers come from.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from stratafl import leaf
 from stratafl.core.flat import Flat
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Training, Work
+from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
 from stratafl.data.sampling import batches
 from stratafl.data.supply import Held
 from stratafl.engine.choose import Name, make_engine
@@ -35,7 +36,7 @@ class Problem(NamedTuple):
     entry: Entry
     module: nn.Module
     clients: list[nn.Module]
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     partition: list[Tensor]
 
@@ -71,7 +72,8 @@ def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = Fals
         with torch.no_grad():
             for parameter in trainable(module).values():
                 parameter.zero_()
-    return Problem(entry, module.to(device), clients, inputs.to(device), targets.to(device), partition)
+    inputs = mapped(lambda each: each.to(device), inputs)
+    return Problem(entry, module.to(device), clients, inputs, targets.to(device), partition)
 
 
 def _copy(source: nn.Module, to: nn.Module) -> None:
@@ -105,7 +107,7 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
                 # a module's own random numbers are a function of these, whoever trains it
                 draws = drawing(Stream(SEED, number, step), given.inputs.device) if given.entry.draws else nullcontext()
                 with draws:
-                    given.entry.loss(module(given.inputs[batch]), given.targets[batch]).backward()
+                    given.entry.loss(_called(module, given.inputs[batch]), given.targets[batch]).backward()
                 gradients = {
                     name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
                     for name, parameter in trainable(module).items()
@@ -120,6 +122,10 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
     return trained
 
 
+def _called(module: nn.Module, inputs: Inputs) -> Any:
+    return module(**inputs.named) if isinstance(inputs, Fields) else module(inputs)
+
+
 class Ran(NamedTuple):
     how: str
     clients: list[Trained]
@@ -129,13 +135,12 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk
     """The same by an engine, which must leave everything that is the user's as it was, to the
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
-    inputs = given.inputs.to(dtype) if given.inputs.is_floating_point() else given.inputs.clone()
-    targets = given.targets.to(dtype) if given.targets.is_floating_point() else given.targets.clone()
+    inputs, targets = (typed(each.clone(), dtype) for each in (given.inputs, given.targets))
     flat = Flat(module)
     rows = [flat.row(client) for client in clients]
     x, b = (Spread(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
     work = Work(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
-    theirs = [inputs, targets, x.rows_MP, b.rows_MP, *given.partition]
+    theirs = [*tensors_of(inputs).values(), targets, x.rows_MP, b.rows_MP, *given.partition]
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = Training(flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED)

@@ -23,16 +23,12 @@ ENGINES: tuple[Name, ...] = ("loop", "vmap", "stacked")
 BY_VALUES = "loop: what it does depends on values"
 OTHERWISE = {
     # one operation has no form
-    **dict.fromkeys(
-        ("embedding bag, sum", "embedding bag, mean", "embedding bag, max", "bag of words"),
-        "stacked: embedding_bag mapped over the clients",
-    ),
+    "embedding bag with a padding code": "stacked: embedding_bag mapped over the clients",
     "embedding scaled by frequency": "stacked: embedding mapped over the clients",
-    "solved": "stacked: linalg_solve mapped over the clients",
-    "quantised codes": "stacked: index_add_ mapped over the clients",
+    "a gradient of its own": "stacked: Reversed mapped over the clients",
+    "gradients turned round for a second head": "stacked: Reversed mapped over the clients",
     # what a recording does not show
     "hooks on an output": "vmap: stacked does not give the module's own gradient",
-    "a gradient of its own": "loop: stacked does not give the module's own gradient",
     "gradient of its own output": "loop: stacked",
     "recomputed with batch norm": "loop: stacked does not give the module's own gradient",
     "hooks backward": "loop: hooks on the gradients",

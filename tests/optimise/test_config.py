@@ -80,7 +80,7 @@ def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words:
 
 def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
     given = config("adam", optimiser_state="keep")
-    engine = leaf_trainer(given, 1, *part_of(given, 1))
+    engine = leaf_trainer(given, 1, *part_of(given, 1)).engine
     assert engine.leaf.optimiser == Adam() and engine.leaf.keeps
 
 

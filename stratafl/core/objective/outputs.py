@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -56,28 +56,58 @@ class Apart(Exception):
 def joined(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
     """What a model would have returned for all samples at once, from what it did for some at a
     time; `Apart` where something in it has no entry for each sample."""
+
+    def together(tensors: Sequence[Tensor]) -> Tensor:
+        if any(each.shape[:1] != (length,) for each, length in zip(tensors, lengths, strict=True)):
+            raise Apart
+        return torch.cat(list(tensors))
+
+    return _merged(together, parts)
+
+
+def replaced(outputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same with every tensor in it replaced. What is neither a table, a tuple, a data class nor
+    something with scores is left as it is."""
+    return _merged(lambda tensors: function(tensors[0]), [outputs], keeps=True)
+
+
+def tensors_in(outputs: Any) -> list[Tensor]:
+    """Those that `replaced` replaces, in its order."""
+    found: list[Tensor] = []
+
+    def noted(each: Tensor) -> Tensor:
+        found.append(each)
+        return each
+
+    replaced(outputs, noted)
+    return found
+
+
+def _merged(function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Any], keeps: bool = False) -> Any:
+    """What several models' outputs are together, by a function of the tensors that stand in the
+    same place; keeps: whether what is not known to hold tensors is the first's, and not `Apart`."""
     first = parts[0]
     if isinstance(first, Tensor):
-        if any(part.shape[:1] != (length,) for part, length in zip(parts, lengths, strict=True)):
-            raise Apart
-        return torch.cat(list(parts))
+        return function(parts)
     if isinstance(first, MutableMapping):
         made = copy.copy(first)
         for key in first:
-            made[key] = joined([part[key] for part in parts], lengths)
+            made[key] = _merged(function, [part[key] for part in parts], keeps)
         return made
     if isinstance(first, tuple | list):
-        entries = [joined(entry, lengths) for entry in zip(*parts, strict=True)]
+        entries = [_merged(function, entry, keeps) for entry in zip(*parts, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else type(first)(entries)
     if first is None or isinstance(first, bool | int | float | str):
         if any(part != first for part in parts):
             raise Apart
         return first
     if not (dataclasses.is_dataclass(first) or hasattr(first, LOGITS)):
+        if keeps:
+            return first
         raise Apart
     made = copy.copy(first)
     for name in vars(first):
-        object.__setattr__(made, name, joined([getattr(part, name) for part in parts], lengths))
+        object.__setattr__(made, name, _merged(function, [getattr(part, name) for part in parts], keeps))
     return made
 
 

@@ -281,7 +281,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
     now = root.down.now
     accounts = {name: vars(now.children[i].account) for i, name in enumerate(root.down.names)}
     own_B = now.buffers[0, : here.job.buffers]
-    whole, totals = made.start.flat.build(now.held[0], own_B), {1: _together(list(accounts.values()))}
+    whole = made.start.flat.build(*made.whole(now.held[0], own_B))
+    totals = {1: _together(list(accounts.values()))}
     run.finish(whole.state_dict(), _bytes_per_client(here.job, now), totals)
     run.close()
     here.durable.show(doing="done", round=root.round, contacts=link.contact, accounts=accounts)

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import own_code
+from stratafl.core.home import LeafTrainer
 from stratafl.core.optimise.path import with_path
 from stratafl.core.rule import Rows
 from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Engine, Pull, Work
+from stratafl.core.work import Pull, Work
 from stratafl.deploy.protocol import bounds
 from stratafl.deploy.protocol.children import Link, greet, meet
 from stratafl.deploy.protocol.downward import Below, Downward
@@ -64,8 +65,11 @@ Tell = Callable[[Below, tuple[str, ...], tuple[str, ...]], str]
 class LeafNode:
     """A client beside its data."""
 
-    def __init__(self, job: Job, number: int, engine: Engine, samples: int, save: Save, kept: NodeState | None = None):
-        self.job, self.number, self.engine, self.samples = job, number, engine, samples
+    def __init__(
+        self, job: Job, number: int, trainer: LeafTrainer, samples: int, save: Save, kept: NodeState | None = None
+    ):
+        self.job, self.number, self.samples = job, number, samples
+        self.engine, self._home, self._at_home = trainer
         self.site = job.tree.names[-1][number]
         self._save, self._kept = save, kept or NodeState(above=Above())
 
@@ -103,20 +107,20 @@ class LeafNode:
             step=step,
             steps=steps,
             round=round,
-            optimiser={name: self._row(rows) for name, rows in self._optimiser(up.now, start).items()},
+            optimiser={name: self._row(rows) for name, rows in self._own(up.now, start).items()},
             has_path=self.job.has_path,
         )
         with own_code(lambda: self.engine.training.owners(), f", in round {round + 1}"):
-            trained = self.engine.train(work)
+            trained = self._home.trained(self.engine.train(self._home.work(work)))
         b_1B = trained.b_AB
         if self.job.has_path:
             b_1B = with_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
         return up.report(trained.x_AP, b_1B, self.engine.leaf.rate(round, steps), trained.optimiser)
 
-    def _optimiser(self, now: Above, start: Parcel) -> Rows:
-        """The state of its optimiser, where it is kept."""
+    def _own(self, now: Above, start: Parcel) -> Rows:
+        """The state of its optimiser, where it is kept, and what of the model stays here."""
         chain = self.engine.leaf
-        return now.optimiser or (chain.optimiser.init(start.model) if chain.keeps else {})
+        return now.optimiser or self._at_home | (chain.optimiser.init(start.model) if chain.keeps else {})
 
     def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[Pull, ...]:
         local = self.job.rules[-1].local

@@ -52,7 +52,8 @@ class Above:
     channel: Rows | None = None
     """The memory of the channel to the parent."""
     optimiser: Rows = field(default_factory=dict)
-    """The state of a leaf's optimiser, where it is kept."""
+    """The state of a leaf's optimiser, where it is kept, and what of the model stays with it (see
+    `core.home`)."""
 
 
 class Upward:

@@ -66,16 +66,16 @@ class Assembled:
             data, outputs = own_data(self.site, self.folder), self.site.classes
         else:
             data, outputs = part_of(self.config, number)
-        engine = leaf_trainer(self.config, number, data, outputs)
-        check_frozen(engine.training.flat, self.site.frozen)
-        return LeafNode(self.job, number, engine, len(data[1]), self.durable.write, self.kept)
+        made = leaf_trainer(self.config, number, data, outputs)
+        check_frozen(made.engine.training.flat, self.site.frozen)
+        return LeafNode(self.job, number, made, len(data[1]), self.durable.write, self.kept)
 
     def aggregator(self, link: Link) -> Aggregator:
         return Aggregator(self.job, self.site.level, self.site.number, link, self._save, self.kept)
 
     def root(self, made: RootSetup, link: Link) -> Root:
         check_frozen(made.start.flat, self.site.frozen)
-        return Root(self.job, made.start.x_P, made.start.b_B, link, self._save, self.kept)
+        return Root(self.job, *made.shared, link, self._save, self.kept)
 
     def run_folder(self, made: RootSetup, root: Root) -> RootRun:
         """The root's own, as that of the run, brought to where its state is."""

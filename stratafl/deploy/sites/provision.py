@@ -29,7 +29,6 @@ from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of
 from stratafl.core.checks import frozen_digest
-from stratafl.core.flat import Flat
 from stratafl.data.inputs import Fields
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message
@@ -43,6 +42,7 @@ from stratafl.deploy.sites.user_files import Carried
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
 from stratafl.runs.origins import Origins, changes, in_short
+from stratafl.simulation.run import Simulation
 
 SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 """A certificate is good for hosts whose clocks are behind, however far: some begin in 1970."""
@@ -83,7 +83,7 @@ def _fill(topology: Topology, made: Study, carried: Carried, largest: int, out: 
 
 def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job: str) -> list[Site]:
     """What each node of the tree is told of itself and its neighbours."""
-    flat, tree, inputs = made.simulation.flat, tree_of(topology.config), _one_input(made)
+    flat, home, tree, inputs = made.simulation.flat, made.simulation.home, tree_of(topology.config), _one_input(made)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     parts = zip(tree.names[-1], made.data.partition.leaves, strict=True)
@@ -108,8 +108,8 @@ def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job:
             inputs=list(inputs.shape[1:]),
             input_type=_type_name(flat.dtype if inputs.is_floating_point() else inputs.dtype),
             classes=made.data.outputs,
-            parameters=flat.parameters,
-            buffers=flat.buffers,
+            parameters=home.parameters.sent,
+            buffers=home.buffers.sent,
             dtype=_type_name(flat.dtype),
             samples=[declared[leaf] for leaf in np.flatnonzero(tree.ancestors(level) == number)],
             largest=largest,
@@ -166,7 +166,7 @@ def _made(topology: Topology) -> tuple[Study, Carried, int]:
     try:
         made = study_of(config)
         _one_input(made)
-        largest = largest_message(_job(config, made.simulation.flat)) + seal.SEAL
+        largest = largest_message(_job(config, made.simulation)) + seal.SEAL
         return made, user_files.carried(config, found), largest
     finally:
         user_files.import_from()
@@ -195,7 +195,7 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _job(config: Config, flat: Flat) -> Job:
+def _job(config: Config, made: Simulation) -> Job:
     """What messages there are; what cannot be deployed is refused, before anything is written."""
     tree = tree_of(config)
     return Job(
@@ -206,9 +206,9 @@ def _job(config: Config, flat: Flat) -> Job:
         participation=(),
         seed=0,
         rounds=1,
-        parameters=flat.parameters,
-        buffers=flat.buffers,
-        dtype=flat.dtype,
+        parameters=made.home.parameters.sent,
+        buffers=made.home.buffers.sent,
+        dtype=made.flat.dtype,
         leaf=config.leaf.chain(config.run.rounds),
     )
 

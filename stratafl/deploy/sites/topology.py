@@ -125,9 +125,6 @@ def check_deployable(config: Config) -> None:
         raise InvalidInput("run.engine", run.engine, 'a deployed leaf has one client to train: must be "loop"')
     if run.precision != "fp32":
         raise InvalidInput("run.precision", run.precision, 'a deployed leaf trains in the model\'s own: must be "fp32"')
-    if config.model.get("keep_at_home") is not None:
-        wanted = "the root tests and stores a whole model, and has nothing of what stays with the leaves: leave it out"
-        raise InvalidInput("model.keep_at_home", config.model["keep_at_home"], wanted)
     if run.diagnose == "ideal":
         raise InvalidInput("run.diagnose", run.diagnose, "needs the gradients of all leaves, which stay where they are")
     if any(level != 0 for level in run.evaluate_levels):

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from stratafl.base import errors
 from stratafl.core.flat import Flat, copied
-from stratafl.core.objective.outputs import scores_of
+from stratafl.core.objective.outputs import replaced as replaced_in
+from stratafl.core.objective.outputs import scores_of, tensors_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
+from stratafl.engine.capture.tracing import BY_VALUES, OwnFunction, own_functions, traced
 from stratafl.engine.draws.mode import HANDLERS
 from stratafl.engine.method.unsupported import Unsupported
 
@@ -35,8 +35,7 @@ RANDOM = {
 WRITES_UNSAID = {"batch_norm", "instance_norm", "native_batch_norm"}
 """What writes its statistics though its schema does not say so."""
 
-
-BY_VALUES = "what it does depends on values"
+EMPTY = torch.empty(0)
 
 
 class Recording(NamedTuple):
@@ -49,9 +48,10 @@ class Recording(NamedTuple):
     inputs: dict[fx.Node, str]
     """The nodes that stand for inputs, with their names."""
     constants: dict[fx.Node, Tensor]
-    scores: fx.Node
-    gives_more: bool
-    """Whether the module returns something that holds the scores, and not these alone."""
+    outputs: list[fx.Node]
+    """What the loss is given, in the order in which it stands in the module's output."""
+    form: Any
+    """The module's output, with tensors without values in it."""
     replaced: dict[str, fx.Node]
     """Buffers that the module puts another tensor in the place of, with what it puts there."""
     written: set[str]
@@ -71,8 +71,10 @@ class Recording(NamedTuple):
         return [str(node.target) for node in self.nodes]
 
 
-def recorded(flat: Flat, inputs: Inputs) -> Recording:
-    """`inputs`: a batch of one client, of which the shape and type matter."""
+def recorded(flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = False) -> Recording:
+    """`inputs`: a batch of one client, of which the shape and type matter; `whole`: all that the
+    module returns, not only the scores in it; `apart`: functions whose gradient is their own are
+    one operation each, and there must be one."""
     flat.train()
     # a copy: a module may keep what it computed, which holds no values here
     module = copied(flat.module, shared=flat.module.parameters())
@@ -86,21 +88,26 @@ def recorded(flat: Flat, inputs: Inputs) -> Recording:
         samples = dict(zip(kinds, given[len(names) :], strict=True))
         positional, keywords = arguments(samples[""] if kinds == [""] else Fields(samples))
         outputs = functional_call(module, values, positional, keywords)
-        scores = scores_of(outputs)
-        if scores is None:
-            raise Unsupported("an output that holds no scores")
+        if not whole:
+            outputs = scores_of(outputs)
+            if outputs is None:
+                raise Unsupported("an output that holds no scores")
+        form = replaced_in(outputs, lambda _: EMPTY)
         other = {name: value for name, value in values.items() if value is not before[name]}
-        told.update(more=scores is not outputs, replaced=list(other))
-        return scores, list(other.values())
+        told.update(form=form, replaced=list(other))
+        return tensors_in(outputs), list(other.values())
 
     trained = set(flat.names)
     values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]
-    graph = _traced(call, [*values, *tensors_of(inputs).values()])
+    with own_functions() if apart else nullcontext():
+        graph = traced(call, [*values, *tensors_of(inputs).values()])
+    if apart and not any(isinstance(node.target, OwnFunction) for node in graph.graph.nodes):
+        raise Unsupported("no function with a gradient of its own")
     if any(not isinstance(size, int) for node in graph.graph.nodes for size in _sizes(node.meta.get("val"))):
         raise Unsupported(BY_VALUES)
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
     output = next(node for node in graph.graph.nodes if node.op == "output")
-    scores, replacing = output.args[0]
+    outputs, replacing = output.args[0]
     given = dict(zip(places, names, strict=False))
     constants = {node: _constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr"}
     replaced = dict(zip(told["replaced"], replacing, strict=True))
@@ -109,48 +116,12 @@ def recorded(flat: Flat, inputs: Inputs) -> Recording:
     known.check()
     inner = dict(zip(places[len(names) :], kinds, strict=True))
     stacked = known.stacked()
-    if scores not in stacked:
+    if not stacked.intersection(outputs):
         raise Unsupported("an output that does not depend on the input")
     return Recording(
-        known.needed([scores, *replacing]), given, inner, constants, scores, told["more"], replaced,
+        known.needed([*outputs, *replacing]), given, inner, constants, outputs, told["form"], replaced,
         known.written | set(replaced), stacked,
     )  # fmt: skip
-
-
-def _traced(call: Any, given: list[Tensor]) -> fx.GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    try:
-        # a GPU's library looks at where recurrent weights lie, and these lie nowhere
-        on_gpu = any(each.is_cuda for each in given)
-        library = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
-        with torch.enable_grad(), _not_recomputed(), library:
-            return make_fx(call, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
-    except Unsupported:
-        raise
-    except Exception as problem:
-        if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
-            raise Unsupported(BY_VALUES) from problem
-        raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
-
-
-@contextmanager
-def _not_recomputed() -> Iterator[None]:
-    """A part that would be computed once without gradients, and again on the way back, is computed
-    once: what one client saves by it is not much."""
-    module: Any = torch.utils.checkpoint
-    before = module.CheckpointFunction
-
-    class Once:
-        @staticmethod
-        def apply(function: Any, preserve: bool, *given: Any) -> Any:
-            return function(*given)
-
-    module.CheckpointFunction = Once
-    try:
-        yield
-    finally:
-        module.CheckpointFunction = before
 
 
 def _sizes(value: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from stratafl.core.flat import Flat
 from stratafl.data.inputs import mapped
-from stratafl.engine.capture.forms import axes, random, recurrent, samples
+from stratafl.engine.capture.forms import axes, lookups, random, recurrent, samples
 from stratafl.engine.capture.graph import Recording, packet, recorded
 from stratafl.engine.method.differentiate import Batch
 
@@ -35,18 +35,20 @@ PLAIN = {
 NEVER = {"randperm", "multinomial"}
 
 
-def pads(flat: Flat, batch: Batch) -> bool:
-    """Whether padded batches give what batches of their own length do."""
+def pads(flat: Flat, batch: Batch, whole: bool = False) -> bool:
+    """Whether padded batches give what batches of their own length do; `whole`: in all that the
+    module returns."""
     most = batch.mask_CB.shape[1]
     if most < 3:
         return False
     try:
         one, two, all_of_them = (
-            recorded(flat, mapped(lambda each: each[0, :length], batch.inputs_CB)) for length in (1, 2, most)
+            recorded(flat, mapped(lambda each: each[0, :length], batch.inputs_CB), whole) for length in (1, 2, most)
         )
     except Exception:
         return False  # what is wrong is said where it is tried in earnest
     alike = one.signature == two.signature == all_of_them.signature
+    alike = alike and len(one.outputs) == len(two.outputs) == len(all_of_them.outputs)
     return alike and _Compared(two, all_of_them, most).alone()
 
 
@@ -62,7 +64,7 @@ class _Compared:
 
     def alone(self) -> bool:
         """Whether nothing looks beyond a sample."""
-        if self.batched(self._recording.scores) is not True or self._recording.written:
+        if self._recording.written or not all(self.batched(each) is True for each in self._recording.outputs):
             return False
         return all(self._fine(node) for node in self._recording.nodes)
 
@@ -111,7 +113,7 @@ class _Compared:
         op: Any = node.target
         if name in NEVER:
             return False
-        if name in axes.BY_AXIS or name in axes.REDUCING:
+        if name in axes.BY_AXIS or name in axes.REDUCING or name in lookups.BY_INDEX:
             return self._dims(node, min(ranks)) and all(self.batched(each) is not None for each in node.all_input_nodes)
         if axes.is_pointwise(op):
             return ranks == {rank}

@@ -14,18 +14,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from stratafl.core.flat import Flat
+from stratafl.core.objective.outputs import replaced
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine.capture.forms import axes, products, random, recurrent, samples
+from stratafl.engine.capture.forms import axes, lookups, products, random, recurrent, samples
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
 from stratafl.engine.capture.graph import DRAWING, packet, recorded
+from stratafl.engine.capture.tracing import OwnFunction
 from stratafl.engine.draws.stream import Source
 from stratafl.engine.method.differentiate import by_rules
 from stratafl.engine.method.unsupported import Unsupported
 
 FORMS: dict[str, Form] = {
-    **axes.FORMS, **products.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
+    **axes.FORMS, **products.FORMS, **lookups.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
 }  # fmt: skip
 
 
@@ -56,15 +59,16 @@ class Step(NamedTuple):
 
 
 class Program:
-    """The steps of a module on batches of one length; calling it gives all clients' scores."""
+    """The steps of a module on batches of one length; calling it gives all clients' outputs."""
 
-    def __init__(self, flat: Flat, inputs: Inputs):
-        """`inputs`: a batch of one client."""
-        self.recording = recorded(flat, inputs)
+    def __init__(self, flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = False):
+        """`inputs`: a batch of one client; `whole`: all that the module returns is wanted, not only
+        the scores in it; `apart`: functions whose gradient is their own are one operation each."""
+        self.recording = recorded(flat, inputs, whole, apart)
         self.mapped: set[str] = set()
         """Operations that had no form and were mapped over the clients."""
         last: dict[fx.Node, fx.Node] = {}
-        kept = {self.recording.scores, *self.recording.replaced.values()}
+        kept = {*self.recording.outputs, *self.recording.replaced.values()}
         for node in self.recording.nodes:
             for each in node.all_input_nodes:
                 last[each] = node
@@ -80,9 +84,10 @@ class Program:
 
     def __call__(
         self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: Source | None
-    ) -> Tensor:
-        """`named`: every client's own, (C, *shape), of which buffers that change are changed;
-        `shared`: what all clients have alike."""
+    ) -> Any:
+        """What the module returns, with the clients in front of every tensor in it. `named`: every
+        client's own, (C, *shape), of which buffers that change are changed; `shared`: what all
+        clients have alike."""
         given = tensors_of(inputs_CB)
         on_cpu = all(each.device.type == "cpu" for each in given.values())
         frame = Frame(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
@@ -101,7 +106,8 @@ class Program:
                 if name not in named:
                     raise Unsupported(f"{name}, which training changes and which is in no row")
                 named[name].copy_(frame.expanded(values[node]))
-        return values[self.recording.scores].t
+        outputs = iter(self.recording.outputs)
+        return replaced(self.recording.form, lambda _: frame.expanded(values[next(outputs)]))
 
     def _step(self, node: fx.Node, done: list[fx.Node]) -> Step:
         args, kwargs = (fx.node.map_arg(each, Reference) for each in (list(node.args), dict(node.kwargs)))
@@ -111,21 +117,27 @@ class Program:
         op: Any = node.target
         if op is operator.getitem:
             return lambda frame, args, kwargs: args[0][args[1]]
+        if isinstance(op, OwnFunction) and node in self.recording.stacked:
+            return _Mapped(op)
         if not isinstance(op, torch._ops.OpOverload):
             if node in self.recording.stacked:
                 raise Unsupported(f"operation {getattr(op, '__name__', op)}")
             return lambda frame, args, kwargs: op(*args, **kwargs)
-        if node not in self.recording.stacked:
-            return lambda frame, args, kwargs: op(*args, **kwargs)
         form = FORMS.get(packet(node)) or (axes.pointwise if axes.is_pointwise(op) else None)
         if form is None and torch.Tag.nondeterministic_seeded in op.tags and packet(node) not in DRAWING:
             raise Unsupported(f"operation {packet(node)}, which draws")
-        fallback, makes = _Mapped(op), not node.all_input_nodes and packet(node) not in random.FORMS
+        if node not in self.recording.stacked:
+            return lambda frame, args, kwargs: op(*args, **kwargs)
+        fallback = _Mapped(op)
+        alike = not any(each in self.recording.stacked for each in node.all_input_nodes)
+        makes = alike and packet(node) not in random.FORMS and packet(node) not in DRAWING
 
         def run(frame: Frame, args: Any, kwargs: Any) -> Any:
             if makes:
                 # all clients' alike, but each will be written to
-                return wrapped(frame.expanded(op(*args, **kwargs)).clone())
+                return wrapped(
+                    pytree.tree_map_only(Tensor, lambda each: frame.expanded(each).clone(), op(*args, **kwargs))
+                )
             if form is not None:
                 result = form(frame, op, *args, **kwargs)
                 if result is not NotImplemented:
@@ -139,11 +151,15 @@ class _Mapped:
     """One operation that has no form, mapped over the clients."""
 
     def __init__(self, op: Any):
-        self._op, self._maps = op, not op._schema.is_mutable
+        # a gradient of one's own need not be one that can be mapped
+        owned = isinstance(op, OwnFunction)
+        self._op, self._name = op, op.__name__ if owned else op._opname
+        self._writes = not owned and op._schema.is_mutable
+        self._maps = not owned and not self._writes
 
     def __call__(self, frame: Frame, args: Any, kwargs: Any) -> Any:
         op = self._op
-        frame.mapped.add(op._opname)
+        frame.mapped.add(self._name)
         stacks = [each.t for each in tensors((args, kwargs)) if isinstance(each, Stack)]
 
         def one(*own: Tensor) -> Any:
@@ -157,7 +173,7 @@ class _Mapped:
             except Exception:
                 self._maps = False  # the library has no rule for it
         results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
-        if op._schema.is_mutable:
+        if self._writes:
             return args[0]
         if isinstance(results[0], Tensor):
             return Stack(torch.stack(results))

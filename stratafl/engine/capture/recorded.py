@@ -16,7 +16,6 @@ from stratafl.engine.capture.program import Program
 from stratafl.engine.draws.stream import Source
 from stratafl.engine.memory import NEAR
 from stratafl.engine.method.differentiate import Batch, Losses, by_length, widened
-from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import Casting
 from stratafl.engine.rows import ALONE, Gradients, Wanted, room
 from stratafl.engine.trace.layout import Layout
@@ -37,14 +36,16 @@ class Recorded:
         compute: ops.Compute = "fp32",
         labels: bool = False,
         pads: bool = False,
+        apart: bool = False,
     ):
         """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
-        to the longest."""
+        to the longest; `apart`: functions whose gradient is their own are called for one client
+        after another."""
         self._casting = Casting(compute, device, flat.dtype, keeps=False)
         self.flat, self.compute, self.pads = flat, self._casting.compute, pads
         self.layout = Layout(flat)
         self._losses = Losses(loss, flat.dtype, ops.PLAIN, labels)
-        self._takes_all = isinstance(loss, OnScores)
+        self._whole, self._apart = not isinstance(loss, OnScores), apart
         self.even = not pads or self._losses.even
         self.poisoned = False
         """Whether the place for the gradients is filled with what is no number first, so that a
@@ -78,10 +79,8 @@ class Recorded:
         if key not in self._programs:
             while len(self._programs) >= KEPT:
                 self._programs.pop(next(iter(self._programs)))
-            made = Program(self.flat, mapped(lambda each: each[0], inputs_CB))
-            if made.recording.gives_more and not self._takes_all:
-                raise Unsupported("a loss of one's own, of an output that is no tensor")
-            self._programs[key] = made
+            one = mapped(lambda each: each[0], inputs_CB)
+            self._programs[key] = Program(self.flat, one, self._whole, self._apart)
         return self._programs[key]
 
     def _writes(self, batch: Batch) -> bool:
@@ -119,7 +118,7 @@ class Recorded:
                 {**named, **written}, shared, widened(batch.inputs_CB, self.flat.dtype).clone(), source
             )
         with torch.enable_grad():
-            losses_C = self._losses(outputs_CB, batch)
+            losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))
         self.mapped |= program.mapped
         views, corrections = self.layout.named(g_CP, b_CZ), None

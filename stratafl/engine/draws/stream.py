@@ -32,6 +32,12 @@ class Stream(NamedTuple):
     client: int | Tensor
     step: int | Tensor
 
+    def some(self, mine: slice | list[int]) -> Stream:
+        """Of some of several clients."""
+        assert isinstance(self.client, Tensor)
+        own = self.step[mine] if isinstance(self.step, Tensor) and self.step.dim() else self.step
+        return self._replace(client=self.client[mine], step=own)
+
     @property
     def clients(self) -> int:
         return len(self.client) if isinstance(self.client, Tensor) else 1
@@ -68,9 +74,9 @@ def _hashed(key: tuple[int, int | Tensor, int | Tensor, int], count: int, device
 class Source:
     """Draws of a stream, one after another."""
 
-    def __init__(self, stream: Stream):
-        self.stream = stream
-        self.count = 0
+    def __init__(self, stream: Stream, count: int = 0):
+        """`count`: how many draws came before."""
+        self.stream, self.count = stream, count
 
     def number(self) -> int:
         """Of the draw that comes next."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from stratafl.base import errors
 from stratafl.base.generators import as_before
 from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import Loss
+from stratafl.core.objective.losses import Loss, OnScores
 from stratafl.data.inputs import Inputs, typed
 from stratafl.engine import ops
 from stratafl.engine.capture.padding import pads
@@ -118,13 +118,22 @@ def _kinds(
                 lambda flat, compute: Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels),
                 is_last=False,
             )
-        if not known.autocasts and len(tried) > 1 and pads(tried[0].flat, tried[0].batch):
+        if (
+            not known.autocasts
+            and len(tried) > 1
+            and pads(tried[0].flat, tried[0].batch, not isinstance(loss, OnScores))
+        ):
             yield Kind(
                 name,
                 lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, pads=True),
                 is_last=False,
             )
         yield Kind(name, lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels))
+        yield Kind(
+            name,
+            lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, apart=True),
+            is_last=False,
+        )
 
 
 def _said(name: GradientMethod, reasons: list[str], on_trial: Sequence[Differentiate]) -> str:

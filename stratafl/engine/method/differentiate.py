@@ -6,7 +6,7 @@ Shape suffixes: C clients, B batch, P parameters, Z buffer values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from stratafl.core.objective.losses import Loss, bare
+from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
 from stratafl.engine import ops
-from stratafl.engine.draws.stream import Stream
+from stratafl.engine.draws.mode import Draws
+from stratafl.engine.draws.stream import Source, Stream
 from stratafl.engine.rows import ALONE, Gradients, Wanted
 from stratafl.engine.trace.layout import Layout
 
@@ -36,11 +38,7 @@ class Batch(NamedTuple):
 
     def some(self, mine: slice | list[int], length: int) -> Batch:
         """Some of the clients, whose batches have this length."""
-        stream = self.stream
-        if stream is not None:
-            own = stream.step[mine] if isinstance(stream.step, Tensor) and stream.step.dim() else stream.step
-            assert isinstance(stream.client, Tensor)
-            stream = stream._replace(client=stream.client[mine], step=own)
+        stream = None if self.stream is None else self.stream.some(mine)
         targets, mask = (each[mine, :length] for each in (self.targets_CB, self.mask_CB))
         return Batch(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
 
@@ -70,29 +68,48 @@ class Losses:
         self.even = not (labels and self.loss is F.cross_entropy)
         self._maps = True
 
-    def __call__(self, outputs_CB: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, outputs_CB: Any, batch: Batch, drawn: int = 0) -> Tensor:
+        """`outputs_CB`: scores, or whatever a module returned, with the clients in front of every
+        tensor; `drawn`: how many draws of the step came before."""
         if not self.even:
             op = self._ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
             return op(outputs_CB, batch.targets_CB, batch.mask_CB)
-        outputs_CB = outputs_CB.to(self._dtype)
-        losses = []
+        losses, longest = [], batch.mask_CB.shape[1]
         for length, mine in by_length(batch.length_C):
-            # copies: a loss may write into what it is given
-            outputs, targets = outputs_CB[mine, :length].clone(), batch.targets_CB[mine, :length].clone()
-            losses.append(self._own_losses(outputs, targets))
+            # what has no entry for each sample is never padded
+            outputs = self._some(outputs_CB, mine if length == longest else (mine, slice(length)))
+            losses.append(self._own_losses(outputs, batch.some(mine, length), drawn))
         return torch.cat(losses)
 
-    def _own_losses(self, outputs_CB: Tensor, targets_CB: Tensor) -> Tensor:
+    def _some(self, outputs_CB: Any, where: Any) -> Any:
+        """Copies, since a loss may write into what it is given."""
+
+        def own(each: Tensor) -> Tensor:
+            return (each.to(self._dtype) if each.is_floating_point() else each)[where].clone()
+
+        return replaced(outputs_CB, own)
+
+    def _own_losses(self, outputs_CB: Any, batch: Batch, drawn: int) -> Tensor:
         """A user's loss of each client, none of whose batches is padded."""
+        targets_CB, rows_CB = batch.targets_CB.clone(), tensors_in(outputs_CB)
+
+        def one(targets_B: Tensor, *rows_B: Tensor) -> Tensor:
+            rows = iter(rows_B)
+            return self.loss(replaced(outputs_CB, lambda _: next(rows)), targets_B).reshape(())
+
         if self._maps:
             try:
                 with by_rules():
-                    return vmap(lambda *pair: self.loss(*pair).reshape(()))(outputs_CB, targets_CB)
+                    return vmap(one)(targets_CB, *rows_CB)
             except RuntimeError:
-                # it looks at values or does what cannot be mapped; this shows when the engine first
-                # tries it
+                # it looks at values, draws or does what cannot be mapped; this shows when the
+                # engine first tries it
                 self._maps = False
-        return torch.stack([self.loss(*pair).reshape(()) for pair in zip(outputs_CB, targets_CB, strict=True)])
+        losses = []
+        for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
+            with nullcontext() if batch.stream is None else Draws(Source(batch.stream.some([client]), drawn)):
+                losses.append(one(*own))
+        return torch.stack(losses)
 
 
 def widened(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:

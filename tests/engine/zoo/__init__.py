@@ -2,6 +2,7 @@
 
 from tests.engine.zoo import (
     calling,
+    computing,
     families,
     images,
     in_place,
@@ -11,11 +12,16 @@ from tests.engine.zoo import (
     sequences,
     sharing,
     tables,
+    tasks,
     unreached,
 )
 from tests.engine.zoo.entry import Entry
 
+PARTS = (
+    layers, images, sequences, tables, unreached, sharing, in_place, running, calling, library, families, tasks,
+    computing,
+)  # fmt: skip
 ZOO: dict[str, Entry] = {}
-for _part in (layers, images, sequences, tables, unreached, sharing, in_place, running, calling, library, families):
+for _part in PARTS:
     assert not ZOO.keys() & _part.ZOO.entries, ZOO.keys() & _part.ZOO.entries
     ZOO |= _part.ZOO.entries

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-Sampler = Callable[[int, Generator], Tensor]
+from stratafl.data.inputs import Fields
+
+Sampler = Callable[[int, Generator], Any]
 """(number of samples, generator) -> samples."""
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 def reals(*shape: int) -> Sampler:
@@ -21,6 +23,11 @@ def reals(*shape: int) -> Sampler:
 
 def codes(vocabulary: int, *shape: int) -> Sampler:
     return lambda count, random: torch.randint(vocabulary, (count, *shape), generator=random)
+
+
+def fields(**samplers: Sampler) -> Sampler:
+    """Inputs by name."""
+    return lambda count, random: Fields({name: each(count, random) for name, each in samplers.items()})
 
 
 CLASSES = codes(3)
@@ -57,7 +64,7 @@ class Zoo:
     def net(self, name: str, inputs: Sampler, parts: Callable[[], dict[str, Any]], **more: Any) -> Callable:
         """Decorates the forward function of a module with these layers, parameters and buffers."""
 
-        def decorated(forward: Callable[[Any, Tensor], Tensor]) -> None:
+        def decorated(forward: Callable[..., Any]) -> None:
             self.add(name, inputs, lambda: Net(forward, **parts()), **more)
 
         return decorated
@@ -66,7 +73,7 @@ class Zoo:
 class Net(nn.Module):
     """Layers, parameters and buffers, and a forward function of them."""
 
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():
@@ -75,8 +82,8 @@ class Net(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        return self.function(self, *inputs, **named)
 
 
 def pair() -> dict[str, nn.Module]:

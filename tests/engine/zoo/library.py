@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.zoo.entry import Sampler, Zoo, codes, reals
@@ -64,6 +65,30 @@ add("DistilBERT, recomputed", TEXT, "DistilBert", CLASSIFICATION, DISTILBERT, Fa
 add("ViT", IMAGE, "ViT", "ForImageClassification", PATCHES | EXACT)
 add("ViT, recomputed", IMAGE, "ViT", "ForImageClassification", PATCHES | EXACT, False)
 add("Llama", TEXT, "Llama", "ForCausalLM", WORDS, targets=codes(9))
+
+
+def language(name: str, kind: str, task: str, settings: dict[str, Any], inputs: Sampler = TEXT, **more: Any) -> None:
+    """A model as its library gives it, with a loss of its outputs."""
+
+    def build() -> nn.Module:
+        library = pytest.importorskip("transformers")
+        return getattr(library, kind + task)(getattr(library, kind + "Config")(**settings)).train()
+
+    ZOO.add(name, inputs, build, loss=_next_words, **more)
+
+
+def _next_words(outputs: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
+
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BART = {
+    "vocab_size": 9, "d_model": 8, "max_position_embeddings": 8, "decoder_start_token_id": 1, **TOKENS,
+    "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
+}  # fmt: skip
+language("GPT-2 with its cache", "GPT2", "LMHeadModel", GPT2, targets=codes(9, 5))
+language("BART", "Bart", "ForConditionalGeneration", BART, targets=codes(9, 5), draws=True)
 
 
 def vision(kind: str, *given: Any, **settings: Any) -> nn.Module:

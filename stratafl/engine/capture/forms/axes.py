@@ -28,7 +28,9 @@ ALIKE = {
     "pixel_unshuffle", "constant_pad_nd", "one_hot", "contiguous", "clone", "to", "_to_copy", "type_as", "float",
     "double", "half", "cholesky", "linalg_inv", "linalg_det", "linalg_cholesky", "matrix_exp", "linalg_matrix_exp",
     "diag_embed", "bucketize", "pairwise_distance", "cdist", "mH", "_conj", "_conj_physical", "_neg_view",
-    "requires_grad_",
+    "requires_grad_", "linalg_eigh", "linalg_eigvalsh", "linalg_svd", "linalg_svdvals", "linalg_qr", "linalg_slogdet",
+    "slogdet", "logdet", "det", "inverse", "linalg_pinv", "pinverse", "linalg_matrix_power", "linalg_inv_ex",
+    "linalg_cholesky_ex", "fake_quantize_per_tensor_affine",
 }  # fmt: skip
 """What treats the last axes, or each number, the same however many axes are in front."""
 
@@ -65,33 +67,23 @@ def alike(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
 # -- axes by their numbers -------------------------------------------------------------------------
 
 DIMS = (
-    "dim",
-    "dims",
-    "dim0",
-    "dim1",
-    "dim2",
-    "start_dim",
-    "end_dim",
-    "axis0",
-    "axis1",
-    "source",
-    "destination",
-    "axis",
-)
+    "dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis0", "axis1", "source", "destination", "axis",
+    "dimension",
+)  # fmt: skip
 BY_AXIS = {
     "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll",
-    "transpose", "swapaxes", "swapdims", "select", "slice", "unsqueeze", "unsqueeze_", "squeeze", "narrow", "split",
-    "split_with_sizes", "chunk", "unbind", "tensor_split", "unfold", "flatten", "unflatten", "movedim", "moveaxis",
-    "cat", "concat", "concatenate", "stack", "index_select", "gather", "scatter", "scatter_", "scatter_add",
-    "scatter_add_", "topk", "sort", "argsort", "diff", "glu", "diagonal", "repeat_interleave", "cosine_similarity",
-    "kthvalue", "cummax", "cummin", "take_along_dim", "index_fill", "index_copy", "index_add", "linalg_cross",
-    "select_scatter", "slice_scatter", "renorm", "softmin", "transpose_", "split_copy", "fft_fft", "fft_rfft",
-    "fft_ifft", "fft_irfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn", "fft_ifftn", "index_add_",
+    "transpose", "swapaxes", "swapdims", "select", "slice", "unsqueeze", "unsqueeze_", "squeeze", "squeeze_", "narrow",
+    "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unfold", "flatten", "unflatten", "movedim",
+    "moveaxis", "cat", "concat", "concatenate", "stack", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
+    "topk", "sort", "argsort", "diff", "glu", "diagonal", "repeat_interleave", "cosine_similarity", "kthvalue",
+    "cummax", "cummin", "take_along_dim", "linalg_cross", "select_scatter", "slice_scatter", "scatter_reduce",
+    "scatter_reduce_", "linalg_matrix_norm", "softmin", "transpose_", "split_copy", "fft_fft", "fft_rfft", "fft_ifft",
+    "fft_irfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn", "fft_ifftn",
 }  # fmt: skip
 REDUCING = {
     "sum", "mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std", "logsumexp", "norm",
-    "linalg_vector_norm", "max", "min", "var_mean", "std_mean", "nansum", "nanmean", "count_nonzero", "median",
-    "aminmax", "mode",
+    "linalg_vector_norm", "linalg_norm", "max", "min", "var_mean", "std_mean", "nansum", "nanmean", "count_nonzero",
+    "median", "aminmax", "mode",
 }  # fmt: skip
 
 
@@ -112,31 +104,31 @@ def _moved(dim: Any) -> Any:
     return dim + 1 if isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 else dim
 
 
-ONE_FOR_ALL = {"index": ("index_select", "index_fill", "index_copy", "index_add", "index_add_")}
-
-
 def by_axis(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Dimensions from the front are one further on; those from the end stay."""
     packet, given = op._opname, bound(op, args, kwargs)
-    if packet == "squeeze" and "dim" not in given:
+    if packet in ("squeeze", "squeeze_") and "dim" not in given:
         return Stack(frame.expanded(args[0]).reshape(frame.clients, *frame.shape))
-    if packet == "roll" and not given.get("dims"):
-        return NotImplemented
+    if any(given[name] is None for name in DIMS if name in given) or (packet == "roll" and not given["dims"]):
+        return NotImplemented  # of all axes as one
     for name, value in given.items():
-        if name in DIMS:
-            given[name] = _moved(value)
-        elif isinstance(value, Stack | Tensor):
-            if name in ONE_FOR_ALL and packet in ONE_FOR_ALL[name]:
-                if isinstance(value, Stack):
-                    return NotImplemented
-                continue
+        if isinstance(value, Stack | Tensor):
             given[name] = frame.expanded(value)
+        elif name in DIMS:
+            given[name] = _moved(value)
         elif isinstance(value, list | tuple) and any(isinstance(each, Stack | Tensor) for each in value):
-            given[name] = [frame.expanded(each) for each in value]
-    return wrapped(_called(op, given))
+            given[name] = [frame.expanded(each) for each in _with_axes(value)]
+    return wrapped(called(op, given))
 
 
-def _called(op: Any, given: dict[str, Any]) -> Any:
+def _with_axes(parts: Any) -> list[Any]:
+    """What is put together, but for tensors of no numbers and one axis, which fit any other."""
+    shapes = [each.t.shape[1:] if isinstance(each, Stack) else each.shape for each in parts]
+    fitting_any = [shape == (0,) for shape in shapes]
+    return [each for each, fits in zip(parts, fitting_any, strict=True) if not fits or all(fitting_any)]
+
+
+def called(op: Any, given: dict[str, Any]) -> Any:
     positional = [each.name for each in op._schema.arguments if not each.kwarg_only]
     args = [given[name] for name in positional if name in given]
     return op(*args, **{name: value for name, value in given.items() if name not in positional})
@@ -152,18 +144,18 @@ def reducing(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     dims = given.get("dim")
     if (x.rank and isinstance(dims, int)) or (isinstance(dims, list | tuple) and dims):
         given = {name: _moved(value) if name == "dim" else value for name, value in given.items()}
-        return wrapped(_called(op, {name: value.t if value is x else value for name, value in given.items()}))
+        return wrapped(called(op, {name: value.t if value is x else value for name, value in given.items()}))
     flat = x.t.reshape(frame.clients, -1)
     simple = {"max": torch.amax, "min": torch.amin, "median": None, "mode": None, "aminmax": None}
     function = simple.get(packet, getattr(torch, packet, None))
-    if packet == "linalg_vector_norm":
-        function = torch.linalg.vector_norm
+    if packet in ("linalg_vector_norm", "linalg_norm"):
+        function = torch.linalg.vector_norm if packet == "linalg_vector_norm" or given["ord"] is None else None
     if function is None:
         return NotImplemented
     more = {name: value for name, value in given.items() if name not in ("self", "input", "dim", "keepdim")}
     if packet == "norm":
         function, more = torch.linalg.vector_norm, {"ord": 2 if given.get("p") is None else given["p"]}
-    if packet == "linalg_vector_norm":
+    if packet in ("linalg_vector_norm", "linalg_norm"):
         more = {name: value for name, value in more.items() if value is not None}
     if packet in ("var", "std", "var_mean", "std_mean") and "unbiased" in more:
         more = {"correction": int(more["unbiased"])}
@@ -173,6 +165,26 @@ def reducing(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(result, tuple):
         return tuple(Stack(each.view(frame.clients, *shape)) for each, shape in zip(result, frame.shape, strict=True))
     return Stack(result.view(frame.clients, *frame.shape))
+
+
+LOSSES = {
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "soft_margin_loss", "kl_div", "poisson_nll_loss",
+}  # fmt: skip
+
+
+def loss(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of numbers one by one, then their sum or mean."""
+    given = bound(op, args, kwargs)
+    rank = max(rank_of(each) for each in tensors((args, kwargs)))
+    kind, given = given["reduction"], {name: fitting(value, rank) for name, value in given.items()}
+    first = "self" if "self" in given else "input"
+    given[first], given["target"] = torch.broadcast_tensors(given[first], given["target"])
+    values = called(op, given | {"reduction": 0})
+    if kind == 0:
+        return Stack(values)
+    flat = values.reshape(frame.clients, -1)
+    return Stack(flat.mean(dim=1) if kind == 1 else flat.sum(dim=1))
 
 
 def permuted(frame: Frame, op: Any, x: Stack, dims: Any) -> Any:
@@ -205,6 +217,11 @@ def spread(frame: Frame, op: Any, x: Any, *_: Any, **__: Any) -> Any:
     return Stack(fitting(x, len(frame.shape)).expand(frame.clients, *frame.shape))
 
 
+def broadcast(frame: Frame, op: Any, parts: Any) -> Any:
+    pairs = zip(parts, frame.shape, strict=True)
+    return tuple(Stack(fitting(each, len(shape)).expand(frame.clients, *shape)) for each, shape in pairs)
+
+
 def repeated(frame: Frame, op: Any, x: Stack, repeats: Any) -> Any:
     times = [1] * (x.rank - len(repeats)) + list(repeats)
     return Stack(fitting(x, len(times)).repeat(1, *times))
@@ -223,11 +240,13 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(ALIKE, alike),
     **dict.fromkeys(BY_AXIS, by_axis),
     **dict.fromkeys(REDUCING, reducing),
+    **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys(("reshape", "_unsafe_view", "view_as", "reshape_as", "ravel"), reshaped),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), spread),
     **dict.fromkeys(("repeat", "tile"), repeated),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new),
     **dict.fromkeys(("t", "numpy_T", "matrix_H"), turned),
+    "broadcast_tensors": broadcast,
     "view": viewed,
     "view_as_complex": complex_pairs,
     "permute": permuted,

@@ -1,7 +1,8 @@
-"""Products: linear layers, matrices, sums by letters, convolutions, lookups."""
+"""Products: linear layers, matrices and their inverses, sums by letters, convolutions."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,10 +20,15 @@ def linear(frame: Frame, op: Any, x: Any, w: Any, b: Any = None) -> Any:
     if w.rank != 2:
         return NotImplemented
     given = frame.expanded(x)
-    x_CMI, w_COI = given.reshape(frame.clients, -1, given.shape[-1]), w.t
+    x_CMI, w_COI = _rows(given), w.t
     b_C1O = None if b is None else frame.expanded(b)[:, None]
     y_CMO = torch.bmm(x_CMI, w_COI.mT) if b_C1O is None else torch.baddbmm(b_C1O, x_CMI, w_COI.mT)
-    return Stack(y_CMO.view(*given.shape[:-1], -1))
+    return Stack(y_CMO.view(*given.shape[:-1], w_COI.shape[1]))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """All axes of a client's values but the last as one."""
+    return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def _back(y: Tensor, x: Any) -> Any:
@@ -37,7 +43,7 @@ def matmul(frame: Frame, op: Any, a: Any, b: Any) -> Any:
     rank = max(rank_of(left), rank_of(right))
     if isinstance(right, Stack) and right.rank == 2 and rank > 2:
         x = frame.expanded(left)
-        y = torch.bmm(x.reshape(frame.clients, -1, x.shape[-1]), right.t).view(*x.shape[:-1], -1)
+        y = torch.bmm(_rows(x), right.t).view(*x.shape[:-1], right.t.shape[-1])
     else:
         y = fitting(left, rank) @ fitting(right, rank)
     if 1 in ranks:
@@ -60,6 +66,8 @@ def added(frame: Frame, op: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, al
 
 
 def dotted(frame: Frame, op: Any, a: Any, b: Any) -> Any:
+    if max(rank_of(a), rank_of(b)) > 1:
+        return NotImplemented
     return Stack((frame.expanded(a) * frame.expanded(b)).sum(dim=1))
 
 
@@ -124,69 +132,17 @@ def convolution(frame: Frame, op: Any, x: Any, w: Any, b: Any = None, *more: Any
     return Stack(y.unflatten(1, (frame.clients, -1)).transpose(0, 1))
 
 
-def embedding(
-    frame: Frame, op: Any, w: Any, codes: Any, padding: int = -1, scale: bool = False, sparse: bool = False
-) -> Any:
-    """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is
-    no number where the host must not wait for the device to find out."""
-    if scale:
+def bilinear(frame: Frame, op: Any, x: Any, y: Any, w: Any, b: Any = None) -> Any:
+    scores = einsum(frame, op, "...i,oij,...j->...o", [x, w, y])
+    return scores if b is None or scores is NotImplemented else Stack(scores.t + fitting(b, scores.rank))
+
+
+def solved(frame: Frame, op: Any, a: Any, b: Any, *more: Any, **kwargs: Any) -> Any:
+    """Equations with several right sides, which must not be taken for many with one each."""
+    rank = max(rank_of(a), rank_of(b))
+    if rank_of(b) < 2 or (op._opname == "linalg_solve" and rank_of(b) < rank_of(a)):
         return NotImplemented
-    if not isinstance(w, Stack):
-        return Stack(F.embedding(codes.t, w))
-    entries, given = w.t.shape[1], frame.expanded(codes).long()
-    beyond = (given < 0) | (given >= entries)
-    on_cpu = given.device.type == "cpu"
-    if on_cpu and bool(beyond.any()):
-        raise IndexError(f"index out of range: code {int(given[beyond][0])} in a vocabulary of {entries}")
-    offset = torch.arange(0, frame.clients * entries, entries, device=given.device)
-    offset = offset.view(-1, *[1] * (given.dim() - 1))
-    known = given if on_cpu else given.masked_fill(beyond, 0)
-    y = F.embedding(known + offset, w.t.reshape(frame.clients * entries, -1))
-    if padding >= 0:
-        y = torch.where((given == padding)[..., None], y.detach(), y)
-    return Stack(y if on_cpu else y.masked_fill(beyond[..., None], torch.nan))
-
-
-def _places(indices: Any) -> list[int] | None:
-    """Which axes are chosen from, if they follow on each other and are chosen by numbers."""
-    given = [each.t if isinstance(each, Stack) else each for each in indices]
-    places = [number for number, each in enumerate(given) if each is not None]
-    adjacent = places == list(range(places[0], places[-1] + 1))
-    whole = all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in given)
-    return places if adjacent and whole else None
-
-
-def _where(frame: Frame, indices: Any, places: list[int], device: torch.device) -> Any:
-    """The same choice with the clients in front."""
-    if not any(isinstance(each, Stack) for each in indices):
-        return (slice(None), *(slice(None) if each is None else each for each in indices))
-    if places[0] != 0:
-        return None
-    rank = max(rank_of(each) for each in indices if each is not None)
-    own = torch.arange(frame.clients, device=device).view(-1, *[1] * rank)
-    return (own, *(fitting(each, rank) for each in indices if each is not None))
-
-
-def indexed(frame: Frame, op: Any, x: Any, indices: Any) -> Any:
-    """A choice by tensors of places, in axes that follow on each other."""
-    places, given = _places(indices), frame.expanded(x)
-    where = None if places is None else _where(frame, indices, places, given.device)
-    return NotImplemented if where is None else Stack(given[where])
-
-
-def put(frame: Frame, op: Any, x: Stack, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    """Values written to such places, or one value to all places of a mask."""
-    given, first = x.t if op._opname.endswith("_") else x.t.clone(), indices[0]
-    if len(indices) == 1 and isinstance(first, Stack) and first.t.dtype == torch.bool:
-        if rank_of(values) or isinstance(values, Stack):
-            return NotImplemented
-        return Stack(given.masked_fill_(first.t[(..., *[None] * (x.rank - first.rank))], values))
-    places = _places(indices)
-    where = None if places is None or accumulate else _where(frame, indices, places, given.device)
-    if where is None:
-        return NotImplemented
-    given[where] = fitting(values, given[where].dim() - 1)
-    return x if op._opname.endswith("_") else Stack(given)
+    return Stack(op(*(fitting(each, rank) for each in (a, b)), *more, **kwargs))
 
 
 def weight_norm(frame: Frame, op: Any, v: Any, g: Any, dim: int = 0) -> Any:
@@ -207,8 +163,9 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(
         ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), convolution
     ),
-    "embedding": embedding,
-    "index": indexed,
-    **dict.fromkeys(("index_put", "index_put_"), put),
     "_weight_norm": weight_norm,
+    "bilinear": bilinear,
+    "linalg_solve": solved,
+    "linalg_solve_triangular": solved,
+    "cholesky_solve": solved,
 }

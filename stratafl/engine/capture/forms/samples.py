@@ -55,6 +55,15 @@ def padded(frame: Frame, op: Any, x: Stack, pad: Any, mode: str = "constant", va
     return Stack(op(x.t.flatten(0, 1), pad, mode, value).unflatten(0, x.t.shape[:2]))
 
 
+def spectrum(frame: Frame, op: Any, x: Stack, *more: Any, **kwargs: Any) -> Any:
+    """Of one series or of several, with a window that all share."""
+    if any(isinstance(each, Stack) for each in (*more, *kwargs.values())):
+        return NotImplemented
+    if x.rank == 1:
+        return Stack(op(x.t, *more, **kwargs))
+    return Stack(op(x.t.flatten(0, 1), *more, **kwargs).unflatten(0, x.t.shape[:2]))
+
+
 def attention(
     frame: Frame,
     op: Any,
@@ -84,6 +93,21 @@ def attention(
     else:
         y = op(q, k, v, mask, 0.0, causal, **more)
     return Stack(y.unflatten(0, front) if folds else y)
+
+
+def labelled(
+    frame: Frame, op: Any, x: Any, labels: Any, weight: Any = None, kind: int = 1, ignored: int = -100,
+    smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """A loss of scores and class numbers: of each sample, then the sum or mean of a client's."""
+    given = frame.expanded(labels)
+    if weight is not None or smoothing or given.is_floating_point() or not isinstance(x, Stack) or x.rank < 2:
+        return NotImplemented
+    losses = op(x.t.flatten(0, 1), given.flatten(0, 1), None, 0, ignored).view_as(given)
+    if kind == 0:
+        return Stack(losses)
+    total_C = losses.flatten(1).sum(dim=1)
+    return Stack(total_C / (given != ignored).flatten(1).sum(dim=1) if kind == 1 else total_C)
 
 
 # -- norms -----------------------------------------------------------------------------------------
@@ -148,6 +172,8 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(BATCHED, folded),
     "affine_grid_generator": grid,
     "pad": padded,
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"), labelled),
+    "stft": spectrum,
     "scaled_dot_product_attention": attention,
     "layer_norm": layer_norm,
     "rms_norm": layer_norm,
