@@ -32,7 +32,7 @@ def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **s
         inputs[parts[leaf]] = size
     given = {"weights": "samples", "seed": 4, "batch": 3, "periods": PERIODS[depth], "rounds": ROUNDS, **settings}
     model = given.pop("model", lambda: nn.Linear(4, 3))
-    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
+    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, engine="loop", **given)
 
 
 class Deployed:
