@@ -160,4 +160,4 @@ def test_the_packages_own_functions_are_called_as_they_are() -> None:
     assert len(own) > 8 and not any(isinstance(each, Called) for entry in own for each in entry.rule())
     once = guarded_rule("a", STATEFUL)
     assert isinstance(once.init, Called) and not isinstance(once.merge, Called)
-    assert {*SIGNATURES, "measures"} == set(Rule._fields)
+    assert {*SIGNATURES, "measures", "counts_late"} == set(Rule._fields)
