@@ -298,6 +298,7 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": ["all"]}, "wait.*one entry per edge level, 2"),
         ({"wait": "some"}, 'wait.*must be "all"'),
         ({"wait": {}}, 'wait.*must be "all"'),
+        ({"wait": np.array([2, 2])}, 'wait.*must be "all"'),
         ({"wait": {"deadlin": 3}}, "wait key.*deadline"),
         ({"wait": {"deadline": 0}}, "wait.deadline"),
         ({"wait": {"deadline": float("nan")}}, "wait.deadline"),

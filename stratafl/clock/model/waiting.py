@@ -96,9 +96,9 @@ def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> 
 def _policy(given: Any, field: str) -> Policy:
     if isinstance(given, Policy):
         return given
-    if given is None or given == "all":
+    if given is None or (isinstance(given, str) and given == "all"):
         return ALL
-    if given in ASYNCHRONOUS:
+    if isinstance(given, str) and given in ASYNCHRONOUS:
         told = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
         )
