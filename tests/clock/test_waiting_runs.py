@@ -178,6 +178,24 @@ def test_a_parent_that_hears_nobody_in_time_waits_for_the_first() -> None:
     assert all(len(each.late) == 3 * 3 * 3 for each in hasty)
 
 
+@pytest.mark.parametrize("policy", ["all", {"first": 2}, {"buffer": 2}])
+def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
+    """Time never goes back to the beginning: not a group's in its global round, nor the run's."""
+
+    def not_second(draw: Draw) -> np.ndarray:
+        return np.full(draw.tree.sizes[draw.level], draw.round % 2 == 0)
+
+    given = {
+        "network": {"tier": {"up_mbit_s": 1e12}, "leaf": {"step_s": 0.1}},
+        "rounds": 3,
+        "rules": place("hfedavg", 2),
+    }
+    clients = clocked(waiting(["all", policy], periods=[2, 3], participation=[None, not_second], **given))
+    assert [each.clock_seconds for each in clients] == pytest.approx([0.3] * 3)
+    groups = clocked(waiting([policy, "all"], periods=[2, 3], participation=[not_second, None], **given))
+    assert [each.clock_seconds for each in groups] == pytest.approx([0.6, 0.0, 0.6])
+
+
 def test_of_equal_children_the_first_in_the_tree_come_first() -> None:
     even = {"tier": {"up_mbit_s": 1.0}, "leaf": {"step_s": 0.1}}
     (record,) = clocked(waiting({"first": 3}, network=even, participation=None, rounds=1))
@@ -280,6 +298,7 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": ["all"]}, "wait.*one entry per edge level, 2"),
         ({"wait": "some"}, 'wait.*must be "all"'),
         ({"wait": {}}, 'wait.*must be "all"'),
+        ({"wait": np.array([2, 2])}, 'wait.*must be "all"'),
         ({"wait": {"deadlin": 3}}, "wait key.*deadline"),
         ({"wait": {"deadline": 0}}, "wait.deadline"),
         ({"wait": {"deadline": float("nan")}}, "wait.deadline"),

@@ -96,9 +96,9 @@ def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> 
 def _policy(given: Any, field: str) -> Policy:
     if isinstance(given, Policy):
         return given
-    if given is None or given == "all":
+    if given is None or (isinstance(given, str) and given == "all"):
         return ALL
-    if given in ASYNCHRONOUS:
+    if isinstance(given, str) and given in ASYNCHRONOUS:
         told = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
         )
@@ -144,7 +144,7 @@ class Closed(NamedTuple):
     count_RM: np.ndarray
     """How many."""
     end_RM: np.ndarray
-    """When they closed, not before they opened; 0 where nobody was asked."""
+    """When they closed, not before they opened; as soon as they opened where nobody was asked."""
 
 
 def closed(
@@ -154,7 +154,7 @@ def closed(
     asked_RM = families.sum(asked_RN.astype(np.float64))
     if policy.is_all:
         last_RM = families.max(np.where(asked_RN, heard_RN, -np.inf))
-        return Closed(asked_RN, asked_RM, np.where(asked_RM > 0, last_RM, 0.0))
+        return Closed(asked_RN, asked_RM, np.where(asked_RM > 0, last_RM, opened_RM))
     heard_RN = np.where(asked_RN, heard_RN, np.inf)
     place_RN = families.earliest(heard_RN)
     wanted_RM, limit_RM = policy.enough(asked_RM), np.full_like(asked_RM, np.inf)
@@ -165,4 +165,4 @@ def closed(
     last_RM = families.max(np.where(came_RN, heard_RN, -np.inf))
     # work that was late may have come before the meeting opened
     end_RM = np.maximum(np.where(count_RM < wanted_RM, limit_RM, last_RM), opened_RM)
-    return Closed(came_RN, count_RM, np.where(asked_RM > 0, end_RM, 0.0))
+    return Closed(came_RN, count_RM, np.where(asked_RM > 0, end_RM, opened_RM))
