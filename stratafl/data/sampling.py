@@ -60,6 +60,15 @@ def steps_of_pass(size: int, batch: int | None) -> int:
     return 1 if batch is None else -(-size // min(batch, size))
 
 
+def batch_lengths(size_C: np.ndarray, step_CH: np.ndarray, batch: int | None, sampling: Sampling) -> np.ndarray:
+    """How long the batches of these clients are in these steps, (C, H)."""
+    full_C1 = (size_C if batch is None else np.minimum(size_C, batch))[:, None]
+    if batch is None or sampling == "replacement":
+        return np.repeat(full_C1, step_CH.shape[1], axis=1)
+    size_C1 = size_C[:, None]
+    return np.minimum(full_C1, size_C1 - step_CH % -(-size_C1 // full_C1) * full_C1)
+
+
 class Stack(NamedTuple):
     """The batches of many clients and steps, padded to the longest."""
 
@@ -93,9 +102,9 @@ def stacked_batches(
     place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
     client_C = placed(np.asarray(clients, dtype=np.int64), device)
     step_CH = np.zeros((len(size_C), steps), dtype=np.int64) + np.reshape(first, (-1, 1)) + np.arange(steps)
+    length_CH = batch_lengths(size_C, step_CH, batch, sampling)
 
     if batch is None or sampling == "replacement":
-        length_CH = np.repeat(full_C[:, None], steps, axis=1)
         mask_CHB = place_B < _on(device, length_CH)[..., None]
         if batch is None:
             position_CHB = place_B.expand(*step_CH.shape, -1)
@@ -107,7 +116,6 @@ def stacked_batches(
     per_epoch_C = -(-size_C // full_C)
     epoch_CH, slot_CH = np.divmod(step_CH, per_epoch_C[:, None])
     taken_CH = slot_CH * full_C[:, None]
-    length_CH = np.minimum(full_C[:, None], size_C[:, None] - taken_CH)
 
     # one shuffle for each epoch a client is in, all of them laid end to end
     new_CH = np.diff(epoch_CH, axis=1, prepend=-1) != 0

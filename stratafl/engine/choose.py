@@ -15,7 +15,7 @@ from stratafl.base.generators import as_before
 from stratafl.core.shared_rows import DriftKernel, Spread
 from stratafl.core.work import Engine, Training, Work
 from stratafl.data.inputs import shape_of
-from stratafl.engine.default import default_engine
+from stratafl.engine.default import FEWEST, default_engine, lengths_at_once
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.ops import COMPUTES, HALF, Compute, table
 from stratafl.engine.stacked import StackedEngine
@@ -81,7 +81,8 @@ def make_default(
     training: Training, whole: Training, clients: float, precision: Compute = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of a CPU where none is named: `default_engine` says which, and where that is the
-    stacked one it must take the whole module.
+    stacked one it must take the whole module, and where only clients whose batches are as long can
+    train at once, enough of them.
 
     whole: with all clients of the tree, so that every rank chooses alike; clients: how many train
     at once, on average.
@@ -89,7 +90,7 @@ def make_default(
     if default_engine(whole, clients, precision) == "loop":
         return _loop(training, precision)
     stacked = StackedEngine(whole, precision=precision, ways=("stacked",))
-    if stacked.how != "stacked":
+    if stacked.how != "stacked" or (stacked.by_length and clients < FEWEST * lengths_at_once(whole)):
         return _loop(training, precision)
     return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
 

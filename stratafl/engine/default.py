@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from stratafl.base.generators import as_before
 from stratafl.core.leaf import Usual
 from stratafl.core.work import Training
+from stratafl.data.sampling import batch_lengths, steps_of_pass
 from stratafl.engine.habits import Observer
 from stratafl.engine.ops import HALF, Compute
 
@@ -24,6 +26,9 @@ SMALL = 128 << 10
 """Bytes that an operation on one client's batch gives on average, up to which it is small."""
 EVEN = 0.75
 """Of the longest batch's samples, how many a batch has on average: shorter ones are padded."""
+
+LOOKED_AT = 100
+"""Steps of a pass whose batches' lengths are counted, at most."""
 
 
 class Operations(Observer):
@@ -67,6 +72,15 @@ def default_engine(whole: Training, clients: float, precision: Compute) -> Liter
         return "loop"
     seen = operations(whole, longest[:places])
     return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
+
+
+def lengths_at_once(whole: Training) -> float:
+    """How many lengths the clients' batches have in a step, on average over the longest pass."""
+    size_N = np.array([len(part) for part in whole.partition])
+    steps = min(LOOKED_AT, steps_of_pass(int(size_N.max()), whole.batch))
+    step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
+    length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
+    return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
 
 
 def operations(training: Training, index_B: Tensor) -> Operations | None:

@@ -28,6 +28,7 @@ from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.sampling import stacked_batches
 from stratafl.data.supply import BatchKey
 from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
+from stratafl.engine.capture.recorded import Recorded
 from stratafl.engine.cuda_graph import Captured, Fixed, Recurring, Samples
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.gradients import Stacked, ordered
@@ -126,6 +127,11 @@ class StackedEngine:
     def name(self) -> str:
         """What trains: "stacked", "vmap" or "loop"."""
         return self.how.partition(":")[0]
+
+    @property
+    def by_length(self) -> bool:
+        """Whether only clients whose batches are as long train at once, since none is padded."""
+        return isinstance(self._differentiate, Recorded) and not self._differentiate.pads
 
     @property
     def clipped(self) -> int:

@@ -19,7 +19,7 @@ from stratafl.core.work import Training
 from stratafl.data.supply import Held
 from stratafl.engine import default
 from stratafl.engine.choose import make_default
-from stratafl.engine.default import FEWEST, default_engine
+from stratafl.engine.default import FEWEST, default_engine, lengths_at_once
 from stratafl.models.registry import build
 from stratafl.runs import read_run
 
@@ -122,6 +122,20 @@ def test_what_is_left_to_the_loop() -> None:
     deciding = training(Deciding(64, 3))
     assert default_engine(deciding, CLIENTS, "fp32") == "stacked"
     assert make_default(deciding, deciding, CLIENTS).how == "loop", "what cannot be stacked, without a reason told"
+
+
+def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
+    given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=FEWEST * 2, each=8)
+    ragged = replace(given, partition=[part[: 7 + n % 2] for n, part in enumerate(given.partition)])
+    assert make_default(given, given, 2 * FEWEST).how == "stacked"
+    assert lengths_at_once(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
+    assert make_default(ragged, ragged, 1.5 * FEWEST).how == "stacked"
+    assert make_default(ragged, ragged, 1.5 * FEWEST - 1).how == "loop"
+    whole = replace(ragged, batch=None)
+    assert lengths_at_once(whole) == 2
+    assert make_default(whole, whole, 1.5 * FEWEST).how == "loop"
+    padded = replace(ragged, flat=training(images(nn.ReLU())).flat)
+    assert make_default(padded, padded, FEWEST).how == "stacked"
 
 
 def test_a_rank_chooses_by_the_whole_tree() -> None:
