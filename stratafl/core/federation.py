@@ -26,7 +26,7 @@ from torch import Tensor
 from stratafl.base.transfer import placed
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL, row_bytes
-from stratafl.core.meeting import Arrived, Held, Outcome, choose, choose_rows
+from stratafl.core.meeting import Arrived, Held, Outcome, Sent, choose, choose_rows
 from stratafl.core.optimise.path import with_path
 from stratafl.core.refusal import Refusal
 from stratafl.core.restart import from_gradients
@@ -172,7 +172,7 @@ class Federation(Standing):
         edges, now, above = self._edge(level), self.levels[level], self.levels[level - 1]
         rule, start_MP, pending = edges.terms.rule, above.given[MODEL], now.pending
         parents = edges.spread(start_MP)
-        start = parents if pending is None else Spread(pending.start[MODEL])
+        start = parents if pending is None else Spread(pending.start_NP)
         path = self._path(edges, now.buffers, above.given)
         edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
         heard_N = now.active_N if pending is None else self._heard(level)
@@ -192,17 +192,9 @@ class Federation(Standing):
             watcher.met(Meeting(level, model_NP, start_MP, now.correction, *facts))
 
         state = choose_rows(present_N, sent.state, now.state)
-        if is_answered and pending is None:
-            answered = edges.spread(self.levels[level - 1].given[MODEL])
-            # the siblings' mean rate keeps the corrections of a parent summing to zero also when
-            # some lost a round
-            shared_N1 = edges.column("mean rate", outcome.rate_M[self.tree.parents[level]], start_MP)
-            path = self._path(edges, sent.buffers_NB, above.given, self.levels[level - 1].given)
-            learnt = meeting.learn(rule, state, sent.model_NP, Edge(start, now.correction, shared_N1, answered, path))
-            state = choose_rows(present_N, learnt, state)
-        elif is_answered:
-            learnt = self._learnt_later(level, state, sent.model_NP, parents.all(), outcome)
-            state = choose_rows(present_N, learnt, state)
+        if is_answered:
+            learn = self._learnt if pending is None else self._learnt_later
+            state = choose_rows(present_N, learn(level, state, sent, above.given, outcome), state)
         self._change(
             level,
             state=state,
@@ -212,6 +204,16 @@ class Federation(Standing):
             pending=None if pending is None else pending.without(heard_N),
         )
         return outcome
+
+    def _learnt(self, level: int, state: Rows, sent: Sent, given: Rows, outcome: Outcome) -> Rows:
+        """What children learn of their parents' answer; `given`: what these had given before."""
+        edges, start_MP, answer = self._edge(level), given[MODEL], self.levels[level - 1].given
+        # the siblings' mean rate keeps the corrections of a parent summing to zero also when some
+        # lost a round
+        shared_N1 = edges.column("mean rate", outcome.rate_M[self.tree.parents[level]], start_MP)
+        path, correction = self._path(edges, sent.buffers_NB, given, answer), self.levels[level].correction
+        edge = Edge(edges.spread(start_MP), correction, shared_N1, edges.spread(answer[MODEL]), path)
+        return meeting.learn(edges.terms.rule, state, sent.model_NP, edge)
 
     def _renewed(self, level: int, outcome: Outcome, travels: bool) -> LevelState:
         """A level after its children came; `travels`: they get what came of it, and not a newer
@@ -258,10 +260,11 @@ class Federation(Standing):
         model_NP = pending.moved(message[MODEL], onto_NP, held_N, weight_N)
         return Arrived({**message, MODEL: model_NP}, arrived.came_N, arrived.rate_N * weight_N)
 
-    def _learnt_later(self, level: int, state: Rows, x_NP: Tensor, onto_NP: Tensor, outcome: Outcome) -> Rows:
+    def _learnt_later(self, level: int, state: Rows, sent: Sent, given: Rows, outcome: Outcome) -> Rows:
         """What children learn of how far each came beside the others whose reports were merged."""
         edges, now, present_N = self._edge(level), self.levels[level], outcome.present_N
         pending, held_N = now.pending, self._meetings(level)
+        x_NP, onto_NP = sent.model_NP, edges.spread(given[MODEL]).all()
         assert pending is not None
         has_NP = self._correction(level)
         rate_M = self.tree.share(level, present_N * now.rate_N) / np.where(outcome.share_M > 0, outcome.share_M, 1.0)

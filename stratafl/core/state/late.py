@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.transfer import placed
-from stratafl.core.channel import MODEL
-from stratafl.core.rule import Rows, Rule
+from stratafl.core.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Later:
 class Pending:
     """The work under way of the nodes of a level."""
 
-    start: Rows
+    start_NP: Tensor
     """The model that each began from."""
     is_N: np.ndarray
     """Whose work is under way, or done and not merged."""
@@ -59,13 +58,13 @@ class Pending:
     @staticmethod
     def nothing(x_NP: Tensor) -> Pending:
         count = len(x_NP)
-        return Pending({MODEL: x_NP}, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
+        return Pending(x_NP, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
 
     def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> Pending:
         """With those in the mask at their beginning; meetings_N: that their parents have held."""
         chosen = placed(who_N, model_NP.device)[:, None]
-        start = {MODEL: torch.where(chosen, model_NP, self.start[MODEL])}
-        return Pending(start, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
+        start_NP = torch.where(chosen, model_NP, self.start_NP)
+        return Pending(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
 
     def without(self, merged_N: np.ndarray) -> Pending:
         return replace(self, is_N=self.is_N & ~merged_N)
@@ -78,7 +77,7 @@ class Pending:
         """Models of children that began from older ones than `onto_NP`, put on these."""
         old = placed(meetings_N > self.since_N, model_NP.device)[:, None]
         weight_N1 = placed(weight_N, model_NP.device, model_NP.dtype)[:, None]
-        return torch.where(old, onto_NP + weight_N1 * (model_NP - self.start[MODEL]), model_NP)
+        return torch.where(old, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
 
 
 def compared(model_NP: Tensor, used_NP: Tensor | None, has_NP: Tensor | None, rate_N1: Tensor) -> Tensor:
