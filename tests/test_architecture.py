@@ -4,8 +4,10 @@ twice."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,3 +215,17 @@ def test_nothing_is_written_twice() -> None:
             places[tuple(ast.dump(anonymous.visit(statement)) for statement in body)].append(place)
     assert len(places) > 500
     assert not [same for same in places.values() if len(same) > 1]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").rglob("*.py")), ids=module_name)
+def test_the_command_line_imports_what_the_package_depends_on(path: Path) -> None:
+    """Not what a dependency of it happens to bring: recent versions of Typer do without Click."""
+    told = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    allowed = {re.split(r"[^\w-]", each)[0] for each in told} | {"stratafl"} | set(sys.stdlib_module_names)
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    assert found <= allowed

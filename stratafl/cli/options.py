@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -32,5 +32,14 @@ class Commands(TyperGroup):
 
     def __init__(self, *given: Any, **settings: Any):
         super().__init__(*given, **settings)
-        # Click does so itself since 8.4, and Typer would once more
-        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
+        self.suggest_commands = not _click_suggests()
+
+
+def _click_suggests() -> bool:
+    """Whether Click does so itself, as it does since 8.4; recent versions of Typer do without
+    Click."""
+    try:
+        exceptions = importlib.import_module("click.exceptions")
+    except ImportError:
+        return False
+    return hasattr(exceptions, "NoSuchCommand")
