@@ -1,5 +1,5 @@
 """What torch's own products are computed in while an engine computes: float32 that a GPU may round
-to tf32, or 16 bits by autocast."""
+to tf32, or 16 bits by autocast; and whether a GPU's library computes whole layers."""
 
 from __future__ import annotations
 
@@ -67,6 +67,18 @@ class Casting:
 
     def unscaled(self, gradients: Tensor) -> Tensor:
         return gradients if self.scale == 1.0 else gradients.div_(self.scale)
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Layers as several operations, not as one of the GPU's library. `torch.backends.cudnn.flags`
+    also asks for a switch of the older kind, and fails while `computing` uses the newer ones."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 @contextmanager

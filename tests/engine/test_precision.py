@@ -14,6 +14,7 @@ from stratafl import simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.data.sampling import batches
 from stratafl.engine.ops import HALF
+from stratafl.engine.precision import computing, without_cudnn
 
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
 SCALE = {"bf16": 1.0, "fp16": 4096.0}
@@ -175,3 +176,12 @@ def test_evaluation_is_in_the_models_own_type() -> None:
     torch.manual_seed(0)
     run(Noting(36, 3), "loop", "bf16", test=data()).run()
     assert set(seen) == {torch.float32}
+
+
+def test_cudnn_can_be_left_out_whatever_products_are_computed_in() -> None:
+    """While an engine computes, the library's own way to set several switches fails."""
+    before = torch.backends.cudnn.enabled
+    with computing("fp32", torch.device("cuda")):
+        with without_cudnn():
+            assert not torch.backends.cudnn.enabled
+        assert torch.backends.cudnn.enabled is before

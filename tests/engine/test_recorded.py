@@ -128,3 +128,27 @@ def test_several_inputs_and_outputs() -> None:
         found[engine] = sim.run().models[1]
     assert float((found["loop"] - found["stacked"]).abs().max()) < 1e-10
     assert float((found["loop"][0] - found["loop"][1]).abs().max()) > 1e-3
+
+
+class Windowed(nn.Module):
+    """Makes a mask on the host and moves it, and a tensor that it goes on to write into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (torch.arange(4) < torch.tensor(3)).to(x.device)
+        held = torch.zeros(4, device=x.device)
+        held += 1
+        held += x.mean(0)
+        x = x.where(mask, held)
+        return self.out(x * ~mask)  # of a mask that another step needs before
+
+
+def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
+    program = capture.Program(Flat(Windowed().to("meta")), TABLE.to("meta"))
+    assert {value.dtype for value in program._fixed.values()} == {torch.bool}
+    assert {value.device.type for value in program._fixed.values()} == {"meta"}
+    assert not {"arange", "lt", "to", "bitwise_not"} & {str(capture.packet(step.node)) for step in program._steps}
+    assert chosen(Windowed())[1] == "stacked"

@@ -58,6 +58,9 @@ class Recording(NamedTuple):
     """Buffers that change."""
     stacked: set[fx.Node]
     """Nodes whose values have a row for every client."""
+    fixed: set[fx.Node]
+    """Nodes whose values are the same in every step: what is made of numbers and constants
+    alone."""
 
     @property
     def largest(self) -> int:
@@ -120,7 +123,7 @@ def recorded(flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = Fals
         raise Unsupported("an output that does not depend on the input")
     return Recording(
         known.needed([*outputs, *replacing]), given, inner, constants, outputs, told["form"], replaced,
-        known.written | set(replaced), stacked,
+        known.written | set(replaced), stacked, known.fixed(stacked),
     )  # fmt: skip
 
 
@@ -217,6 +220,18 @@ class _Flow:
                 break
         if any(node.op == "get_attr" or (node.op == "placeholder" and not self._own(node)) for node in found):
             raise Unsupported("a client's values written to what all clients share")
+        return found
+
+    def fixed(self, stacked: set[fx.Node]) -> set[fx.Node]:
+        """The nodes that are made of numbers and constants alone, and whose memory nothing is
+        written to."""
+        writing = {node: targets for node, targets in self._targets.items() if packet(node) != "detach_"}
+        written = {self._memory[target] for targets in writing.values() for target in targets} - {None}
+        found = set(self._constants)
+        for node in self._nodes:
+            is_made = node.op == "call_function" and node.target not in SWITCHES and node not in stacked
+            if is_made and self._memory[node] not in written and found.issuperset(node.all_input_nodes):
+                found.add(node)
         return found
 
     def _own(self, node: fx.Node) -> bool:

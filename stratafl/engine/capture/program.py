@@ -2,7 +2,10 @@
 
 Every operation that has to do with a client's values is done once for all clients, in the form that
 `forms` have for it. One without a form is mapped over the clients alone, and the program says
-which.
+which. What no step changes, such as a mask of the future, is computed once.
+
+A program runs where its inputs are. A module may make a tensor on the host and move it; here it is
+made where it will be needed, since a step that waits for the host cannot become a CUDA graph.
 """
 
 from __future__ import annotations
@@ -67,20 +70,24 @@ class Program:
         self.recording = recorded(flat, inputs, whole, apart)
         self.mapped: set[str] = set()
         """Operations that had no form and were mapped over the clients."""
-        last: dict[fx.Node, fx.Node] = {}
-        kept = {*self.recording.outputs, *self.recording.replaced.values()}
-        for node in self.recording.nodes:
-            for each in node.all_input_nodes:
-                last[each] = node
-        ends: dict[fx.Node, list[fx.Node]] = {}
-        for node, end in last.items():
-            if node not in kept:
-                ends.setdefault(end, []).append(node)
         names = {packet(node) for node in self.recording.nodes if not _is_pointwise(node)}
         self._is_pooled = "max_pool2d" in names and names <= LAST
         """Whether images are pooled, for which a CPU's library is several times as fast where they
         lie channels-last."""
-        self._steps = [self._step(node, ends.get(node, [])) for node in self.recording.nodes]
+        self._device = inputs.device
+        fixed = [node for node in self.recording.nodes if node in self.recording.fixed]
+        others = [node for node in self.recording.nodes if node not in self.recording.fixed]
+        wanted = [*self.recording.outputs, *self.recording.replaced.values()]
+        ends = _ends(others, wanted)
+        self._steps = [self._step(node, ends.get(node, [])) for node in others]
+        self._fixed: dict[fx.Node, Any] = {
+            node: value.to(self._device) for node, value in self.recording.constants.items()
+        }
+        wanted += [each for node in others for each in node.all_input_nodes]
+        ends = _ends(fixed, wanted)
+        with torch.no_grad():
+            for node in fixed:
+                _do(self._step(node, ends.get(node, [])), Frame(0, None), self._fixed)
 
     def __call__(
         self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: Source | None
@@ -88,19 +95,15 @@ class Program:
         """What the module returns, with the clients in front of every tensor in it. `named`: every
         client's own, (C, *shape), of which buffers that change are changed; `shared`: what all
         clients have alike."""
-        given = tensors_of(inputs_CB)
-        on_cpu = all(each.device.type == "cpu" for each in given.values())
+        given, on_cpu = tensors_of(inputs_CB), self._device.type == "cpu"
         frame = Frame(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
-        values: dict[fx.Node, Any] = dict(self.recording.constants)
+        values = dict(self._fixed)
         for node, name in self.recording.given.items():
             values[node] = Stack(named[name]) if name in named else shared[name]
         for node, name in self.recording.inputs.items():
             values[node] = Stack(given[name])
         for step in self._steps:
-            frame.shape = step.shape
-            values[step.node] = step.run(frame, _resolved(step.args, values), _resolved(step.kwargs, values))
-            for node in step.done:
-                del values[node]
+            _do(step, frame, values)
         with torch.no_grad():
             for name, node in self.recording.replaced.items():
                 if name not in named:
@@ -111,7 +114,8 @@ class Program:
 
     def _step(self, node: fx.Node, done: list[fx.Node]) -> Step:
         args, kwargs = (fx.node.map_arg(each, Reference) for each in (list(node.args), dict(node.kwargs)))
-        return Step(node, self._runner(node), _plain(args), _plain(kwargs), _shape(node.meta.get("val")), done)
+        args, kwargs = (_plain(each, self._device) for each in (args, kwargs))
+        return Step(node, self._runner(node), args, kwargs, _shape(node.meta.get("val")), done)
 
     def _runner(self, node: fx.Node) -> Callable[[Frame, Any, Any], Any]:
         op: Any = node.target
@@ -195,13 +199,34 @@ def _put(value: Any, own: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """Ordinary lists and tables for those that a graph holds."""
+def _ends(nodes: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """The nodes behind which nobody needs a value any more, with those whose values they are."""
+    last = {each: node for node in nodes for each in node.all_input_nodes}
+    for node in kept:
+        last.pop(node, None)
+    ends: dict[fx.Node, list[fx.Node]] = {}
+    for node, end in last.items():
+        ends.setdefault(end, []).append(node)
+    return ends
+
+
+def _do(step: Step, frame: Frame, values: dict[fx.Node, Any]) -> None:
+    """One step, of values that come before it."""
+    frame.shape = step.shape
+    values[step.node] = step.run(frame, _resolved(step.args, values), _resolved(step.kwargs, values))
+    for node in step.done:
+        del values[node]
+
+
+def _plain(value: Any, device: torch.device) -> Any:
+    """Ordinary lists and tables for those that a graph holds, and this device for any other."""
     if isinstance(value, Reference):
         return value
+    if isinstance(value, torch.device):
+        return device
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_plain(each, device) for each in value]
+    return {key: _plain(each, device) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _resolved(value: Any, values: Mapping[fx.Node, Any]) -> Any:

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
 from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.precision import without_cudnn
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 BY_VALUES = "what it does depends on values"
@@ -42,7 +43,7 @@ def traced(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
                 stack.enter_context(context)
             if any(each.is_cuda for each in given):
                 # a GPU's library looks at where recurrent weights lie, and these lie nowhere
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+                stack.enter_context(without_cudnn())
             made = make_fx(foreseeing, _parts(), "fake", pre_dispatch=True, _allow_non_fake_inputs=True)
             return made(*given)
     except Unsupported:

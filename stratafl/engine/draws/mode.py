@@ -19,6 +19,7 @@ from stratafl.base.generators import generator_of
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.engine.draws.stream import Source, Stream, choices, real
 from stratafl.engine.habits import Observer
+from stratafl.engine.precision import without_cudnn
 
 Handler = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def drawing(stream: Stream, device: torch.device, module: nn.Module | None = Non
     what is called in it, where that may have recurrent layers, which a GPU's library has draw
     inside."""
     inside = device.type == "cuda" and module is not None and any(map(_drops_inside, module.modules()))
-    shown = torch.backends.cudnn.flags(enabled=False) if inside else nullcontext()
+    shown = without_cudnn() if inside else nullcontext()
     with plain_attention(device), shown, Draws(Recalled(stream, generator_of(device))):
         yield
 

@@ -46,6 +46,8 @@ class Stream(NamedTuple):
         """64 random bits each, (C, count); of one client (count)."""
         if not isinstance(self.client, Tensor):
             return _hashed((self.seed, self.client, self.step, draw), count, device)
+        if self.client.device.type != device.type:
+            return self.words(draw, count, self.client.device).to(device)  # of a loss that draws on the host
         step = self.step[:, None] if isinstance(self.step, Tensor) and self.step.dim() else self.step
         if device.type != "cpu":
             place = torch.arange(count, device=device)

@@ -107,7 +107,9 @@ class Losses:
                 self._maps = False
         losses = []
         for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
-            with nullcontext() if batch.stream is None else Draws(Source(batch.stream.some([client]), drawn)):
+            # a slice: to choose by a list, a GPU waits for the host
+            stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
+            with nullcontext() if stream is None else Draws(Source(stream, drawn)):
                 losses.append(one(*own))
         return torch.stack(losses)
 

@@ -30,7 +30,7 @@ def _(m, x):
 
 @net("matrices taken apart", reals(3, 3), lambda: {"w": nn.Parameter(torch.randn(3, 3)), "out": nn.Linear(16, 3)})
 def _(m, x):
-    square = x @ x.mT + m.w @ m.w.T + 3 * torch.eye(3, dtype=x.dtype)
+    square = x @ x.mT + m.w @ m.w.T + 3 * torch.eye(3).to(x)
     lower = torch.linalg.cholesky(square)
     parts = [
         torch.linalg.eigvalsh(square),
@@ -57,7 +57,7 @@ def _(m, x):
 
 @net("cache that is empty at first", TABLE, pair)
 def _(m, x):
-    kept = torch.tensor([], dtype=x.dtype)
+    kept = x.new_empty(0)
     for part in m.a(x).chunk(2, 1):
         kept = torch.cat([kept, part], dim=-1)
     return m.out(kept)
@@ -68,7 +68,7 @@ def _(m, x):
 )
 def _(m, x):
     upper = torch.triu_indices(4, 4, 1)
-    turn = torch.eye(4, dtype=x.dtype).repeat(2, 1, 1)
+    turn = torch.eye(4).to(x).repeat(2, 1, 1)
     turn[:, upper[0], upper[1]] = m.w
     return m.out(x @ turn[0] @ turn[1])
 
@@ -81,6 +81,6 @@ def _(m, a, b):
 @net("slices by their places", TABLE, pair)
 def _(m, x):
     h = m.a(x)
-    own, shared = h.detach().argsort(1)[0, :2], torch.tensor([1, 3])
+    own, shared = h.detach().argsort(1)[0, :2], torch.tensor([1, 3], device=x.device)
     h = h.index_copy(1, own, 2 * h[:, :2]).index_fill(1, shared, 0.5).index_copy(-1, shared, h[:, 4:])
     return m.out(h + h.unfold(1, 2, 1).mean(-1).sum(1, keepdim=True))

@@ -105,7 +105,7 @@ def _(m, x):
     lambda: {"rate": nn.Parameter(torch.rand(4, 3)), "c": nn.Parameter(torch.randn(4, 3, 2)), "out": nn.Linear(4, 3)},
 )
 def _(m, x):
-    places = torch.arange(10)
+    places = torch.arange(10, device=x.device)
     decay = torch.exp((-torch.exp(m.rate) + 1j * m.rate)[..., None] * places)
     kernel = torch.einsum("hn,hnl->hl", torch.view_as_complex(m.c), decay).real
     y = torch.fft.irfft(torch.fft.rfft(x, n=20) * torch.fft.rfft(kernel, n=20), n=20)[..., :10]
@@ -125,7 +125,7 @@ def _(m, x):
 def _(m, x):
     step = F.softplus(m.step(x))[..., None]
     keep, new = torch.exp(-step * m.a.exp()), step * m.b(x)[:, :, None] * x[..., None]
-    state = torch.zeros(len(x), 4, 2, dtype=x.dtype)
+    state = x.new_zeros(len(x), 4, 2)
     for place in range(x.shape[1]):
         state = keep[:, place] * state + new[:, place]
     return m.out(state.sum(-1))
@@ -160,7 +160,7 @@ def _(m, x, edges):
 )
 def _(m, x):
     source, target = m.edges
-    return m.out(torch.zeros(len(x), 5, 6, dtype=x.dtype).index_add(1, target, m.a(x)[:, source])).sum(1)
+    return m.out(x.new_zeros(len(x), 5, 6).index_add(1, target, m.a(x)[:, source])).sum(1)
 
 
 @net("graphs of a batch in a row", GRAPH, pair)
@@ -178,7 +178,7 @@ def _(m, x, edges):
 }, targets=codes(9, 4), draws=True)  # fmt: skip
 def _(m, source, target):
     ahead = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=m.out.weight.dtype)
-    empty = (source == 0) & (torch.arange(5) > 0)
+    empty = (source == 0) & (torch.arange(5, device=source.device) > 0)
     y = m.body(m.embed(source), m.embed(target), tgt_mask=ahead, src_key_padding_mask=empty)
     return m.out(y).transpose(1, 2)
 
@@ -203,8 +203,9 @@ def _(m, x):
         each.repeat_interleave(2, 1)
         for each in m.kv(h).view(len(x), 7, 2, 2, 1).expand(-1, -1, -1, -1, 2).permute(2, 0, 3, 1, 4)
     )
-    back = torch.arange(7)[:, None] - torch.arange(7)
-    slopes = 2.0 ** -torch.arange(1, 5, dtype=h.dtype)[:, None, None]
+    places = torch.arange(7, device=h.device)
+    back = places[:, None] - places
+    slopes = 2.0 ** -torch.arange(1, 5).to(h)[:, None, None]
     scores = (q @ k.mT - slopes * back).masked_fill((back < 0) | (back > 2), float("-inf"))
     return (h + (m.drop(scores.softmax(-1)) @ v).transpose(1, 2).flatten(2)) @ m.embed.weight.T
 
