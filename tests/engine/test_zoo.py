@@ -30,7 +30,9 @@ OTHERWISE = {
     # what a recording does not show
     "hooks on an output": "vmap: stacked does not give the module's own gradient",
     "gradient of its own output": "loop: stacked",
-    "recomputed with batch norm": "loop: stacked does not give the module's own gradient",
+    **dict.fromkeys(
+        ("recomputed with batch norm", "DenseNet, recomputed"), "loop: stacked does not give the module's own gradient"
+    ),
     "hooks backward": "loop: hooks on the gradients",
     "hooks on a parameter": "loop: hooks on the parameters' gradients",
     # values decide what is done

@@ -1,17 +1,18 @@
 """Whether a module treats every sample of a batch alone, so that batches may be padded.
 
-Two recordings of different length are laid side by side. Padding is safe where every value either
-does not depend on the length at all or has the samples as its first axis and nothing else that
-depends on it, and where no operation on such a value is known to look beyond a sample. An operation
-that is not known here is taken to do so. What is drawn must have the samples in front, too: then a
-sample's draws do not depend on how many follow it.
+Two recordings of different length are laid side by side, and the samples are followed from value to
+value: which axis they are on, and what has been merged into that axis with them. Padding is safe
+where every operation is known not to look beyond a sample. One that is not known here is taken to
+do so. What is drawn must have the samples in front: then a sample's draws do not depend on how many
+follow it.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
@@ -21,18 +22,30 @@ from stratafl.engine.capture.forms import axes, lookups, random, recurrent, samp
 from stratafl.engine.capture.graph import Recording, packet, recorded
 from stratafl.engine.method.differentiate import Batch
 
-SHAPING = {"view", "reshape", "_unsafe_view", "expand", "expand_as", "view_as", "reshape_as", "unflatten", "repeat"}
-MAKING = {
-    "zeros", "ones", "full", "empty", "arange", "new_zeros", "new_ones", "new_full", "new_empty", "rand", "randn",
-    "randint", "normal",
+VIEWING = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "ravel"}
+"""What keeps all values in their order."""
+MOVING = {
+    "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "mT", "mH", "numpy_T", "adjoint",
 }  # fmt: skip
+ONE_AS_MANY = {"aten.expand.default", "aten.expand_as.default"}
+SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
+MAKING = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
+COUNTING = {"arange", "rand", "randn", "randint", "normal"}
+"""What makes values one after another, so that the first of them do not depend on how many
+follow."""
 PLAIN = {
     "detach", "alias", "clone", "contiguous", "to", "_to_copy", "zeros_like", "ones_like", "full_like", "empty_like",
-    "type_as", "lift_fresh", "lift_fresh_copy", "zero", "one_hot", "embedding", "group_norm", "view_as_real",
-    "view_as_complex",
+    "type_as", "lift_fresh", "lift_fresh_copy", "zero", "one_hot", "view_as_real", "view_as_complex", "_conj",
+    "resolve_conj",
 }  # fmt: skip
-"""What treats each number, or each sample, alone."""
-NEVER = {"randperm", "multinomial"}
+"""What treats each number alone."""
+FIRST_AXIS = {"group_norm", "pixel_shuffle", "pixel_unshuffle", "grid_sampler", "grid_sampler_2d", *samples.BATCHED}
+"""What takes a batch by its first axis, and treats each entry of it alone."""
+SEVERAL_INPUTS = {"grid_sampler", "grid_sampler_2d", "max_unpool2d", *(f"{kind}_cell" for kind in recurrent.CELLS)}
+SEVERAL = -1
+"""In the place of an axis, where an operation has several results."""
+END = (1 << 63) - 1
+"""Where a slice ends that leaves nothing out."""
 
 
 def pads(flat: Flat, batch: Batch, whole: bool = False) -> bool:
@@ -47,13 +60,35 @@ def pads(flat: Flat, batch: Batch, whole: bool = False) -> bool:
         )
     except Exception:
         return False  # what is wrong is said where it is tried in earnest
-    alike = one.signature == two.signature == all_of_them.signature
+    # one sample may be left as it is where several are made of it
+    told = [[op for op in each.signature if op not in ONE_AS_MANY] for each in (one, two)]
+    alike = told[0] == told[1] and two.signature == all_of_them.signature
     alike = alike and len(one.outputs) == len(two.outputs) == len(all_of_them.outputs)
-    return alike and _Compared(two, all_of_them, most).alone()
+    return alike and Followed(two, all_of_them, most).alone()
 
 
-class _Compared:
-    """A recording with batches of two samples, and one with more."""
+class Samples(NamedTuple):
+    """Where the samples are in a value."""
+
+    axis: int
+    outer: int = 1
+    """How often all of them follow on each other within the axis: more than once where another
+    axis was merged with theirs in front of it."""
+    inner: int = 1
+    """Entries of the axis that belong to one sample."""
+
+
+class Mixed(Exception):
+    """An operation that is not known to treat every sample alone."""
+
+
+Sources = Mapping[fx.Node, Samples]
+"""An operation's inputs that hold samples."""
+
+
+class Followed:
+    """The samples' way through a recording with batches of two samples, held against one with
+    more."""
 
     def __init__(self, two: Recording, more: Recording, length: int):
         self._recording, self._length = two, length
@@ -61,97 +96,204 @@ class _Compared:
         pairs += [*zip(two.given, more.given, strict=True), *zip(two.inputs, more.inputs, strict=True)]
         pairs += [*zip(two.constants, more.constants, strict=True)]
         self._other = dict(pairs)
+        self._at: dict[fx.Node, Samples | None] = {}
+        self._numbers: set[fx.Node] = set()
+        """Nodes whose values are the samples' own numbers."""
 
     def alone(self) -> bool:
         """Whether nothing looks beyond a sample."""
-        if self._recording.written or not all(self.batched(each) is True for each in self._recording.outputs):
+        known = self._recording
+        if known.written:
             return False
-        return all(self._fine(node) for node in self._recording.nodes)
+        try:
+            self._at |= dict.fromkeys([*known.given, *known.constants])
+            for node in known.inputs:
+                self._at[node] = Samples(0) if self._axis(node) == 0 else None
+            for node in known.nodes:
+                self._at[node] = self._through(node)
+        except Mixed:
+            return False
+        return all(self._at[each] == Samples(0) for each in known.outputs)
 
-    def batched(self, node: Any) -> bool | None:
-        """Whether a value has the samples as its first axis; None where its shape depends on their
-        number in another way."""
-        ours: Any = node.meta.get("val")
-        theirs: Any = self._other[node].meta.get("val")
-        if not isinstance(ours, Tensor):
-            parts = ours if isinstance(ours, tuple | list) else ()
-            others = theirs if isinstance(theirs, tuple | list) else ()
-            kinds = {_kind(a, b, self._length) for a, b in zip(parts, others, strict=False)}
-            return kinds.pop() if len(kinds) == 1 else None if kinds else False
-        return _kind(ours, theirs, self._length)
-
-    def _fine(self, node: fx.Node) -> bool:
-        name, sources = packet(node), node.all_input_nodes
-        if name in recurrent.CELLS:
-            return self._recurrent(node)
-        if name == "zeros" and all(packet(user) in recurrent.CELLS for user in node.users):
-            return True
+    def _through(self, node: fx.Node) -> Samples | None:
+        """Where an operation leaves the samples."""
+        name = str(packet(node)).removesuffix("_")
+        sources = {each: at for each in node.all_input_nodes if (at := self._at[each]) is not None}
         if node.target is operator.getitem:
-            return True if not node.users or packet(sources[0]) in recurrent.CELLS else self.batched(node) is not None
-        kind = self.batched(node)
-        if kind is None or not self._same_arguments(node):
-            return False
-        of_samples = [each for each in sources if self.batched(each)]
-        if not kind:
-            return not of_samples or name in MAKING
-        if any(self.batched(each) is None for each in sources):
-            return False
-        return not of_samples or self._each_alone(node, str(name).removesuffix("_"), of_samples)
+            return self._part(node)
+        self._demand(self._has_same_arguments(node, name))
+        axis = self._axis(node) if isinstance(node.meta.get("val"), Tensor) else SEVERAL
+        if axis is None or not (sources or name in MAKING | COUNTING | SPREADING):
+            self._demand(axis in (None, SEVERAL) and (not sources or name in MAKING))
+            return None
+        if name in MAKING | COUNTING or not sources:
+            self._demand(name not in COUNTING or axis == 0)
+            if name == "arange" and [each for each in node.args if each != 2] in ([], [0], [0, 1]):
+                self._numbers.add(node)
+            return self._checked(node, Samples(axis, 1, _shape(node)[axis] // 2))
+        self._demand(self._is_alone(node, name, sources))
+        if name in VIEWING | PLAIN and node.all_input_nodes[0] in self._numbers and not name.endswith("like"):
+            self._numbers.add(node)
+        if name in VIEWING:
+            return self._viewed(node, axis)
+        kinds = {at._replace(axis=axis) for at in sources.values()}
+        self._demand(len(kinds) == 1)
+        return kinds.pop() if axis == SEVERAL else self._checked(node, kinds.pop())
 
-    def _same_arguments(self, node: fx.Node) -> bool:
+    def _part(self, node: fx.Node) -> Samples | None:
+        """Of the several results of an operation."""
+        of_all, axis = self._at[node.all_input_nodes[0]], self._axis(node)
+        self._demand((of_all is None) == (axis is None) or not node.users)
+        return None if of_all is None or axis is None else self._checked(node, of_all._replace(axis=axis))
+
+    def _demand(self, is_so: bool) -> None:
+        if not is_so:
+            raise Mixed
+
+    def _axis(self, node: fx.Node) -> int | None:
+        """The axis whose length goes with the number of samples."""
+        ours, theirs = _shape(node), _shape(self._other[node])
+        self._demand(len(ours) == len(theirs))
+        differing = [axis for axis, sizes in enumerate(zip(ours, theirs, strict=True)) if sizes[0] != sizes[1]]
+        self._demand(len(differing) < 2)
+        return differing[0] if differing else None
+
+    def _checked(self, node: fx.Node, at: Samples) -> Samples:
+        """This, if it explains the shapes."""
+        own = at.outer * at.inner
+        sizes = _shape(node)[at.axis], _shape(self._other[node])[at.axis]
+        self._demand(sizes == (2 * own, self._length * own))
+        return at
+
+    def _viewed(self, node: fx.Node, axis: int) -> Samples:
+        """As many values lie in front of the samples as before."""
+        given = node.all_input_nodes[0]
+        at = self._at[given]
+        self._demand(at is not None)
+        assert at is not None
+        outer, rest = divmod(math.prod(_shape(given)[: at.axis]) * at.outer, math.prod(_shape(node)[:axis]))
+        self._demand(rest == 0 and outer > 0)
+        return self._checked(node, Samples(axis, outer, _shape(node)[axis] // (2 * outer)))
+
+    def _has_same_arguments(self, node: fx.Node, name: str) -> bool:
         """Whether numbers among the arguments are the same, but for sizes."""
-        name, other = packet(node), self._other[node]
-        for ours, theirs in zip(_numbers(node), _numbers(other), strict=True):
-            if ours != theirs and not (isinstance(ours, list) and name in SHAPING | MAKING) and name != "arange":
-                return False
-        return True
+        sized = name in VIEWING | SPREADING | MAKING | COUNTING
+        pairs = [*zip(_numbers(node), _numbers(self._other[node]), strict=True)]
+        if name == "arange" and self._axis(node) is not None:
+            del pairs[min(len(node.args) - 1, 1)]  # where it ends
+        return all(ours == theirs or (isinstance(ours, list) and sized) for ours, theirs in pairs)
 
-    def _each_alone(self, node: fx.Node, name: str, of_samples: list[fx.Node]) -> bool:
-        rank = node.meta["val"].dim() if isinstance(node.meta["val"], Tensor) else 0
-        ranks = {each.meta["val"].dim() for each in of_samples}
-        first = node.all_input_nodes[0]
+    # -- what is known of operations ---------------------------------------------------------------
+
+    def _is_alone(self, node: fx.Node, name: str, sources: Sources) -> bool:
+        """Whether an operation treats every sample alone."""
         op: Any = node.target
-        if name in NEVER:
-            return False
+        if name in VIEWING | MOVING:
+            return node.all_input_nodes[0] in sources
         if name in axes.BY_AXIS or name in axes.REDUCING or name in lookups.BY_INDEX:
-            return self._dims(node, min(ranks)) and all(self.batched(each) is not None for each in node.all_input_nodes)
-        if axes.is_pointwise(op):
-            return ranks == {rank}
-        if name in SHAPING | PLAIN | MAKING or f"{name}_" in random.FORMS or name in random.FORMS:
-            return True
-        if name == "linear":
-            return of_samples == [first] and ranks == {rank} and rank >= 2
-        if name in ("matmul", "bmm"):
-            return ranks == {rank} and rank >= (3 if of_samples != [first] else 2)
-        if name.startswith("conv") or name in samples.BATCHED:
-            return of_samples == [first] and rank == (samples.BATCHED.get(name) or rank) and ranks == {rank}
-        if name in ("layer_norm", "rms_norm"):
-            shape: Any = node.args[1]
-            return of_samples == [first] and rank > len(shape)
-        if name == "scaled_dot_product_attention":
-            return ranks == {rank} and rank >= 3 and set(node.all_input_nodes[:3]) <= set(of_samples)
-        return False
+            return self._by_axis(node, name, sources)
+        if f"{name}_" in random.FORMS or name in random.FORMS:
+            in_front = all(at.axis == 0 and at.outer == 1 for at in sources.values())
+            return in_front and name not in ("randperm", "multinomial") and self._aligned(node, sources)
+        if name in RULES:
+            return RULES[name](self, node, sources)
+        if name.startswith("conv") or name in FIRST_AXIS:
+            return self._first_axis(node, sources, samples.BATCHED.get(name))
+        return name in PLAIN or (self._aligned(node, sources) and (name in SPREADING or axes.is_pointwise(op)))
 
-    def _dims(self, node: fx.Node, rank: int) -> bool:
+    def _right(self, node: fx.Node, sources: Sources) -> int:
+        """How many axes stand behind that of the samples."""
+        return len(_shape(node)) - 1 - sources[node].axis
+
+    def _aligned(self, node: fx.Node, sources: Sources) -> bool:
+        """Whether samples meet themselves where shapes are brought together."""
+        return len({self._right(each, sources) for each in sources}) == 1
+
+    def _first_axis(self, node: fx.Node, sources: Sources, rank: int | None = None) -> bool:
+        """Whether samples, and nothing else, are on the first axis of what comes before the
+        parameters."""
+        first, *others = node.all_input_nodes
+        if str(packet(node)).startswith("conv"):
+            rank, others = len(_shape(others[0])), []
+        known = {first, *others[:2]} if str(packet(node)) in SEVERAL_INPUTS else {first}
+        right_rank = rank is None or len(_shape(first)) == rank
+        return (
+            first in sources and right_rank and set(sources) <= known and all(at.axis == 0 for at in sources.values())
+        )
+
+    def _by_axis(self, node: fx.Node, name: str, sources: Sources) -> bool:
         """Whether the axes that an operation names are others than that of the samples."""
         op: Any = node.target
         given = axes.bound(op, node.args, node.kwargs)
-        named = [value for name, value in given.items() if name in axes.DIMS]
+        named = [value for key, value in given.items() if key in axes.DIMS]
         dims = [dim for value in named for dim in (value if isinstance(value, list | tuple) else [value])]
-        new = 1 if packet(node) in ("unsqueeze", "unsqueeze_", "stack") else 0
-        return bool(dims) and all(isinstance(dim, int) and dim % (rank + new) != 0 for dim in dims)
+        ranks = {len(_shape(each)) for each in sources}
+        places = {at.axis for at in sources.values()}
+        if not dims or len(places) > 1 or len(ranks) > 1 or not all(isinstance(dim, int) for dim in dims):
+            return False
+        (place,), (rank,) = places, ranks
+        if name == "stack":
+            return True
+        if name == "slice" and (given["start"] or 0, given["end"] or END, given["step"]) == (0, END, 1):
+            return True
+        return all(dim % rank != place for dim in dims)
 
-    def _recurrent(self, node: fx.Node) -> bool:
+    def _product(self, left: Any, right: Any, sources: Sources) -> bool:
+        """Of matrices: samples are no axis that is summed over, and in both they are in front of
+        the matrices."""
+        places = [self._right(each, sources) if each in sources else None for each in (left, right)]
+        if places[0] is not None and places[1] is not None:
+            return places[0] == places[1] >= 2
+        if places[0] is not None:
+            return places[0] >= 1
+        return places[1] is not None and places[1] != 1 and len(_shape(right)) > 1
+
+    def _added_product(self, node: fx.Node, sources: Sources) -> bool:
+        added, left, right = node.all_input_nodes[:3]
+        if len(set(node.all_input_nodes)) < 3 or not self._product(left, right, sources):
+            return False
+        return added not in sources or sources[added].axis == self._axis(node)
+
+    def _einsum(self, node: fx.Node, sources: Sources) -> bool:
+        equation: Any = node.args[0]
+        left, arrow, out = equation.replace(" ", "").partition("->")
+        operands: Any = node.args[1]
+        if not arrow or "." in equation:
+            return False
+        letters = {
+            part[sources[each].axis] for part, each in zip(left.split(","), operands, strict=True) if each in sources
+        }
+        return len(letters) == 1 and letters <= set(out)
+
+    def _attention(self, node: fx.Node, sources: Sources) -> bool:
+        given = node.all_input_nodes
+        draws = len(node.args) > 4 and bool(node.args[4])
+        if draws and any(at.axis != 0 or at.outer != 1 for at in sources.values()):
+            return False
+        return set(given[:3]) <= set(sources) and self._aligned(node, sources) and self._right(given[0], sources) >= 2
+
+    def _recurrent(self, node: fx.Node, sources: Sources) -> bool:
         x, _, _, _, count, dropout, train, _, *first = node.args
         draws = dropout and train and isinstance(count, int) and count > 1
-        return bool(self.batched(x)) and x.meta["val"].dim() == 3 and bool(first and first[0]) and not draws  # type: ignore[union-attr]
+        is_first = bool(first and first[0]) and isinstance(x, fx.Node) and sources.get(x) == Samples(0)
+        return is_first and len(_shape(x)) == 3 and not draws
+
+    def _indexed(self, node: fx.Node, sources: Sources) -> bool:
+        """From an axis of every sample by places that all share or that are its own, or from what
+        all share by places of each sample."""
+        x: Any = node.args[0]
+        indices: Any = node.args[1]
+        places = [number for number, each in enumerate(indices) if each is not None]
+        if x not in sources:
+            return self._aligned(node, sources)
+        if sources[x] == Samples(0) and indices[0] in self._numbers:
+            return self._aligned(node, {each: sources[each] for each in indices if each in sources})
+        adjacent = places == [*range(places[0], places[-1] + 1)]
+        return set(sources) == {x} and sources[x].axis not in places and adjacent
 
 
-def _kind(ours: Tensor, theirs: Tensor, length: int) -> bool | None:
-    if ours.shape == theirs.shape:
-        return False
-    fits = ours.shape[1:] == theirs.shape[1:] and (ours.shape[0], theirs.shape[0]) == (2, length)
-    return True if fits else None
+def _shape(node: Any) -> Any:
+    return node.meta["val"].shape if isinstance(node.meta.get("val"), Tensor) else ()
 
 
 def _numbers(node: fx.Node) -> list[Any]:
@@ -162,3 +304,42 @@ def _numbers(node: fx.Node) -> list[Any]:
         plain = fx.node.map_arg(value, blank)
         found.append(list(plain) if isinstance(plain, list | tuple) else plain)
     return found
+
+
+def _behind(count: Callable[[fx.Node], int]) -> Callable[[Followed, fx.Node, Sources], bool]:
+    """Of an operation on so many axes at the end of its first input."""
+
+    def rule(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+        first = node.all_input_nodes[0]
+        return set(sources) == {first} and followed._right(first, sources) >= count(node)
+
+    return rule
+
+
+def _evaluating(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+    """A norm by statistics that it keeps and does not change."""
+    return not node.args[5] and followed._first_axis(node, sources)
+
+
+def _by_instance(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+    return node.args[3] is None and followed._first_axis(node, sources)
+
+
+RULES: dict[str, Callable[[Followed, fx.Node, Sources], bool]] = {
+    **dict.fromkeys(recurrent.CELLS, Followed._recurrent),
+    **{f"{kind}_cell": Followed._first_axis for kind in recurrent.CELLS},
+    **dict.fromkeys(("linear", "cdist"), _behind(lambda _: 1)),
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm"), lambda the, node, sources: the._product(node.args[0], node.args[1], sources)
+    ),
+    **dict.fromkeys(("addmm", "baddbmm"), Followed._added_product),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _behind(lambda node: len(node.args[1]))),  # type: ignore[arg-type]
+    "pad": _behind(lambda node: len(node.args[1]) // 2),  # type: ignore[arg-type]
+    # gradients divided by how often a code stands in the batch are not a sample's own
+    "embedding": lambda the, node, sources: node.args[0] not in sources and not (node.args[3:4] or [False])[0],
+    "einsum": Followed._einsum,
+    "scaled_dot_product_attention": Followed._attention,
+    "index": Followed._indexed,
+    "batch_norm": _evaluating,
+    "instance_norm": _by_instance,
+}
