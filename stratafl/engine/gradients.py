@@ -14,6 +14,7 @@ from stratafl.core.objective.losses import Loss, OnScores
 from stratafl.core.shared_rows import Spread
 from stratafl.data.inputs import Inputs, arguments
 from stratafl.engine import ops
+from stratafl.engine.draws.stream import Source
 from stratafl.engine.method.differentiate import Batch, Differentiate, Losses, by_length, widened
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import Casting, scale_of
@@ -57,8 +58,9 @@ class Stacked:
         )
         scale = scale_of(self.compute)
         with torch.enable_grad():
-            outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale)
-            losses_C = self._losses(outputs_CB, batch)
+            source = None if batch.stream is None else Source(batch.stream)
+            outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale, source)
+            losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))
         for name, weight in weights.items():
             if name not in sunk:

@@ -27,6 +27,7 @@ from stratafl.core.leaf import PLAIN as PLAIN_SGD
 from stratafl.core.optimise.optimiser import SGD, Optimiser
 from stratafl.core.rule import Rows
 from stratafl.core.shared_rows import DriftKernel
+from stratafl.engine.draws.stream import Source
 
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPUTES: tuple[Compute, ...] = get_args(Compute)
@@ -310,6 +311,15 @@ def _affine(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
     return x * fitting(w) if b is None else torch.addcmul(fitting(b), x, fitting(w))
 
 
+def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
+    """Some left out by each client's own stream, and the others larger by as much; `last`: images
+    lie channels-last."""
+    if p == 1:
+        return x * torch.zeros_like(x)
+    kept = source.chance(1 - p, (x.movedim(-1, 2) if last else x).shape, x.device)
+    return x * (kept.movedim(2, -1) if last else kept).to(x.dtype).div_(1 - p)
+
+
 def _first(x_BHWK: Tensor) -> Tensor:
     return x_BHWK.permute(0, 3, 1, 2)
 
@@ -331,6 +341,7 @@ TORCH: dict[str, Callable[..., Tensor]] = {
         embedding,
         recurrent,
         cross_entropy,
+        dropout,
     )
 }
 

@@ -125,6 +125,36 @@ def test_fetch_is_flip_and_crop_bit_by_bit() -> None:
     assert done.returncode == 0, done.stderr
 
 
+DROPOUT = """
+import torch
+from stratafl.engine import kernels, ops
+from stratafl.engine.draws.stream import Source, Stream
+
+device = "cpu" if kernels.interpreted() else "cuda"
+client_C = torch.tensor([7, 2, 1000], device=device)
+steps = (4, torch.tensor(9, device=device), torch.tensor([5, 0, 2], device=device))
+cases = [(dtype, step, p) for dtype in (torch.float32, torch.bfloat16) for step in steps for p in (0.5, 0.1, 0.999)]
+for last, shape in ((False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5, 3, 6)), (True, (3, 3, 2, 2, 1))):
+    for dtype, step, p in cases:
+        x, done = torch.randn(shape, device=device).to(dtype), []
+        for dropout in (ops.dropout, kernels.dropout):
+            given, source = x.clone().requires_grad_(), Source(Stream(11, client_C, step), 2)
+            y = dropout(given, p, source, last)
+            y.backward(torch.full_like(y, 3))
+            done.append((y.detach(), given.grad))
+            assert source.count == 3
+        for expected, got in zip(*done):
+            assert torch.equal(expected == 0, got == 0)
+            torch.testing.assert_close(got, expected)
+"""
+
+
+def test_dropout_draws_what_the_stream_has_forward_and_back() -> None:
+    environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 ENGINE = """
 import torch
 from torch import nn

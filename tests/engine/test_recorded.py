@@ -40,7 +40,7 @@ def trained(method: Recorded, lengths: list[int]) -> Tensor:
 
 
 def test_batches_are_padded_where_that_changes_nothing() -> None:
-    method, how = chosen(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)))
+    method, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how == "stacked" and method.pads and not method.even
     trained(method, [5, 3, 5, 1])
     assert len(method._programs) == 1
@@ -73,20 +73,20 @@ def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.
 
 
 def test_a_form_that_draws_otherwise_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = capture.FORMS["dropout"]
+    right = capture.FORMS["alpha_dropout"]
 
     def other(frame: Any, op: Any, *args: Any) -> Any:
         frame.draws().number()
         return right(frame, op, *args)
 
-    monkeypatch.setitem(capture.FORMS, "dropout", other)
-    _, how = chosen(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)))
+    monkeypatch.setitem(capture.FORMS, "alpha_dropout", other)
+    _, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how.startswith("loop: stacked does not give the module's own gradient")
 
 
 def test_frozen_weights_are_shared_by_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     base = nn.Linear(4, 5).requires_grad_(False)
-    method, how = chosen(nn.Sequential(nn.Dropout(0.1), base, nn.Linear(5, 3)))
+    method, how = chosen(nn.Sequential(base, nn.Linear(5, 3)))
     shapes: list[tuple[int, ...]] = []
 
     def noted(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

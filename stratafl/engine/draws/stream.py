@@ -105,8 +105,7 @@ class Source:
 
     def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
         """True with this probability, by 32 bits each: half a word."""
-        count = math.prod(shape) // self.stream.clients
-        below = round(min(max(share, 0.0), 1.0) * 2**32) - 2**31 - 1
+        count, below = math.prod(shape) // self.stream.clients, bound_of(share)
         words = self.stream.words(self.number(), -(-count // 2), device)
         if below < -(2**31):
             return torch.zeros(*shape, dtype=torch.bool, device=device)
@@ -115,6 +114,11 @@ class Source:
     def order(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """A permutation of the last axis."""
         return self.words(shape, device).argsort(dim=-1, stable=True)
+
+
+def bound_of(share: float) -> int:
+    """The largest of this share of all 32-bit integers, in their order."""
+    return round(min(max(share, 0.0), 1.0) * 2**32) - 2**31 - 1
 
 
 def real(values: Tensor, dtype: torch.dtype) -> Tensor:

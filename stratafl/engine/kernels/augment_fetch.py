@@ -13,26 +13,12 @@ from torch import Tensor
 
 from stratafl.base.streams import MIXING, Purpose, prefix
 from stratafl.data.augment import PAD
-from stratafl.engine.kernels.common import power, storage
-
-
-@triton.jit
-def _shifted(word, BITS: tl.constexpr):
-    return (word >> BITS) & ((1 << (64 - BITS)) - 1)
-
-
-@triton.jit
-def _mixed(state, word, golden, first, second):
-    """One link of the chain in `streams`, in the same wrapping arithmetic."""
-    state = (state ^ word) + golden
-    state = (state ^ _shifted(state, 30)) * first
-    state = (state ^ _shifted(state, 27)) * second
-    return state ^ _shifted(state, 31)
+from stratafl.engine.kernels.common import mixed, power, shifted, storage
 
 
 @triton.jit
 def _uniform(state, draw, golden, first, second):
-    return _shifted(_mixed(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
+    return shifted(mixed(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
@@ -42,9 +28,9 @@ def _fetch(
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     client = tl.load(client_ptr + place // B)
-    state = _mixed(start, client, golden, first, second)
-    state = _mixed(state, tl.load(step_ptr), golden, first, second)
-    state = _mixed(state, place % B, golden, first, second)
+    state = mixed(start, client, golden, first, second)
+    state = mixed(state, tl.load(step_ptr), golden, first, second)
+    state = mixed(state, place % B, golden, first, second)
     mirrored = _uniform(state, 0, golden, first, second) < 0.5
     cropped = _uniform(state, 1, golden, first, second) < 0.5
     down = (_uniform(state, 2, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN

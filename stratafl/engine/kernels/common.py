@@ -45,6 +45,20 @@ def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
 
 
 @triton.jit
+def shifted(word, BITS: tl.constexpr):
+    return (word >> BITS) & ((1 << (64 - BITS)) - 1)
+
+
+@triton.jit
+def mixed(state, word, golden, first, second):
+    """One link of the chain in `streams`, in the same wrapping arithmetic."""
+    state = (state ^ word) + golden
+    state = (state ^ shifted(state, 30)) * first
+    state = (state ^ shifted(state, 27)) * second
+    return state ^ shifted(state, 31)
+
+
+@triton.jit
 def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
     """Store a gradient, plus the correction at the same place of its matrix if there is one; its
     sum of squares."""

@@ -112,7 +112,8 @@ def _kinds(
         if name == "vmap":
             yield Kind(name, lambda flat, compute: Mapped(flat, loss, inputs.device, compute))
             continue
-        if not _alters(known):
+        # of weights that nobody trains a recording makes one product of all clients' samples
+        if not known.writes and all(each.requires_grad for each in flat.module.parameters()):
             yield Kind(
                 name,
                 lambda flat, compute: Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels),

@@ -215,6 +215,31 @@ def unchanged(low: Lowering, node: fx.Node) -> Run:
     return lambda frame: frame.values[source]
 
 
+def dropped(low: Lowering, node: fx.Node, p: float, in_place: bool) -> Run:
+    """Some of the node's input left out."""
+    if in_place:
+        low.once(node.args[0])
+    x = unchanged(low, node)
+    last = node in low.last
+
+    def run(frame: Frame) -> Tensor:
+        assert frame.source is not None, "draws without a stream"
+        return frame.ops.functions["dropout"](x(frame), p, frame.source, last)
+
+    return run
+
+
+def _dropout(low: Lowering, node: fx.Node) -> Run:
+    names = ("input", "p", "training", "inplace")
+    given: dict[str, Any] = (
+        {"p": 0.5, "training": True, "inplace": False} | dict(zip(names, node.args, strict=False)) | node.kwargs
+    )
+    low.plain(given["p"], given["training"])
+    if not given["training"] or given["p"] == 0:
+        return unchanged(low, node)
+    return dropped(low, node, given["p"], given["inplace"])
+
+
 _ELEMENTWISE: tuple[Callable[..., Tensor], ...] = (
     torch.relu, torch.tanh, torch.sigmoid, torch.exp, torch.log, torch.sqrt, torch.abs, torch.neg, torch.square,
     torch.sin, torch.cos, torch.clamp, torch.pow, torch.add, torch.sub, torch.mul, torch.div,
@@ -233,6 +258,7 @@ FUNCTIONS: dict[Any, Lower] = {
     **{changes: _elementwise(function, changes=True) for changes, function in _IN_PLACE.items()},
     **{function: _pool(function) for function in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)},
     F.linear: linear,
+    F.dropout: _dropout,
     F.softmax: _softmax_function(log=False),
     F.log_softmax: _softmax_function(log=True),
     torch.softmax: _softmax_function(log=False),

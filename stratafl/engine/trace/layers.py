@@ -15,7 +15,17 @@ from torch import Tensor, fx, nn
 
 from stratafl.engine import ops
 from stratafl.engine.method.unsupported import Unsupported
-from stratafl.engine.trace.functions import FUNCTIONS, METHODS, Lower, flattened, is_relu, on_images, softmax, unchanged
+from stratafl.engine.trace.functions import (
+    FUNCTIONS,
+    METHODS,
+    Lower,
+    dropped,
+    flattened,
+    is_relu,
+    on_images,
+    softmax,
+    unchanged,
+)
 from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
 from stratafl.models.lstm import Recurrent
 
@@ -181,9 +191,11 @@ def _recurrent(low: Lowering, node: fx.Node) -> Run:
 
 def _dropout(low: Lowering, node: fx.Node) -> Run:
     layer: Any = low.module(node)
-    if layer.training and layer.p > 0:
-        raise Unsupported("dropout")
-    return unchanged(low, node)
+    if not layer.training or layer.p == 0:
+        return unchanged(low, node)
+    if type(layer) is not nn.Dropout:
+        raise Unsupported("dropout of whole channels")
+    return dropped(low, node, layer.p, layer.inplace)
 
 
 def _flatten_layer(low: Lowering, node: fx.Node) -> Run:

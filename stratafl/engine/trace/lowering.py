@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from stratafl.engine.draws.stream import Source
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import TORCH, Compute, Sink, Table
 
@@ -55,6 +56,8 @@ class Frame:
     sinks: Sinks
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
+    source: Source | None = None
+    """Where draws come from."""
     sunk: set[str] = field(default_factory=set)
     """The parameters whose gradients the backward pass, as far as it has come, has written to where
     they are wanted."""

@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from stratafl.core.flat import Flat
 from stratafl.core.objective.outputs import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
+from stratafl.engine.draws.stream import Source
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import PLAIN, Compute, Table
 from stratafl.engine.trace import layers
@@ -63,6 +64,7 @@ class Program:
     def __init__(self, flat: Flat, inputs: Inputs):
         """`inputs` are samples of the kind the module will see: only their shape and type
         matter."""
+        flat.train()
         root, graph = _traced(flat.module, inputs)
         lowering = Lowering(root)
         self._steps: list[tuple[fx.Node, Run]] = []
@@ -104,18 +106,19 @@ class Program:
         compute: Compute = "fp32",
         sinks: Sinks = NOWHERE,
         scale: float = 1.0,
+        source: Source | None = None,
     ) -> tuple[Tensor, set[str]]:
         """The outputs, and a set that a backward pass fills with the names of the parameters whose
         gradients it writes to `sinks` itself.
 
         `named` are the clients' own parameters and buffers, (C, *shape); the rest is the module's,
         for all alike. `scale` says how much larger than they are the outputs' gradients will
-        come.
+        come, and from `source` comes what is drawn.
         """
         shared = {name: own.expand(len(inputs_CB), *own.shape) for name, own in self._own.items() if name not in named}
         given = tensors_of(inputs_CB)
         values: dict[fx.Node, Any] = {node: given[name] for node, name in self._inputs.items()}
-        frame = Frame(values, {**shared, **named}, ops, compute, sinks, scale)
+        frame = Frame(values, {**shared, **named}, ops, compute, sinks, scale, source)
         for node, run in self._steps:
             frame.values[node] = run(frame)
         return self._output(frame), frame.sunk

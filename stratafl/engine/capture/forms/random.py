@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stratafl.engine import ops
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
 from stratafl.engine.draws.stream import choices
 
 
 def dropped(frame: Frame, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
-    if p == 1:
-        return x * torch.zeros_like(x)
-    kept = frame.draws().chance(1 - p, x.shape, x.device)
-    return x * kept.to(x.dtype).div_(1 - p)
+    # a kernel takes 16 bits as well as the rows' type
+    rows = torch.float32 if x.dtype in ops.HALF.values() else x.dtype
+    return ops.table(x.device, rows).functions["dropout"](x, p, frame.draws())
 
 
 def dropout(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:

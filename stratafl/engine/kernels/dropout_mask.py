@@ -1,0 +1,79 @@
+"""Dropout by the clients' own streams in one pass: no mask is stored, since the way back draws the
+same again.
+
+C clients, B samples, K channels. Places are counted as the module sees its values, (B, K, pixels),
+also where images lie channels-last.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stratafl.base.streams import MIXING, Purpose, prefix
+from stratafl.engine.draws.stream import Source, bound_of
+from stratafl.engine.kernels.common import cdiv, mixed
+
+BLOCK = 1024
+
+
+@triton.jit
+def _drop(
+    x_ptr, y_ptr, client_ptr, step_ptr, step_stride, start, draw, below, scale, golden, first, second, count,
+    K: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    state = mixed(start, tl.load(client_ptr + row), golden, first, second)
+    state = mixed(state, tl.load(step_ptr + row * step_stride), golden, first, second)
+    state = mixed(state, draw, golden, first, second)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    pixel = at // K % PIXELS
+    place = (at // (K * PIXELS) * K + at % K) * PIXELS + pixel
+    word = mixed(state, place // 2, golden, first, second)
+    half = tl.where(place % 2 == 0, word, word >> 32).to(tl.int32)
+    x = tl.load(x_ptr + row * count + at, mask=inside, other=0.0).to(tl.float32)
+    y = x * tl.where(half <= below, scale, 0.0)
+    tl.store(y_ptr + row * count + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def _dropped(x: Tensor, draw: Any) -> Tensor:
+    client_C, step, start, number, below, scale, channels, pixels = draw
+    y, count = torch.empty_like(x), x[0].numel()
+    _drop[(cdiv(count, BLOCK), len(x))](
+        x, y, client_C, step, 1 if step.dim() else 0, start, number, below, scale, *MIXING, count,
+        channels, pixels, BLOCK,
+    )  # fmt: skip
+    return y
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, draw: Any) -> Tensor:
+        ctx.draw = draw
+        return _dropped(x.contiguous(), draw)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _dropped(gradients[0].contiguous(), ctx.draw), None
+
+
+def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
+    """What `ops.dropout` does."""
+    if p == 1 or x.numel() == 0 or x.dtype == torch.float64:
+        from stratafl.engine import ops
+
+        return ops.dropout(x, p, source, last)
+    stream = source.stream
+    client_C = torch.as_tensor(stream.client, device=x.device)
+    step = torch.as_tensor(stream.step, dtype=torch.long, device=x.device)
+    channels, pixels = (x.shape[-1], x.shape[2:-1].numel()) if last else (1, 1)
+    start, scale = prefix(stream.seed, Purpose.MODULE), 1 / (1 - p)
+    draw = client_C, step, start, source.number(), bound_of(1 - p), scale, channels, pixels
+    return _Dropout.apply(x, draw)  # type: ignore[no-any-return, no-untyped-call]
