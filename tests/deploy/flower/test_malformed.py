@@ -31,7 +31,7 @@ from stratafl.deploy.protocol.wire import decode, encode
 from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import _ssh_public as ssh_public
 from stratafl.deploy.sites.provision import flower_key
-from tests.deploy.malformed import broken, changed, records
+from tests.deploy.flower.malformed import broken, changed, records
 from tests.deploy.trees import Deployed, Written, simulation
 
 EACH = 334

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from stratafl.deploy.sites.site import Site
-from tests.deploy.strangers import LIMIT, Child, SuperLink, connected, head, poured, provisioned, trusting
+from tests.deploy.door.strangers import LIMIT, Child, SuperLink, connected, head, poured, provisioned, trusting
 
 pytestmark = pytest.mark.deploy
 CHILDREN = 31

@@ -35,8 +35,8 @@ from stratafl.deploy.flower import supernode
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.inbox import RECORD
 from stratafl.deploy.sites.site import Site
+from tests.deploy.processes.test_asked_again import process
 from tests.deploy.real import Run, wired
-from tests.deploy.test_asked_again import process
 
 pytestmark = pytest.mark.deploy
 DEADLINE = 4.0

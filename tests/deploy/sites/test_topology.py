@@ -76,7 +76,7 @@ def test_deadlines_that_are_enough_are_taken_and_a_single_one_is_the_leaves(
 
 
 def test_the_example_s_root_waits_for_its_cities_longer_than_these_for_their_hospitals() -> None:
-    made = Topology.load(Path(__file__).parents[2] / "examples" / "topology.toml")
+    made = Topology.load(Path(__file__).parents[3] / "examples" / "topology.toml")
     assert made.deadline == (93, 30) and made.config.schedule.periods == [3, 10]
 
 
