@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import nn
 from stratafl import Simulation, simulate
 from stratafl.core.channel import Channels
 from stratafl.core.home import LeafTrainer
-from stratafl.deploy.protocol.in_memory import Handler, MemoryLink
 from stratafl.deploy.protocol.job import Job, Patience
+from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
 
@@ -33,6 +33,22 @@ def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **s
     given = {"weights": "samples", "seed": 4, "batch": 3, "periods": PERIODS[depth], "rounds": ROUNDS, **settings}
     model = given.pop("model", lambda: nn.Linear(4, 3))
     return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, engine="loop", **given)
+
+
+class Handler(Protocol):
+    """A node as its parent knows it."""
+
+    def handle(self, bundle: Bundle) -> Reply: ...
+
+
+class MemoryLink:
+    """Hands every bundle to the child of that name, one child after another."""
+
+    def __init__(self, children: Mapping[str, Handler]):
+        self.children = dict(children)
+
+    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
+        return {name: self.children[name].handle(bundle) for name, bundle in bundles.items() if name in self.children}
 
 
 class Deployed:

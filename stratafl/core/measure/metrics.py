@@ -165,18 +165,6 @@ def _value(metric: Metric, parts: Sequence[Tally]) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def evaluate(
-    predict: Predict,
-    loss: Loss,
-    inputs: Tensor,
-    targets: Tensor,
-    chunk: int = CHUNK,
-    further: Sequence[Metric] = (),
-) -> dict[str, float]:
-    """The metrics of a model on test data."""
-    return metrics([tally(predict, loss, inputs, targets, chunk, further)], further)
-
-
 def rounds_to(target: float, rounds: Iterable[int], values: Iterable[float]) -> int | None:
     """The first round whose accuracy, or whatever is better the higher it is, is at least the
     target; None if there is none."""

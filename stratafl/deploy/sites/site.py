@@ -34,7 +34,7 @@ from stratafl.config.setup import import_plugins, rules_of, schedule_of
 from stratafl.core.schedule import check_participation
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.sites import user_files
-from stratafl.deploy.sites.address import LOOPBACK, joined, parted
+from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
 
@@ -105,12 +105,8 @@ class Site:
         files.write_json(folder / "site.json", dataclasses.asdict(self))
 
     @property
-    def ports(self) -> list[int]:
-        """Of this machine, that it listens on."""
-        return [parted(each)[1] for each in self.addresses]
-
-    @property
     def addresses(self) -> list[str]:
+        """Where on this machine its processes listen."""
         downward = [] if self.is_leaf else [self.listen, joined(LOOPBACK, self.runtime_port)]
         return downward + ([] if self.is_root else [joined(LOOPBACK, self.inner_port)])
 

@@ -28,7 +28,6 @@ from stratafl.core.measure.track import scalars
 from stratafl.deploy.flower import process
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.processes import Forked
-from stratafl.deploy.protocol.in_memory import MemoryLink
 from stratafl.deploy.sites import assemble
 from stratafl.deploy.sites.assemble import Assembled, study_of
 from stratafl.deploy.sites.provision import Topology, provision
@@ -37,6 +36,7 @@ from stratafl.deploy.sites.site import Site
 from stratafl.report.payload import payload
 from stratafl.runs import layout, read_run, records
 from stratafl.runs.launch import Launch
+from tests.deploy.trees import MemoryLink
 
 ROUNDS = 2
 CONFIG = f"""
