@@ -188,7 +188,7 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    # -- what a federation asks of its tree, which may be a part of one (see `ranks.branch`) -------
+    # -- what a federation asks of its tree, which may be a part of one (see `ranks.subtree`) ------
 
     @property
     def whole(self) -> Tree:

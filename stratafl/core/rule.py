@@ -148,8 +148,8 @@ class Rule(NamedTuple):
     """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
     where an optimiser bends the way, nodes then carry what tells (see `core.optimise.path`)."""
     counts_late: bool = False
-    """Whether what it keeps at children bears work that counts meetings later (see `core.late`); a
-    rule that keeps nothing there always does."""
+    """Whether what it keeps at children bears work that counts meetings later (see
+    `core.state.late`); a rule that keeps nothing there always does."""
 
 
 @dataclass(frozen=True)
