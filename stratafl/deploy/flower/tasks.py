@@ -29,9 +29,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.base.errors import told
+from stratafl.deploy.flower import proxies
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.pace import Pace, look_sooner_for_parts
-from stratafl.deploy.sites import proxies
 
 UNAUTHORIZED = httpx.codes.UNAUTHORIZED
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP

@@ -25,6 +25,7 @@ from stratafl.deploy.news import entries
 from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.notes import boards, log
 from stratafl.deploy.protocol import seal
+from stratafl.deploy.sites.address import is_loopback, parted
 from stratafl.deploy.sites.site import Site, slug
 
 PATH = "/v1/stratafl/news"
@@ -121,15 +122,13 @@ class Teller:
     def __init__(self, site: Site, folder: Path):
         import httpx  # comes with Flower
 
-        from stratafl.deploy.sites.proxies import is_loopback
-
         self._site, self._key = site, files.read_bytes(folder / "up.key")
         trusted = ssl.create_default_context(cafile=folder / "ca.pem")
         # a connection for each message: one that stays would take a place that is for Flower's
         # messages
         self._client = httpx.Client(
             verify=trusted,
-            trust_env=not is_loopback(site.parent),
+            trust_env=not is_loopback(parted(site.parent)[0]),
             timeout=PATIENCE,
             limits=httpx.Limits(max_keepalive_connections=0),
         )

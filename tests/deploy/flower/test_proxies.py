@@ -21,7 +21,7 @@ from flwr.proto.task_pb2 import Task
 from stratafl.deploy.flower import supernode
 from stratafl.deploy.flower.tasks import CLIENT_APP, Tasks
 from stratafl.deploy.host.processes import Forked
-from stratafl.deploy.sites import provision, proxies
+from stratafl.deploy.sites import provision
 from stratafl.deploy.sites.site import Site
 
 NAMES = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"]
@@ -105,10 +105,3 @@ def test_the_way_to_a_parent_elsewhere_is_the_proxy_s(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", NOBODY[0])
     assert Forked(partial(refused, site_of(f"stratafl.invalid:{port}")), tmp_path / "log", tmp_path).wait() == 0
-
-
-def test_what_is_on_this_machine() -> None:
-    for address in ("127.0.0.1:1", "127.3.0.1:1", "localhost:1", "[::1]:1"):
-        assert proxies.is_loopback(address)
-    for address in ("10.0.0.1:1", "root.example.org:1", "[2001:db8::1]:1", "127.0.0.1.example.org:1"):
-        assert not proxies.is_loopback(address)

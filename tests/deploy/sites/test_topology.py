@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 from stratafl import InvalidInput
 from stratafl.base import files
 from stratafl.deploy.sites import provision as provision_module
-from stratafl.deploy.sites.address import bound
+from stratafl.deploy.sites.address import bound, is_loopback, parted
 from stratafl.deploy.sites.provision import Topology, check_made_from, provision
 from stratafl.deploy.sites.site import Site, slug
 
@@ -249,3 +249,10 @@ def test_folders_made_from_something_else_are_not_gone_on_with(tmp_path: Path, t
     with pytest.raises(InvalidInput, match="another config or topology") as refused:
         check_made_from(root, load(tmp_path, text, run=run))
     assert told in str(refused.value)
+
+
+def test_what_is_on_this_machine() -> None:
+    for address in ("127.0.0.1:1", "127.3.0.1:1", "localhost:1", "[::1]:1"):
+        assert is_loopback(parted(address)[0])
+    for address in ("10.0.0.1:1", "root.example.org:1", "[2001:db8::1]:1", "127.0.0.1.example.org:1"):
+        assert not is_loopback(parted(address)[0])
