@@ -23,7 +23,7 @@ from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.layout import slug
 from stratafl.runs.sweep import Plan
-from tests.runs.test_damage import CONFIG, stopped_after
+from tests.runs.broken.test_damage import CONFIG, stopped_after
 
 NASTY: list[Any] = [
     None, True, -1, 0, 1e308, float("nan"), float("-inf"), 1 << 70, "", "../../escape", "/etc/passwd", "a\nb", "\x00",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.broken.test_kill import is_writing, only, start
 from tests.runs.conftest import Server, contents, records, wait
-from tests.runs.test_kill import is_writing, only, start
 
 ROUNDS, KILLS = 30, 10
 POLICIES = {
