@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,12 @@ from stratafl.engine.loop import LoopEngine
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
 ROUNDS = 3
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def normed() -> nn.Module:
+    """A model with a batch norm, which may stay with the leaves."""
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
 
 def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **settings: Any) -> Simulation:
@@ -154,3 +161,13 @@ class Written:
 
     def show(self, **facts: object) -> None:
         self.facts = facts
+
+
+def assert_agrees(deployed: Deployed, sim: Simulation) -> None:
+    """The tree ended where the simulation did, and sent as much over every edge."""
+    result = sim.result()
+    torch.testing.assert_close(deployed.model(), sim.home.shared(result.models[0])[0], **TOLERANCE)
+    tree = deployed.job.tree
+    for level in range(1, tree.depth + 1):
+        for number in range(tree.sizes[level]):
+            assert deployed.traffic(level, number) == astuple(result.communication.node(level, number))

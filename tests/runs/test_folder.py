@@ -22,8 +22,8 @@ from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.lock import Lock, is_held
 from tests.commands import command
-from tests.runs.broken.test_damage import CONFIG, names, stopped_after
 from tests.runs.conftest import ROOT, Server
+from tests.runs.stopped import CONFIG, names, stopped_after
 
 
 def launch(folder: Path, name: str = "study", **run: object):

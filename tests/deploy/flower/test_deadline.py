@@ -35,7 +35,6 @@ from stratafl.deploy.flower import supernode
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.inbox import RECORD
 from stratafl.deploy.sites.site import Site
-from tests.deploy.processes.test_asked_again import process
 from tests.deploy.real import Run, wired
 
 pytestmark = pytest.mark.deploy
@@ -158,7 +157,7 @@ def test_a_reply_that_never_becomes_whole_delays_nobody(run: Run) -> None:
 def test_a_superlink_that_hangs_does_not_hold_its_parent_up(run: Run) -> None:
     run.start("root", apart=[["0", "1", "2"]])
     run.wait(lambda: run.is_inside(2))
-    superlink = process(run, "root", "superlink")
+    superlink = run.processes("root")["superlink"]
     os.kill(superlink, signal.SIGSTOP)
     run.wait(lambda: len(run.rounds) >= 3)
     os.kill(superlink, signal.SIGCONT)

@@ -3,7 +3,6 @@ within seconds."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -35,20 +34,9 @@ def runs(tmp_path: Path) -> Iterator[Callable[[str, list[int]], Run]]:
         each.close()
 
 
-def process(run: Run, site: str, name: str) -> int:
-    """The number of a site's process, which is the one that writes its log."""
-    (host,) = (each for group, each in run.hosts.items() if site in group)
-    log = run.folders[site] / "logs" / f"{name}.log"
-    for child in Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split():
-        with contextlib.suppress(OSError):
-            if Path(os.readlink(f"/proc/{child}/fd/1")) == log:
-                return int(child)
-    raise AssertionError(f"{site} has no {name}")
-
-
 def kill(run: Run, site: str, name: str, until: Callable[[float], bool]) -> None:
     """And wait for what has to follow, which is told when that was."""
-    number, at = process(run, site, name), time.time()
+    number, at = run.processes(site)[name], time.time()
     os.kill(number, signal.SIGKILL)
     while not until(at):
         assert time.time() < at + SOON, f"{site}: {name}"
@@ -70,11 +58,11 @@ def test_killed_processes_are_asked_again_or_go_on(runs: Callable[[str, list[int
     run.start("root", apart=[["0"], ["1"]])
     run.wait(lambda: run.is_inside(1, "0") and run.is_inside(1, "1"))
     kill(run, "0", "node", works_since(run, "0"))
-    trains, asked = process(run, "1", "node"), counted(run, "1", "supernode", RECEIVED)
+    trains, asked = run.processes("1")["node"], counted(run, "1", "supernode", RECEIVED)
     kill(run, "1", "supernode", lambda at: counted(run, "1", "supernode", RECEIVED) > asked)
     begun = counted(run, "root", "superlink", BEGUN)
     kill(run, "root", "superlink", lambda at: counted(run, "root", "superlink", BEGUN) > begun)
-    assert process(run, "1", "node") == trains  # all the while
+    assert run.processes("1")["node"] == trains  # all the while
     run.wait()
     (line,) = run.rounds
     assert line["absent"] == line["refused"] == []

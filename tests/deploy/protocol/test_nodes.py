@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -11,20 +10,10 @@ from torch import nn
 
 from stratafl import InvalidInput, leaf
 from stratafl.rules.registry import entries
-from tests.deploy.trees import Deployed, simulation
+from tests.deploy.trees import TOLERANCE, Deployed, assert_agrees, normed, simulation
 
 every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
 METHODS: list[Any] = [*(entry.name for entry in entries()), {"name": "mtgc", "restart": "keep"}]
-TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
-
-
-def assert_agrees(deployed: Deployed, sim) -> None:
-    result = sim.result()
-    torch.testing.assert_close(deployed.model(), sim.home.shared(result.models[0])[0], **TOLERANCE)
-    tree = deployed.job.tree
-    for level in range(1, tree.depth + 1):
-        for number in range(tree.sizes[level]):
-            assert deployed.traffic(level, number) == astuple(result.communication.node(level, number))
 
 
 @every_depth
@@ -76,10 +65,6 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
     sim.run()
     assert_agrees(deployed, sim)
     torch.testing.assert_close(deployed.root.down.now.buffers[0], sim.federation.levels[0].buffers[0], **TOLERANCE)
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
 
 @every_depth

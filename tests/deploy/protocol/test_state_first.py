@@ -16,7 +16,7 @@ from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.state_file import Durable
-from tests.deploy.protocol.test_faults import Died, Tree, undisturbed
+from tests.deploy.protocol.fallible import Died, Tree, undisturbed
 from tests.deploy.trees import simulation
 
 

@@ -13,7 +13,9 @@ pytest.importorskip("flwr")
 from stratafl import InvalidInput
 from stratafl.deploy.sites.assemble import Assembled, study_of
 from stratafl.deploy.sites.provision import Topology, provision
-from tests.deploy.sites.test_fingerprint import Tree, in_a_task  # noqa: F401
+from tests.deploy.sites.one_process import Tree
+
+pytestmark = pytest.mark.usefixtures("in_a_task")
 
 OWN = """
 import torch.nn.functional as F

@@ -20,29 +20,9 @@ from stratafl.config.schema import Config
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.launch import Launch
 from tests.runs.conftest import contents
+from tests.runs.stopped import CONFIG, names, stopped_after
 
 FILES = ("state.json", "tensors.safetensors", "SHA256SUMS")
-CONFIG = {
-    "tree": {"shape": "2x2"},
-    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
-    "model": {"name": "logistic"},
-    "method": {"rules": ["mtgc", "scaffold"]},
-    "schedule": {"periods": [2, 2], "participation": [1.0, 1]},
-    "run": {"rounds": 6, "checkpoint_every": 1, "keep_state": True},
-}
-
-
-def stopped_after(rounds: int, folder: Path) -> Path:
-    """A run with checkpoints of the last two rounds it did."""
-    launch = Launch.new(Config.of(CONFIG), "study", folder)
-
-    def watch(record) -> None:
-        if record.round == rounds + 1:
-            raise Interrupted(2)
-
-    with pytest.raises(Interrupted):
-        launch.run(watch)
-    return launch.folder.path
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +41,6 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     copy = tmp_path / stopped.name
     shutil.copytree(stopped, copy)
     return copy
-
-
-def names(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
 def identity(run: Path) -> str:

@@ -4,13 +4,11 @@ traceback."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.layout import slug
 from stratafl.runs.sweep import Plan
-from tests.runs.broken.test_damage import CONFIG, stopped_after
+from tests.runs.broken.nested import changed, paths
+from tests.runs.stopped import CONFIG, stopped_after
 
 NASTY: list[Any] = [
     None, True, -1, 0, 1e308, float("nan"), float("-inf"), 1 << 70, "", "../../escape", "/etc/passwd", "a\nb", "\x00",
@@ -61,27 +60,6 @@ def place(stopped: Path, tmp_path: Path) -> tuple[Path, Path]:
     (other / "000004").mkdir(parents=True)
     (other / "file").write_text("mine")
     return run, other
-
-
-def paths(value: Any, where: tuple = ()) -> Iterator[tuple]:
-    """Every place in nested data, outermost first."""
-    if where:
-        yield where
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inside:
-        yield from paths(each, (*where, key))
-
-
-def changed(value: Any, where: tuple, new: Any) -> Any:
-    value = copy.deepcopy(value)
-    inside = value
-    for key in where[:-1]:
-        inside = inside[key]
-    if new is KeyError:
-        del inside[where[-1]]
-    else:
-        inside[where[-1]] = new
-    return value
 
 
 def some(items: list, count: int, start: int = 0) -> list:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.broken.killed import is_writing, only, start
 from tests.runs.conftest import Server, contents, records, wait
 
 ROUNDS = 60
@@ -52,23 +53,6 @@ def undisturbed(server: Server, config: Path) -> dict:
     assert code == 0, said
     (run,) = (server.folder / "whole").iterdir()
     return contents(run)
-
-
-def is_writing(run: Path) -> bool:
-    """Whether a checkpoint is half written just now."""
-    return any(path.name.endswith(".partial") for path in (run / "checkpoints").iterdir())
-
-
-def only(folder: Path) -> Path:
-    (run,) = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return run
-
-
-def start(server: Server, folder: Path, config: Path):
-    """The run's first process, and its folder once it is there."""
-    process = server.start("run", config, "--quiet", "--runs", folder)
-    wait(lambda: folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()))
-    return process, only(folder)
 
 
 def test_killed_twenty_times(server: Server, config: Path, undisturbed: dict, tmp_path: Path) -> None:

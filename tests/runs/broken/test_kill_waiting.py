@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.broken.test_kill import is_writing, only, start
+from tests.runs.broken.killed import is_writing, only, start
 from tests.runs.conftest import Server, contents, records, wait
 
 ROUNDS, KILLS = 30, 10

@@ -20,8 +20,8 @@ from stratafl.report.payload import payload
 from stratafl.runs.launch import Launch
 from stratafl.runs.lock import is_held
 from tests.commands import command
-from tests.runs.broken.test_damage import CONFIG
-from tests.runs.broken.test_hostile import changed, paths
+from tests.runs.broken.nested import changed, paths
+from tests.runs.stopped import CONFIG
 
 ODD: list[Any] = [
     KeyError, None, True, -1, 0, 7.5, 10**30, 10**400, float("nan"), float("inf"), float("-inf"), "", "text", "\ud800",
