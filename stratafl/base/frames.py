@@ -81,9 +81,19 @@ def _others() -> frozenset[str]:
     """The folders of this package, of Python itself and of installed libraries."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
-    # an environment may have its libraries in another's folder
-    libraries += [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
+    # an environment may have its libraries in another's folder, or in one that was named to pip
+    libraries += [each for each in sys.path if _has_libraries(each)]
     return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *filter(None, libraries)])
+
+
+def _has_libraries(folder: str) -> bool:
+    """Whether a folder of the search path is one into which libraries were installed."""
+    if os.path.basename(folder) in ("site-packages", "dist-packages"):
+        return True
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder or "."))
+    except OSError:
+        return False
 
 
 def code_of(function: object) -> CodeType | None:
