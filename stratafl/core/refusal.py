@@ -19,6 +19,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, number
 from stratafl.base.tree import Tree
 from stratafl.core.rule import Rule
+from stratafl.core.shared_rows import in_blocks
 
 LIMIT = 1e4
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far
@@ -37,8 +38,6 @@ the model is in line with any."""
 LITTLE = 1e-3
 """Likewise: siblings whose median is below this have nothing left to learn, and are no measure at
 all."""
-BLOCK = 2**25
-"""Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
 
 class Refusal(NamedTuple):
@@ -133,8 +132,7 @@ def out_of_line(
     level in common must ask."""
     if factor is None:
         return np.zeros_like(present_N)
-    columns = max(1, BLOCK // len(rows_NP))
-    blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+    blocks = in_blocks(rows_NP, start_MP)
     norm_N = np.sqrt(sum(lengths(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
     return present_N & too_long(norm_N, siblings_N, lengths(start_MP)[tree.parents[level]], factor)
@@ -164,8 +162,7 @@ def far_off(
         return np.zeros_like(present_N)
     update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
-        columns = max(1, BLOCK // len(rows_NP))
-        blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+        blocks = in_blocks(rows_NP, start_MP)
         update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
         (start_M,) = largest(start_MP)
     return beyond(tree, level, update_N, start_M, present_N, limit)

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from stratafl.base.transfer import placed
 from stratafl.base.tree import ALL, Tree
+from stratafl.core.shared_rows import in_blocks
 from stratafl.core.watch import Meeting, Watcher
 
 Diagnose = Literal["none", "drift", "ideal"]
@@ -49,8 +50,6 @@ DriftSamples = list[tuple[int, str, list[float], list[float]]]
 """Level, name, and for each meeting a mean and the weight of the nodes it is of."""
 DriftSums = list[tuple[int, str, list[float], list[float]]]
 """Level, name, and for each meeting a sum over the whole tree and the weight of the nodes in it."""
-BLOCK = 2**25
-"""Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
 
 START_TO_MEAN = "from start to mean"
@@ -178,9 +177,8 @@ class Drift(Watcher):
     def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
         """Each node's squared distance from its parent's row."""
         children = self.tree.children(level - 1)
-        columns = max(1, BLOCK // len(x_NP))
         squares = []
-        for x_NB, of_MB in zip(x_NP.split(columns, dim=1), of_MP.split(columns, dim=1), strict=True):
+        for x_NB, of_MB in in_blocks(x_NP, of_MP):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
