@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it."""
+        """The exit code that a shell gives a process ended by this signal."""
         return 128 + self.number
 
 

@@ -196,7 +196,8 @@ class Tree:
         return self
 
     def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
-        """Of one value per node of the whole tree's level, those of the nodes of this part."""
+        """The values of this part's nodes, from one value per node of the same level of the whole
+        tree."""
         return values_N
 
     def counted(self, level: int) -> np.ndarray:

@@ -50,7 +50,7 @@ class DataConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the function, or Hugging Face's, is called with."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Of a table: inputs, targets and owner."""
+    """The columns of a table: inputs, targets and owner."""
     test: Any = None
     """What a file or folder is tested on: another of its kind, or a share of its own samples."""
     lazy: bool = False
@@ -61,8 +61,8 @@ class DataConfig:
     """Turn training images by node: start, step (degrees) and level."""
     augment: str = "none"
     synthetic: Mapping[str, Any] = field(default_factory=dict)
-    """For the data set of that name: samples per client; alpha and beta, one number or one per
-    level."""
+    """Settings of the data set of that name: samples per client; alpha and beta, one number or one
+    per level."""
     test_partition: str | None = None
     """Test data of each client's own: "like_train", or none."""
 
@@ -175,21 +175,21 @@ class Config:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
-        """From nested tables, such as a parsed TOML file; what `stratafl plan` reads in it is no
-        part of a run."""
+        """Read a config from nested tables, such as a parsed TOML file; what `stratafl plan` reads
+        in it is no part of a run."""
         check_plain(values)
         given = {key: each for key, each in values.items() if key != PLAN} if isinstance(values, Mapping) else values
         return _fill(Config, given, "")
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
-        """From a TOML file, with "section.key=value" changes on top; files that it names lie beside
-        it."""
+        """Read a config from a TOML file, with "section.key=value" changes on top; files that it
+        names lie beside it."""
         return Config.of(read_tables(path, changes))
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain tables. What only a run in virtual time says is left out of another's, whose
-        tables are then those of runs that were stored before there was any."""
+        """The config as plain tables. What only a run in virtual time says is left out of
+        another's, whose tables are then those of runs that were stored before there was any."""
         tables = dataclasses.asdict(self)
         if self.network is None:
             del tables["network"]

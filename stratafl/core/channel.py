@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
     seed: int
     level: int
-    """Of the edge."""
+    """The level of the edge."""
     round: int
     """How many rounds this edge level has begun."""
     nodes_N: np.ndarray

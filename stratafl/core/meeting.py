@@ -90,7 +90,7 @@ class Sent(NamedTuple):
     """The children's models as their parents know them: the parents' answer is compared with
     these."""
     buffers_NB: Tensor
-    """Likewise."""
+    """The children's buffers as their parents know them."""
 
 
 class Arrived(NamedTuple):
@@ -123,13 +123,13 @@ class Outcome(NamedTuple):
     large_N: np.ndarray
     """Whose message was finite, but far too large."""
     share_M: np.ndarray
-    """Of the children's weight that went into it."""
+    """The share of the children's weight that went into the result, for each parent."""
     sane_M: np.ndarray
     """Who heard somebody, and made something finite of it."""
     rate_M: np.ndarray
     """The mean of the children's sums of learning rates."""
     mean_MP: Tensor
-    """Of the children's models."""
+    """The mean of the children's models."""
     merged_MP: Tensor
     """What the rule made of it, finite or not."""
 
@@ -292,7 +292,7 @@ def _new_buffers(edges: Edges, held: Held, message: Rows) -> Tensor:
 
 
 def _unsound(edges: Edges, held: Held, arrived: Arrived) -> tuple[np.ndarray, np.ndarray]:
-    """Of those that came, whose message is not finite, and whose is but is far too large."""
+    """Whose message is not finite, and whose is finite but far too large, among those that came."""
     tree, level, limits = edges.tree, edges.level, edges.limits
     message = {**arrived.message, BUFFERS: _new_buffers(edges, held, arrived.message)}
     sizes = dict(zip(message, largest(*message.values()), strict=True))

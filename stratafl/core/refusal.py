@@ -32,12 +32,12 @@ FACTOR = 8.0
 where not all who take part are one's own. Healthy ones were measured at up to 4 times, and 8 where
 data are most unlike."""
 REST = 0.025
-"""Of the norm of the model they were given: the siblings' median is taken for at least this, since
-who has little left to learn is no measure for the others. With `FACTOR`, an update of a fifth of
-the model is in line with any."""
+"""The share of the norm of the model that children were given which the siblings' median is taken
+for at least, since who has little left to learn is no measure for the others. With `FACTOR`, an
+update of a fifth of the model is in line with any."""
 LITTLE = 1e-3
-"""Likewise: siblings whose median is below this have nothing left to learn, and are no measure at
-all."""
+"""The share of that norm below which the siblings' median is no measure at all: they have nothing
+left to learn."""
 
 
 class Refusal(NamedTuple):
@@ -100,8 +100,8 @@ def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
 def beyond(
     tree: Tree, level: int, sizes_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, limit: float
 ) -> np.ndarray:
-    """Of those present, whose part of a message is over the limit; sizes are the largest magnitudes
-    of rows."""
+    """Whose part of a message is over the limit, among those present; sizes are the largest
+    magnitudes of rows."""
     siblings_N = tree.siblings(level, sizes_N, present_N)
     return present_N & too_large(sizes_N, siblings_N, start_M[tree.parents[level]], limit)
 
@@ -128,8 +128,8 @@ def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, fa
 def out_of_line(
     tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
 ) -> np.ndarray:
-    """Of those present, whose update is too long beside its siblings'. All who have parents of this
-    level in common must ask."""
+    """Whose update is too long beside its siblings', among those present. All who have parents of
+    this level in common must ask."""
     if factor is None:
         return np.zeros_like(present_N)
     blocks = in_blocks(rows_NP, start_MP)
@@ -152,8 +152,8 @@ def far_off(
     present_N: np.ndarray,
     limit: float | None,
 ) -> np.ndarray:
-    """Of those present, whose rows are too far from what their parents gave, or from zero where
-    that is None.
+    """Whose rows are too far from what their parents gave, or from zero where that is None, among
+    those present.
 
     largest_N: the rows' largest magnitudes. All who have parents of this level in common must
     ask.

@@ -50,11 +50,11 @@ class Path(NamedTuple):
     (see `core.optimise.path`)."""
 
     start: Tensor | Shared
-    """When the child got its model."""
+    """Where the path was when the child got its model."""
     end: Tensor
-    """Its own, as its parent knows it."""
+    """Where the child's own path ended, as its parent knows it."""
     merged: Tensor | Shared | None = None
-    """The parent's, as `Edge.merged`."""
+    """Where the parent's path ended, in `down` only, as `Edge.merged` is there."""
 
 
 class Edge:

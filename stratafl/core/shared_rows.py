@@ -32,7 +32,7 @@ class Spread(NamedTuple):
     on_device_N: Tensor | None = None
     """The same beside the rows, if it is there already."""
     drift_kernel: DriftKernel | None = None
-    """For rows in float32 on a GPU, if there is one."""
+    """A kernel for rows in float32 on a GPU, if there is one."""
 
     @property
     def nodes(self) -> int:

@@ -94,7 +94,7 @@ def shape_of(inputs: Inputs) -> Shape:
 
 
 def sample_bytes(inputs: Inputs) -> int:
-    """Of one sample."""
+    """The bytes of one sample."""
     return sum(each[:1].nbytes for each in tensors_of(inputs).values())
 
 

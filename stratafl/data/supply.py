@@ -67,7 +67,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """In memory: a batch is an index."""
+    """Samples that are held in memory: a batch is an index."""
 
     inputs_N: Inputs
     targets_N: Tensor

@@ -18,7 +18,8 @@ from stratafl.base.tree import Tree
 from stratafl.data.sampling import Sampling
 
 SLACK = 1.1
-"""By how much the busiest rank may have more to do than it must, if that keeps groups together."""
+"""The factor by which the busiest rank may have more to do than it must, if that keeps groups
+together."""
 STEP = 8.0
 """What a step costs whatever is in its batch, in samples; roughly."""
 TRIES = 12

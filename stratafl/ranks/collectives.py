@@ -210,7 +210,7 @@ class Ranks:
     # -- from one to another -----------------------------------------------------------------------
 
     def send(self, tensor: Tensor, to: int, kind: str = "state") -> None:
-        """Its bytes; the other rank must have room of the same size."""
+        """Send a tensor's bytes; the other rank must have room of the same size."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         with self._talking():
             for piece in flat.split(PIECE):

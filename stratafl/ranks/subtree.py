@@ -28,7 +28,7 @@ class Shared(NamedTuple):
     """A parent whose children lie on several ranks."""
 
     number: int
-    """In the whole tree."""
+    """The parent's number in the whole tree."""
     members: Members
 
 

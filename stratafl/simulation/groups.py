@@ -57,8 +57,8 @@ class Problem:
     tree: Tree | Shape
     """A `Tree` or one of its notations, such as "4x5"."""
     weights: str | Sequence | np.ndarray | None = None
-    """Of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless
-    given."""
+    """The weights of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's
+    own unless given."""
     test: Data | None = None
     """In any of the forms of data; a list of data sets is one for each client, and all of them for
     the root."""

@@ -58,7 +58,7 @@ themselves."""
 
 
 class Weights(NamedTuple):
-    """Of some nodes of a level in a mean: they add up to one, or are all zero."""
+    """Weights of the nodes of a level in a mean: they add up to one, or are all zero."""
 
     each_N: Tensor
     total: float
@@ -153,8 +153,8 @@ class Drift(Watcher):
         self._totals[level, name].append(weights.total)
 
     def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> Weights:
-        """Of the nodes present: as their parents weigh them, times the parents' own weight in the
-        tree."""
+        """Weights of the nodes that are present: as their parents weigh them, times the parents'
+        own weight in the tree."""
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
         return Weights.of(tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like)
@@ -162,7 +162,8 @@ class Drift(Watcher):
     def _meeting_weights(
         self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
     ) -> tuple[Weights, Weights]:
-        """Of the children and of the parents; when all are there they need not be made anew."""
+        """Weights of the children and of the parents; where all are present they are kept for the
+        next meeting."""
         key = level, like.device
         # of a parent that lies in several parts, children elsewhere may be absent
         everybody = bool(present_N.all()) and bool((share_M > ALL).all())

@@ -38,7 +38,7 @@ class Tally(NamedTuple):
     seen: int
     """Classes that were asked for; 0 where there are none to ask for."""
     sums: Mapping[str, list[float]] = {}
-    """Of each further metric that adds up."""
+    """The sums of each further metric that adds up."""
     values: Mapping[str, float] = {}
     """The other further metrics, where all samples were seen."""
 

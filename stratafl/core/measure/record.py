@@ -53,8 +53,8 @@ class RoundResult:
     """Whether the root's model is a new one: it is not where everything that came was refused, or
     nobody came."""
     over_nodes: OverNodes = field(default_factory=dict)
-    """By level and metric: the `mean`, the `worst` and the `deviation` over the nodes of the levels
-    asked for below the root."""
+    """The `mean`, the `worst` and the `deviation` over the nodes of the levels asked for below the
+    root, by level and metric."""
 
     @property
     def lost(self) -> bool:
@@ -68,7 +68,7 @@ class RoundResult:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
-        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
         # what records of earlier versions do not have
         later = {"too_large": (), "renewed": True, "over_nodes": {}}
         values = {**later, **values} if isinstance(values, Mapping) else values
@@ -126,7 +126,7 @@ class PartialRound:
     that it can be sent."""
 
     refused: list[list[Refusal]]
-    """At each meeting."""
+    """Who was refused at each meeting."""
     renewed: bool
     """Whether the root has a new model."""
     tally: Tally | None
@@ -154,7 +154,7 @@ class Stretch:
 
     @staticmethod
     def of(tree: Tree, parts: Sequence[PartialRound]) -> Stretch:
-        """From what each part of the tree saw of the same meetings."""
+        """Put together what each part of the tree saw of the same meetings."""
         at_meetings = zip(*(part.refused for part in parts), strict=True)
         taken = [part.drift for part in parts if part.drift is not None]
         counts = [part.clipped for part in parts if part.clipped is not None]
@@ -167,7 +167,7 @@ class Stretch:
 
     @staticmethod
     def read(values: Mapping[str, Any], tree: Tree, where: str) -> Stretch:
-        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
         refused, drift, clipped, client_steps = (values[each.name] for each in fields(Stretch))
         for each in refused:
             if not _is_list(each, str, bool):
@@ -184,7 +184,7 @@ class Stretch:
         )
 
     def then(self, more: Stretch) -> Stretch:
-        """With the meetings that came after them."""
+        """These meetings and, behind them, those that came after."""
         return Stretch(
             refused=[*self.refused, *more.refused],
             drift=None if self.drift is None or more.drift is None else in_a_row(self.drift, more.drift),
@@ -194,7 +194,7 @@ class Stretch:
 
 
 BEGINNING = Stretch()
-"""Of a round, of which nobody has seen anything yet."""
+"""The beginning of a round: no meeting has been held yet."""
 
 
 def record(

@@ -85,7 +85,7 @@ def _topk(k: int = 5) -> Sums:
 
 
 def _confusion(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-    """For each class how often it was right, how often it was said, and how often it was there."""
+    """How often each class was right, how often it was said, and how often it was there."""
     scores_NK, class_N = _asked(scores, targets, ignored)
     said_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
     three = (class_N[said_N == class_N], said_N, class_N)
@@ -113,7 +113,8 @@ def _balanced_accuracy() -> Sums:
 
 
 def _perplexity() -> Sums:
-    """Of the class that is there, e to the mean of minus the logarithm of its probability."""
+    """The exponential of the mean negative logarithm of the probability of the class that is
+    there."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
         scores_NK, class_N = _asked(scores, targets, ignored)

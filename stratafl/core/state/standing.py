@@ -220,5 +220,5 @@ class Standing:
         return row_bytes({MODEL: self.levels[0].model})
 
     def _numbers(self, level: int) -> np.ndarray:
-        """Of the nodes of a level, in the whole tree."""
+        """The numbers that the nodes of a level have in the whole tree."""
         return self.tree.here(level, np.arange(self.tree.whole.sizes[level]))

@@ -20,7 +20,7 @@ class Found:
     train: object
     test: object = None
     classes: tuple[str, ...] = ()
-    """Their names; empty where they have none, or where targets are no classes."""
+    """The names of the classes; empty where they have none, or where targets are no classes."""
     owner: Sequence[object] | np.ndarray | None = None
     """Whose each sample is."""
     partition: object = None
