@@ -28,7 +28,8 @@ NAMED = 3
 
 
 def place_of(host: str) -> str:
-    """As what an address is counted."""
+    """The place that an address is counted as: the address itself, or its network where it is an
+    IPv6 one, of which a host may have many."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -53,8 +53,8 @@ Say = Callable[[str], None]
 
 
 def run_steadily() -> None:
-    """From now on, in this process and in all that begin as copies of it, whatever the host's clock
-    does."""
+    """Have time go on steadily from now on, in this process and in all that begin as copies of it,
+    whatever the host's clock does."""
     began = max(time.time(), EARLIEST) - time.monotonic()
 
     def now(tz: datetime.tzinfo | None = None) -> datetime.datetime:
@@ -87,7 +87,8 @@ class ParentClock:
         self.said = 0.0
         """Seconds by which this host's clock is known to be ahead, as it was last said."""
         self._ahead = time.time() - time.monotonic()
-        """Of this host's steady clock; as if the clocks agreed, until there is an answer."""
+        """Seconds by which the parent's clock is ahead of this host's steady one; as if the hosts'
+        clocks agreed, until there is an answer."""
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._ahead + time.monotonic(), datetime.UTC)
@@ -121,7 +122,7 @@ class ParentClock:
 
 
 def sign_with(clock: ParentClock) -> None:
-    """From now on, in this SuperNode."""
+    """Have this SuperNode date and sign its messages by this clock from now on."""
     for module in (node_auth_http_interceptor, flower_message):
         vars(module)["now"] = clock.now
 

@@ -289,8 +289,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
 
 
 def _is_over(made: RootSetup, root: Root, run: RootRun) -> bool:
-    """As a simulation is: all rounds were done, or the last one reached what the run is to stop
-    at."""
+    """Whether the run has ended, as a simulation does: all rounds were done, or the last one
+    reached what the run is to stop at."""
     reached = run.last is not None and run.last.reaches(made.objective.goals)
     return root.round >= made.evaluation.rounds or reached
 

@@ -53,7 +53,8 @@ REST = 30.0
 """Seconds that the rest of a request gets to come, once it was announced: its parent puts it there
 at once."""
 BEFORE = Path("flower", "before.json")
-"""In the site's folder: as which node, from which host, its SuperNode was last let in."""
+"""The file in the site's folder that says as which node, and from which host, its SuperNode was
+last let in."""
 
 
 def run(site: Site) -> None:
@@ -98,8 +99,9 @@ def run(site: Site) -> None:
 
 
 def _whole_or_not_at_all(pull: Any) -> Any:
-    """Of a request whose parent died half way, the rest never comes, and nobody would be told that
-    it was given up: so this process ends, and whoever is the parent now asks the next one again."""
+    """Have this process end where the rest of a request never comes, since its parent died half
+    way: nobody would be told that it was given up, and whoever is the parent now asks the next
+    process again."""
 
     def pulled(*given: Any, **named: Any) -> Any:
         began = time.monotonic()

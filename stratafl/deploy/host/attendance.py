@@ -55,7 +55,7 @@ def _drawn(config: Config, tree: Tree, above: dict[str, set[str]]) -> Iterator[s
 
 
 def _above(name: str, tree: Tree) -> set[str]:
-    """Its ancestors."""
+    """The ancestors of a site."""
     level, number = tree.find(name)
     found = set()
     while level:

@@ -22,7 +22,7 @@ MMAP_THRESHOLD = -3
 
 
 def give_back_soon() -> None:
-    """From now on, in this process."""
+    """Have this process give freed memory back to the system soon, from now on."""
     adjust = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if adjust is not None:
         adjust(MMAP_THRESHOLD, LARGE)

@@ -89,7 +89,7 @@ class Newsroom:
         self._restarts[name] += 1
 
     def look(self, running: Mapping[str, Forked], stopping: bool = False) -> None:
-        """From time to time: gather it, say what has changed, and pass it on."""
+        """Gather the news, say what has changed, and pass it on; to be called from time to time."""
         now = time.monotonic()
         if now - self._looked < LOOK and not stopping:
             return

@@ -88,7 +88,7 @@ class Forked:
         return self.returncode
 
     def signal(self, number: int) -> None:
-        """To it and all that it started, which are in its session."""
+        """Send a signal to the process and all that it started, which are in its session."""
         if self.poll() is None:
             try:
                 os.killpg(self.pid, number)

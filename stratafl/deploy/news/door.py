@@ -40,8 +40,8 @@ LOOK, SOONEST = 0.25, 0.5
 
 
 class NewsDoor:
-    """In front of everything else that a SuperLink serves: takes the children's news, and keeps the
-    last of each."""
+    """Stands in front of everything else that a SuperLink serves: takes the children's news, and
+    keeps the last of each."""
 
     def __init__(self, inside: Any, port: int, keys: Mapping[str, bytes], subtrees: Mapping[str, frozenset[str]]):
         """`keys`: of the edges, by child."""

@@ -87,8 +87,8 @@ class Handler(logging.Handler):
 
 
 def listen(*names: str, travels: bool = False) -> None:
-    """From now on, in this process, these loggers write lines as ours are. `travels`: their
-    warnings do, as ours."""
+    """Have these loggers write lines as ours are, in this process and from now on. `travels`: their
+    warnings travel to the parent as ours do."""
     for name in names:
         logger = logging.getLogger(name)
         logger.handlers[:] = [Handler(travels)]
@@ -107,7 +107,7 @@ def keep_small(logs: Iterable[Path], largest: int = LARGEST) -> None:
 
 
 def _keep(path: Path) -> None:
-    """As NAME.1; where there is no room for it, the one before stays."""
+    """Keep a copy of a log as NAME.1; where there is no room for it, the one before stays."""
     partial = path.with_name(f".{path.name}{files.PARTIAL}")
     try:
         with open(path, "rb") as source, files.create(partial, files.PRIVATE) as copy:

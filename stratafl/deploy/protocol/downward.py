@@ -55,11 +55,11 @@ class Below:
     """What a parent keeps of the edges to its children."""
 
     held: Tensor
-    """Its model: what came of the last meeting, or from above since."""
+    """The parent's model: what came of the last meeting, or from above since."""
     buffers: Tensor
     memory: Rows
     given: Parcel
-    """Its model as its children get it."""
+    """The parent's model as its children get it."""
     children: tuple[Child, ...]
     channel: Rows = field(default_factory=dict)
     """The memory of the channel to them."""
@@ -70,7 +70,7 @@ class Below:
     refused: tuple[str, ...] = ()
     """Since this node's last report: whose update was refused, in its subtree."""
     absent: tuple[str, ...] = ()
-    """Likewise: who was asked and did not answer in time."""
+    """Since this node's last report: who was asked and did not answer in time."""
 
 
 class Downward:
@@ -231,7 +231,7 @@ class Downward:
         return taken[MODEL], taken[BUFFERS]
 
     def give(self) -> None:
-        """From now on the children get what this node holds now."""
+        """Give the children what this node holds now."""
         now = self.now
         key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
         held = Held(now.held, now.buffers, now.memory)

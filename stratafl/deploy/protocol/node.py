@@ -39,7 +39,7 @@ class NodeState:
     above: Above | None = None
     below: Below | None = None
     reply: Reply | None = None
-    """To the last bundle that began a round: it is not trained twice."""
+    """The reply to the last bundle that began a round: a round is not trained twice."""
     line: str = ""
     """The root's: its last round as the record tells it."""
 
@@ -292,8 +292,8 @@ class Root:
 
 
 def introduction(job: Job, site: str) -> Reply:
-    """To a parent that is made of something else, or speaks another protocol: who this is, and what
-    it is made of."""
+    """The reply to a parent that is made of something else, or speaks another protocol: who this
+    is, and what it is made of."""
     return Reply(job.name, site, 0, None, job.fingerprint, dict(job.made_of))
 
 

@@ -44,7 +44,7 @@ Large pieces of memory go back to the system when they are freed, so that a copy
 takes new ones: in huge pages that takes a third of the time."""
 TOPOLOGY = "topology.json"
 DIGITS = 8
-"""Of a digest in a folder's name."""
+"""How many digits of a digest a folder's name has."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,12 @@ class Site:
     parent: str
     """How it reaches its parent's SuperLink; empty for the root."""
     inner_port: int
-    """Of its SuperNode's side towards its own processes, on loopback."""
+    """The port of its SuperNode's side towards its own processes, on loopback."""
     runtime_port: int
-    """Of its SuperLink's side towards its own processes, likewise."""
+    """The port of its SuperLink's side towards its own processes, on loopback."""
     data: str
-    """A leaf's own, at its host; empty where it takes its part of the config's data set."""
+    """Where a leaf's own data is, at its host; empty where it takes its part of the config's data
+    set."""
     inputs: list[int]
     """The shape of a sample as the model takes it."""
     input_type: str
@@ -76,8 +77,8 @@ class Site:
     buffers: int
     dtype: str
     samples: list[int]
-    """Of the leaves below it, or its own, as declared when the folder was made; 0 where that was
-    not known."""
+    """The samples of the leaves below it, or its own, as declared when the folder was made; 0 where
+    that was not known."""
     largest: int
     """Bytes of a message of this run, at most."""
     deadline: list[float | None]
@@ -87,8 +88,8 @@ class Site:
     files: dict[str, str]
     """SHA-256 of everything in code/."""
     frozen: str = ""
-    """Of the model's parameters that are not trained, which never travel; empty where it has
-    none."""
+    """The digest of the model's parameters that are not trained, which never travel; empty where it
+    has none."""
 
     @staticmethod
     def load(folder: Path) -> Site:
@@ -136,7 +137,7 @@ def tree_of(config: Config) -> Tree:
 
 
 def subtrees(folder: Path, site: Site) -> dict[str, frozenset[str]]:
-    """By child: itself and all below it, by this site's own config."""
+    """Each child with all sites below it, by this site's own config."""
     try:
         tree = tree_of(stored_config(folder))
         return {child: tree.subtree(*tree.find(child)) for child in site.children}

@@ -28,21 +28,21 @@ LONGEST_DEADLINE = 10**9
 
 @dataclass(frozen=True)
 class Topology:
-    """As it is in the file, with paths from its folder."""
+    """A topology as it is in its file, with paths from its folder."""
 
     path: Path
     config_path: Path
     config: Config
     base_port: int = 9400
     hosts: dict[str, str] = field(default_factory=dict)
-    """By site: the name or address under which its children reach it; this machine unless given."""
+    """The name or address under which a site's children reach it; this machine unless given."""
     bind: dict[str, str] = field(default_factory=dict)
-    """By site: the address it listens on; that of its host unless given."""
+    """The address that a site listens on; that of its host unless given."""
     data: dict[str, str] = field(default_factory=dict)
-    """By leaf: where its own data is, at its own host; its part of the config's data set unless
+    """Where a leaf's own data is, at its own host; its part of the config's data set unless
     given."""
     samples: dict[str, int] = field(default_factory=dict)
-    """By leaf with data of its own: how many samples that is; what it says first unless given."""
+    """How many samples a leaf has that has data of its own; what it says first unless given."""
     deadline: tuple[float | None, ...] = ()
     min_children: tuple[int, ...] = ()
 

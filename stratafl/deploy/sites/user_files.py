@@ -29,11 +29,11 @@ class Carried(NamedTuple):
     """What is copied."""
 
     names: dict[str, str]
-    """Every file as the config names it: where it is in the folder of code."""
+    """Where each file is in the folder of code, by the name that the config has for it."""
     contents: dict[str, bytes]
-    """By the place in that folder."""
+    """What each file holds, by its place in that folder."""
     sources: dict[str, Path]
-    """Likewise: where it was found."""
+    """Where each file was found, by its place in that folder."""
 
     @property
     def digests(self) -> dict[str, str]:
