@@ -24,8 +24,8 @@ class Interrupted(Exception):
 
 
 class Stopped(KeyboardInterrupt, SystemExit):
-    """The same in a program of the user's: it ends as a command would, without a traceback, unless
-    it catches a `KeyboardInterrupt`."""
+    """Stands for `Interrupted` in a program of the user's: it ends as a command would, without a
+    traceback, unless it catches a `KeyboardInterrupt`."""
 
     def __init__(self, interrupted: Interrupted):
         super().__init__(interrupted.note)

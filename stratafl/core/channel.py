@@ -57,7 +57,7 @@ def identity() -> Channel:
 
 
 class Channels(NamedTuple):
-    """Those of one edge level."""
+    """The channels of one edge level."""
 
     up: Channel = identity()
     down: Channel = identity()

@@ -83,7 +83,7 @@ class Sent(NamedTuple):
 
     payload: Rows
     state: Rows
-    """The rule's."""
+    """The rule's state."""
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor

@@ -30,7 +30,7 @@ class Spread(NamedTuple):
     of_N: np.ndarray | None = None
     """None where every node has its own."""
     on_device_N: Tensor | None = None
-    """The same beside the rows, if it is there already."""
+    """`of_N` beside the rows on their device, if it is there already."""
     drift_kernel: DriftKernel | None = None
     """A kernel for rows in float32 on a GPU, if there is one."""
 

@@ -129,7 +129,7 @@ class Work(NamedTuple):
     """Each leaf's model at the start."""
     b: Spread
     corrections: tuple[Spread, ...]
-    """Those on each leaf's path to the root, which add up."""
+    """The corrections on each leaf's path to the root, which add up."""
     pulls: tuple[Pull, ...]
     active: list[int]
     """The leaves that take part."""

@@ -88,7 +88,7 @@ def typed(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) 
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """A sample's."""
+    """The shape of a sample."""
     shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
     return shapes if isinstance(inputs, Fields) else shapes[""]
 

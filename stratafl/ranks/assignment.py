@@ -60,8 +60,8 @@ def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np
 
 
 def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
-    """For a cut before each leaf, how many meetings in a round it makes reach across ranks, the
-    root's aside."""
+    """How many meetings in a round a cut before each leaf makes reach across ranks, the root's
+    aside."""
     cost = np.zeros(tree.leaves)
     for level in range(1, tree.depth):
         ancestor_N = tree.ancestors(level)

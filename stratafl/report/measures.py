@@ -24,7 +24,7 @@ class Measure:
 
     name: str
     title: str
-    """As it stands above a chart and in a table."""
+    """The title above a chart and in a table."""
     better: Better
     percent: bool
     digits: int | None
@@ -39,7 +39,7 @@ class Measure:
         return asdict(self)
 
     def scaled(self, value: OverSeeds) -> OverSeeds:
-        """In the unit of the tables: a share in per cent."""
+        """A value in the unit of the tables: a share in per cent."""
         factor = 100.0 if self.percent else 1.0
         return OverSeeds(factor * value.mean, None if value.deviation is None else factor * value.deviation)
 

@@ -51,7 +51,8 @@ class Lock:
         os.close(self._handle)
 
     def leave(self) -> None:
-        """In a copy of the process that holds it: the lock stays with the original alone."""
+        """Let go of the lock in a copy of the process that holds it: it stays with the original
+        alone."""
         os.close(self._handle)
 
 

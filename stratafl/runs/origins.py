@@ -31,7 +31,7 @@ TOLD = 5
 
 
 class Origins(NamedTuple):
-    """As plain data."""
+    """What a run began with, as plain data."""
 
     config: dict[str, Any]
     files: dict[str, str]
@@ -39,8 +39,8 @@ class Origins(NamedTuple):
 
     @staticmethod
     def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Origins:
-        """As they are now: the files that the config names, what those imported from beside them,
-        and those that are known from before."""
+        """The origins as they are now: the files that the config names, what those imported from
+        beside them, and those that are known from before."""
         before = known or {}
         found = {**sources(config), **{name: _source(name) for name in before}}
         files = {name: _digest(path) for name, path in found.items() if path is not None or name in before}
@@ -48,7 +48,7 @@ class Origins(NamedTuple):
 
     @staticmethod
     def read(path: Path, stored: object) -> Origins:
-        """From a file, or the complaint."""
+        """Read origins from a file, or complain."""
         layout.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
         layout.check_depth(path, stored)
@@ -56,7 +56,7 @@ class Origins(NamedTuple):
         return Origins(stored["config"], stored["files"])
 
     def noted(self) -> dict[str, Any]:
-        """For a file that has the config itself."""
+        """The origins for a file that has the config itself, of which a digest is then enough."""
         return {"config": _text_digest(self.config), "files": self.files}
 
 
@@ -76,7 +76,7 @@ def changes(before: Origins, now: Origins) -> list[str]:
 
 
 def changes_since(noted: Mapping[str, Any], now: Origins) -> list[str]:
-    """The same, where only digests were noted."""
+    """What has changed since, where only digests were noted."""
     told = [] if noted["config"] == _text_digest(now.config) else ["the config was changed"]
     return told + _changed_files(noted["files"], now.files)
 

@@ -195,7 +195,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 
 def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
-    """Those of no weight may be anything, also NaN."""
+    """The weighted mean; values of no weight may be anything, also NaN."""
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 

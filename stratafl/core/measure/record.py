@@ -38,7 +38,7 @@ class RoundResult:
     """The root's loss, accuracy and further metrics on the test data; empty where this round was
     not evaluated."""
     nodes: dict[str, dict[str, float]]
-    """The same for each node of the levels asked for, by its model just before its parent's
+    """The metrics of each node of the levels asked for, by its model just before its parent's
     replaced it; on its own test data, where nodes have that."""
     refused: tuple[str, ...]
     """Nodes whose update was left out, once for each time."""
@@ -48,7 +48,7 @@ class RoundResult:
     drift: Levels = field(default_factory=dict)
     """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
     too_large: tuple[str, ...] = ()
-    """Those of them whose update was finite, but far too large: see `refusal`."""
+    """The names of those refused whose update was finite, but far too large: see `refusal`."""
     renewed: bool = True
     """Whether the root's model is a new one: it is not where everything that came was refused, or
     nobody came."""
@@ -113,9 +113,9 @@ class ClockedRound(RoundResult):
     """What one global round did in the virtual time of a network."""
 
     clock_seconds: float = 0.0
-    """That the round takes there."""
+    """Seconds that the round takes on the network."""
     clock_total: float = 0.0
-    """Since the start of the run."""
+    """Seconds on the network since the start of the run."""
     late: tuple[str, ...] = ()
     """Nodes that were asked, and that their parents did not wait for, once for each time."""
 

@@ -27,7 +27,7 @@ MetricsLike = Mapping[str, Any] | Sequence[Any] | str
 table of one with parameters and which way is `better`."""
 LOSS, ACCURACY = "loss", "accuracy"
 USUAL: Directions = {LOSS: "lower", ACCURACY: "higher"}
-"""Those that are measured unless asked for: the accuracy where targets are classes."""
+"""The metrics that are measured unless asked for: the accuracy where targets are classes."""
 Part = tuple[Any, Tensor]
 """Scores and targets of some samples."""
 

@@ -32,7 +32,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 ACQUIRE = "/v1/runtime/acquire-task"
 METHOD = "/flwr.proto.Runtime/AcquireTask"
 TOKENS = 64
-"""That are remembered as good ones."""
+"""The most tokens that are remembered as good ones."""
 OWN = "this site's own process"
 Headers = Mapping[str, str]
 
@@ -42,7 +42,7 @@ class Unknown(Exception):
 
 
 class Callers(Protocol):
-    """Those that a port is for."""
+    """Knows those that a port is for."""
 
     def name(self, path: str, headers: Headers, proven: str | None) -> str:
         """Who sends a request, or Unknown. `proven`: who did before on its connection, which nobody

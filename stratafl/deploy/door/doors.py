@@ -34,7 +34,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class Verdict(NamedTuple):
-    """On a request, from its headers."""
+    """What is made of a request, from its headers."""
 
     who: str | None = None
     """Who sends the request; None where nobody knows."""

@@ -42,7 +42,8 @@ def place_of(host: str) -> str:
 
 
 class Allowance:
-    """So many of something a second for each, and a reserve for the moments in which it is more."""
+    """Allows so many of something a second for each, and a reserve for the moments in which it is
+    more."""
 
     def __init__(self, rate: float, reserve: float, now: Callable[[], float] = time.monotonic):
         self._rate, self._reserve, self._now = rate, reserve, now

@@ -64,7 +64,8 @@ def run_steadily() -> None:
 
 
 def date_as_its_request(reply: Message, request: Message) -> Message:
-    """So it is valid for as long, by the clock of whoever asked."""
+    """Give a reply the date of its request: it is valid for as long, by the clock of whoever
+    asked."""
     reply.metadata.__dict__.update(_created_at=request.metadata.created_at, _ttl=request.metadata.ttl)
     return reply
 
@@ -159,8 +160,8 @@ def check_certificates(folder: Path, name: str) -> None:
 
 
 class Stamp:
-    """This SuperLink's time in every answer; and what its children say of their clocks, into its
-    log."""
+    """Puts this SuperLink's time into every answer, and what its children say of their clocks into
+    its log."""
 
     def __init__(self, known: Mapping[str, str], say: Say):
         self._known, self._say = known, say

@@ -112,7 +112,7 @@ class PromptGrid(HttpGrid):
         return []
 
     def _is_whole(self, announced: Announced) -> bool:
-        """After taking what is there of it."""
+        """Whether all parts of a message have come, after taking those that are there now."""
         for part in announced.parts:
             if part in announced.here:
                 continue

@@ -149,7 +149,7 @@ class GridLink:
         self._strangers[name] = why
 
     def _why(self, name: str, asked: Asked) -> str:
-        """It is still waited for."""
+        """Why a child is still waited for, as far as is known here."""
         if name not in self._here:
             return UNCONNECTED
         return self._strangers[name] if asked.stranger is not None else asked.refused or BUSY
@@ -259,7 +259,7 @@ def follow(here: Assembled, node: LeafNode | Aggregator) -> None:
 
 
 def _lead(here: Assembled, link: GridLink) -> None:
-    """The root's life."""
+    """Lead the tree from the root through all rounds."""
     made = root_of(here.config)
     root = here.root(made, link)
     run = here.run_folder(made, root)

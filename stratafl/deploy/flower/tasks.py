@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 
 class Tasks:
-    """Those of one kind, at the SuperLink or SuperNode that listens on this port of this
+    """The tasks of one kind, at the SuperLink or SuperNode that listens on this port of this
     machine."""
 
     def __init__(self, kind: str, port: int, authority: bytes, secret: bytes, say: Say):

@@ -15,7 +15,7 @@ import threading
 import time
 
 EVERY = 2.0
-"""Seconds."""
+"""Seconds between two collections."""
 LARGE = 1 << 20
 """Bytes. The C library begins lower, and then raises it to the size of whatever was freed."""
 MMAP_THRESHOLD = -3

@@ -173,7 +173,7 @@ class Newsroom:
 
 
 def _summary(sites: Mapping[str, Entry]) -> int:
-    """The same as long as nothing has changed but ages and counts of bytes."""
+    """A number that stays the same as long as nothing has changed but ages and counts of bytes."""
     told = [
         (name, e.state, e.round, e.problem, e.restarts, e.said, e.why, e.took_part, e.is_silent, e.age is None)
         for name, e in sites.items()

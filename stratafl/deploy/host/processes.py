@@ -26,7 +26,8 @@ live long."""
 LONG = 10.0
 """Seconds: a process that lived as long has started well."""
 MOST, WITHIN = 10, 600.0
-"""So many times in as many seconds; what ends more often than that will not live."""
+"""How often a process may end within how many seconds; what ends more often than that will not
+live."""
 
 
 class Restarts:

@@ -194,8 +194,8 @@ class Supervisor:
         self._looked_at_logs = 0.0
 
     def run(self) -> int:
-        """Until it is told to stop, or the run is over. The root's exit code says whether a site
-        never took part."""
+        """Run until told to stop, or until the run is over. The root's exit code says whether a
+        site never took part."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._asked)
         clock = importlib.import_module("stratafl.deploy.flower.clock")  # it needs Flower

@@ -187,7 +187,7 @@ def run(folder: Path, board: boards.Board) -> None:
 
 
 def door(inside: Any, port: int, site: Site, folder: Path, subtrees: Mapping[str, frozenset[str]]) -> NewsDoor:
-    """That of a site's SuperLink."""
+    """The door in front of a site's SuperLink."""
     keys = {child: files.read_bytes(folder / "down" / f"{slug(child)}.key") for child in site.children}
     return NewsDoor(inside, port, keys, subtrees)
 

@@ -34,7 +34,7 @@ STATES = ("unknown", "starting", "waiting", "round", "done", "refused", "failing
 
 @dataclass(frozen=True)
 class Entry:
-    """One site."""
+    """What is known of one site."""
 
     state: str = "unknown"
     round: int = 0
@@ -44,7 +44,7 @@ class Entry:
     restarts: dict[str, int] = field(default_factory=dict)
     """How often each of its processes was started again, since its supervisor was started."""
     up: float = 0.0
-    """Seconds since that."""
+    """Seconds since its supervisor was started."""
     said: tuple[tuple[int, str], ...] = ()
     """The site's last warnings, each with its number."""
     bytes_in: int = 0

@@ -53,7 +53,7 @@ class Board:
 
 
 own = Board()
-"""This process's; that of one which nobody supervises is read by nobody."""
+"""This process's own board; that of one which nobody supervises is read by nobody."""
 heard = Board()
 """The SuperLink's, for the site's other processes: what came from the children."""
 

@@ -57,14 +57,14 @@ def fail(text: str) -> None:
 
 
 def well() -> None:
-    """This process does its work."""
+    """Note that this process does its work, with nothing in its way."""
     global _problem
     _problem = "", 0.0
     boards.own.put(problem="", well=True)
 
 
 def _note(text: str) -> None:
-    """The same text again is not news."""
+    """Note a warning, unless it is the same text again, which is not news."""
     global _number
     short = line(text, LONGEST)
     if short not in (each for _, each in _last):

@@ -147,8 +147,8 @@ def _check_answer(job: Job, level: int, answer: Answer) -> None:
 
 
 def check_arrays(report: Report, names: frozenset[str], job: Job) -> None:
-    """Those of a report with a model; that they are finite is for the parent to see, who says who
-    is left out."""
+    """Refuse arrays that no report with a model has; that they are finite is for the parent to see,
+    who says who is left out."""
     _check_rows("report", "message", report.message, names, job)
     check_row("report.buffers", report.buffers, job.carried, job.dtype)
 

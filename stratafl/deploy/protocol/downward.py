@@ -36,9 +36,9 @@ class Child:
 
     samples: int = 0
     stale: bool = True
-    """It has not got the model."""
+    """Whether the child has not got the model yet."""
     owed: bool = False
-    """It has not got the corrections from above as they are now."""
+    """Whether the child has not got the corrections from above as they are now."""
     heard: int | None = None
     """The step of its last report that counted."""
     known: int | None = None
@@ -68,9 +68,10 @@ class Below:
     step: int = 0
     """Where the next round of the children begins."""
     refused: tuple[str, ...] = ()
-    """Since this node's last report: whose update was refused, in its subtree."""
+    """Whose update was refused in this node's subtree since its last report."""
     absent: tuple[str, ...] = ()
-    """Since this node's last report: who was asked and did not answer in time."""
+    """Who was asked and did not answer in time, in this node's subtree and since its last
+    report."""
 
 
 class Downward:
@@ -214,7 +215,7 @@ class Downward:
                 child.answer, child.stale = Answer(now.step, rate, now.given), False
 
     def _edges(self, names: Sequence[str]) -> Edges:
-        """Those to some of the children, each of which counts as it does among all."""
+        """The edges to some of the children, each of which counts as it does among all."""
         family = Tree.family(self._me, names, self._weights()[[self._places[name] for name in names]])
         return Edges(self._terms, family, 1, self._job.limits[self._level], Placed(self.now.held.device))
 

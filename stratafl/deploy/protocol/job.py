@@ -59,8 +59,8 @@ class Job:
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
     update_factor: float | Sequence[float] | None = None
-    """Those so many times longer than their siblings' median likewise; `refusal.FACTOR` unless
-    given."""
+    """How many times longer than its siblings' median an update may be before it is refused;
+    `refusal.FACTOR` unless given."""
     leaf: Leaf | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()

@@ -79,7 +79,7 @@ class Report:
     refused: tuple[str, ...] = ()
     """The nodes of its subtree whose update was refused since."""
     absent: tuple[str, ...] = ()
-    """Those that were asked and did not answer in time."""
+    """The names of those that were asked and did not answer in time."""
 
     @property
     def payload(self) -> Rows:

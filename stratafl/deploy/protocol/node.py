@@ -168,7 +168,7 @@ class Aggregator:
             self._keep(kept)
 
     def _reply(self, up: Upward, down: Downward, end: int) -> Reply:
-        """After the last meeting of a round."""
+        """The reply after the last meeting of a round."""
         report, now = Report(end, 0.0, {}, None), down.now
         if now.rate > 0:
             report = up.report(now.held, now.buffers, now.rate)

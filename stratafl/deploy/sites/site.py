@@ -49,7 +49,7 @@ DIGITS = 8
 
 @dataclass(frozen=True)
 class Site:
-    """site.json."""
+    """A site, as site.json in its folder has it."""
 
     name: str
     level: int

@@ -18,7 +18,7 @@ from stratafl.deploy.sites import address
 from stratafl.deploy.sites.site import slug
 
 PORTS = 3
-"""That a site may need: its SuperLink's two, and its SuperNode's inner one."""
+"""How many ports a site may need: its SuperLink's two, and its SuperNode's inner one."""
 HIGHEST_PORT = 65535
 ROOM = 1.0
 """Seconds a round of a parent takes besides the wait for its children: to send, to merge and to
@@ -98,7 +98,7 @@ class Topology:
         return self.hosts.get(site, address.LOOPBACK)
 
     def listens(self, site: str) -> str:
-        """On which address of its host."""
+        """The address of its host that a site listens on."""
         return self.bind.get(site) or address.own(self.host(site))
 
 

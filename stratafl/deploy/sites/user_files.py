@@ -26,7 +26,7 @@ CODE = "code"
 
 
 class Carried(NamedTuple):
-    """What is copied."""
+    """The user's files that are copied into a site's folder."""
 
     names: dict[str, str]
     """Where each file is in the folder of code, by the name that the config has for it."""

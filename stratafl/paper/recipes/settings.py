@@ -87,8 +87,8 @@ def eh_name(e: int, h: int) -> str:
 
 
 def sets(options: Options, names: Sequence[str]) -> Sequence[str]:
-    """At quick scale all are one, and a figure has one panel where the paper has one per data
-    set."""
+    """The data sets. At quick scale all are one, and a figure has one panel where the paper has one
+    per data set."""
     return ("digits",) if options.quick else names
 
 

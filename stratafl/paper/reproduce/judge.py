@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     label: str
     holds: bool | None
     said: str
-    """In numbers."""
+    """What was found, in numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Claim:
     recipe: str
     where: str
     text: str
-    """At the paper's scale; TARGET stands for the test accuracy to be reached."""
+    """The claim at the paper's scale; TARGET stands for the test accuracy to be reached."""
     findings: Callable[[Results], Iterable[Finding]]
     small: str | None = None
-    """At quick scale, where that has neither the paper's data nor as many settings."""
+    """The claim at quick scale, where that has neither the paper's data nor as many settings."""
 
     def stated(self, scale: Scale) -> str:
         """What is claimed, with the scale's own target."""
@@ -104,8 +104,8 @@ def percent(value: Value | None) -> str:
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
-    """In every panel the line ends with the highest accuracy of all, or of these. One that is
-    higher is enough to say no, whatever those do that were not measured."""
+    """Whether the line ends with the highest accuracy of all, or of these, in every panel. One that
+    is higher is enough to say no, whatever those do that were not measured."""
 
     def findings(results: Results) -> list[Finding]:
         found = []

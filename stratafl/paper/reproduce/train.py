@@ -58,7 +58,7 @@ def train(
 
 
 def merged(configs: Iterable[Config]) -> dict[str, Config]:
-    """By name; where two want the same run to different lengths, the longer."""
+    """All runs by name; where two want the same run to different lengths, the longer."""
     found: dict[str, Config] = {}
     for config in configs:
         name = run_name(config)

@@ -33,9 +33,10 @@ from stratafl.simulation.run import Simulation
 Table = dict[str, Any]
 IN_MEMORY = "in memory"
 MOST_BYTES = 1 << 26
-"""Of an array that are looked at for its digest: of a larger one, rows at equal distances."""
+"""The most bytes of an array that are looked at for its digest: of a larger one, rows at equal
+distances."""
 MOST_ENTRIES = 64
-"""Of a list that is repeated; a longer one has a digest."""
+"""The most entries of a list that is repeated as it is; a longer one has a digest."""
 DEEPEST = 5
 PLACES = {
     "weights": "tree", "augment": "data", "test": "data", "initial": "model",
@@ -160,7 +161,8 @@ def named(value: Any, depth: int = 0) -> Table:
 
 
 def _rule(rule: Rule, depth: int) -> Table:
-    """By the functions that are not those of averaging, and what these were made with."""
+    """A rule described by the functions that are not those of averaging, and what these were made
+    with."""
     usual = average()._asdict()
     own = {name: each for name, each in rule._asdict().items() if _origin(each) != _origin(usual[name])}
     table: Table = {"name": "+".join(dict.fromkeys(map(_origin, own.values()))) or "average", "own": list(own)}
@@ -231,7 +233,7 @@ def _is_plain(value: object) -> bool:
 
 
 def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
-    """Of an array's numbers, or of rows at equal distances where there are very many."""
+    """A digest of an array's numbers, or of rows at equal distances where there are very many."""
     rows = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
     if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
         rows = rows[:: -(-rows.nbytes // MOST_BYTES)]

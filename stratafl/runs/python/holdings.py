@@ -19,7 +19,8 @@ MOST_CLASSES = 1000
 
 
 def label_counts(simulation: Simulation) -> LabelCounts:
-    """Of the whole tree; all ranks must ask. Targets that are no classes are counted alone."""
+    """The label counts of the whole tree; all ranks must ask. Targets that are no classes are
+    counted alone."""
     training, ranks = simulation.engine.training, simulation.ranks
     targets = training.supply.targets_N.cpu()
     classes = _classes(targets)
@@ -35,7 +36,8 @@ def label_counts(simulation: Simulation) -> LabelCounts:
 
 
 def _inputs(supply: Supply) -> list[str]:
-    """Of all samples that are held, and of a few where they are read anew for every batch."""
+    """Digests of the inputs: of all samples that are held, and of a few where they are read anew
+    for every batch."""
     inputs = supply.inputs_N if isinstance(supply, Held) else supply.first(FEW)
     return [f"{name} {digest(each)}" for name, each in tensors_of(inputs).items()]
 

@@ -31,7 +31,7 @@ from stratafl.simulation.progress import in_notebook
 from stratafl.simulation.run import Simulation
 
 _open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDictionary()
-"""Those of this process that have not ended, by their folder: a program, such as a notebook, may
+"""The runs of this process that have not ended, by their folder: a program, such as a notebook, may
 set the same run up once more."""
 
 

@@ -53,8 +53,8 @@ class Plan:
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
-        """From a parsed file; a base config it names is looked for from the folder, and so are the
-        files that its own tables name."""
+        """Make a plan of a parsed file; a base config it names is looked for from the folder, and
+        so are the files that its own tables name."""
         check_plain(values)
         for key in values:
             if key not in KEYS:

@@ -41,7 +41,7 @@ class Outcome:
     status: str
     reason: str = ""
     path: Path | None = None
-    """Its directory; None if it failed before it had one."""
+    """The run's directory; None if it failed before it had one."""
     was_done: bool = False
     """Whether it was there before."""
 
@@ -161,7 +161,8 @@ def default_workers(configs: Mapping[str, Config]) -> int:
 def _sorted_out(
     configs: Mapping[str, Config], folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
-    """Those there is nothing to do for, and the others, each with the directory it goes on in."""
+    """The runs that there is nothing to do for, and the others, each with the directory it goes on
+    in."""
     found: dict[str, StoredRun] = {}
     for run in scan(folder) if folder.is_dir() else ():
         if not isinstance(run, StoredRun):
