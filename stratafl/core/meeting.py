@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import Placed, placed
+from stratafl.base.transfer import DeviceCache, placed
 from stratafl.base.tree import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, Key
 from stratafl.core.refusal import (
@@ -62,7 +62,7 @@ class Edges:
     tree: Tree
     level: int
     limits: Limits
-    placed: Placed
+    placed: DeviceCache
     masked: bool = True
     """Whether buffers may hold entries that are not finite, such as a mask's -inf: they cannot be
     averaged."""

@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from stratafl.base.errors import printable
+from stratafl.base.frames import is_installed
 from stratafl.runs import layout
 
 MISSING = "missing"
-INSTALLED = ("site-packages", "dist-packages")
 NOT_THE_USERS = {"stratafl", "__main__", *sys.stdlib_module_names}
 _PATH = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """An import path: "file.py:name" or "package.module:name"."""
@@ -117,7 +117,7 @@ def _imported(named: Mapping[str, None]) -> Iterator[str]:
     places = set()
     for name in named:
         source = _source(name)
-        if source is not None and source.suffix == ".py" and not set(INSTALLED) & set(source.parts):
+        if source is not None and source.suffix == ".py" and not is_installed(source):
             # as many folders up as the outermost package is
             up = 0 if name.endswith(".py") else name.count(".") + (source.name == "__init__.py")
             places.add(source.parents[min(max(up, 1), len(source.parents)) - 1])
@@ -125,7 +125,7 @@ def _imported(named: Mapping[str, None]) -> Iterator[str]:
         path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(path, str) and path.endswith(".py") and name.partition(".")[0] not in NOT_THE_USERS:
             source = Path(path).absolute()
-            if not set(INSTALLED) & set(source.parts) and any(place in source.parents for place in places):
+            if not is_installed(source) and any(place in source.parents for place in places):
                 yield name
 
 

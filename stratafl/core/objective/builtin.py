@@ -28,7 +28,7 @@ class Sums(NamedTuple):
     value: Callable[[Sequence[float]], float]
 
 
-class Known(NamedTuple):
+class BuiltinMetric(NamedTuple):
     """How a metric is made of its parameters, and which way it is better."""
 
     parts: Callable[..., Sums | Callable[[Tensor, Tensor], float]]
@@ -146,21 +146,21 @@ def _r2(scores: Tensor, targets: Tensor) -> float:
 
 
 METRICS = {
-    "accuracy": Known(_accuracy, higher=True),
-    "balanced_accuracy": Known(_balanced_accuracy, higher=True),
-    "f1": Known(_f1, higher=True),
-    "topk": Known(_topk, higher=True, takes=("k",)),
-    "perplexity": Known(_perplexity, higher=False),
-    "mae": Known(lambda: _error(torch.abs, float), higher=False),
-    "mse": Known(lambda: _error(torch.square, float), higher=False),
-    "rmse": Known(lambda: _error(torch.square, math.sqrt), higher=False),
-    "r2": Known(lambda: _r2, higher=True),
+    "accuracy": BuiltinMetric(_accuracy, higher=True),
+    "balanced_accuracy": BuiltinMetric(_balanced_accuracy, higher=True),
+    "f1": BuiltinMetric(_f1, higher=True),
+    "topk": BuiltinMetric(_topk, higher=True, takes=("k",)),
+    "perplexity": BuiltinMetric(_perplexity, higher=False),
+    "mae": BuiltinMetric(lambda: _error(torch.abs, float), higher=False),
+    "mse": BuiltinMetric(lambda: _error(torch.square, float), higher=False),
+    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), higher=False),
+    "r2": BuiltinMetric(lambda: _r2, higher=True),
 }
 NAMES = (*METRICS, "top5")
 _TOP = re.compile(r"top([1-9][0-9]{0,5})")
 
 
-def find(name: str) -> tuple[Known, dict[str, Any]] | None:
+def find(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
     """The metric of this name, and the parameters that its name says: "top5" is topk with k = 5."""
     top = _TOP.fullmatch(name)
     if top is not None:

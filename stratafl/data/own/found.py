@@ -1,4 +1,4 @@
-"""What is found where a user's own data is."""
+"""A user's own data as it was read from wherever it is, and what readers of it share."""
 
 from __future__ import annotations
 

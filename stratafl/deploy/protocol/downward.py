@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import printable
-from stratafl.base.transfer import Placed
+from stratafl.base.transfer import DeviceCache
 from stratafl.base.tree import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL
@@ -217,7 +217,7 @@ class Downward:
     def _edges(self, names: Sequence[str]) -> Edges:
         """The edges to some of the children, each of which counts as it does among all."""
         family = Tree.family(self._me, names, self._weights()[[self._places[name] for name in names]])
-        return Edges(self._terms, family, 1, self._job.limits[self._level], Placed(self.now.held.device))
+        return Edges(self._terms, family, 1, self._job.limits[self._level], DeviceCache(self.now.held.device))
 
     def _arrived(self, reports: Sequence[Report]) -> Arrived:
         """What came, as the parent understands it: a row for each."""

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stratafl.base.frames import is_installed
 from stratafl.base.tree import Tree
 from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
-from stratafl.runs.origins import INSTALLED
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
 
@@ -209,8 +209,8 @@ def _is_the_users(kind: Any) -> bool:
     if module == "__main__":
         return True
     source = getattr(sys.modules.get(module), "__file__", None)
-    is_installed = source is None or set(INSTALLED) & set(Path(source).parts)
-    return not (_is_ours(kind) or is_installed or module.partition(".")[0] in sys.stdlib_module_names)
+    is_a_library_s = source is None or is_installed(Path(source))
+    return not (_is_ours(kind) or is_a_library_s or module.partition(".")[0] in sys.stdlib_module_names)
 
 
 def _source_digest(kind: Callable[..., Any] | type) -> Table:
