@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from stratafl.core.objective.metric import Better
 from stratafl.report.curves import Curve, is_metric
@@ -95,8 +95,8 @@ def _digits(values: Sequence[float]) -> int | None:
 
 def _direction(name: str, runs: Sequence[StoredRun]) -> Better:
     for run in runs:
-        told = run.better.get(name)
-        if told in ("higher", "lower"):
-            return told  # type: ignore[return-value]
+        for way in get_args(Better):
+            if run.better.get(name) == way:
+                return way
     words = name.lower().replace("-", "_").replace(" ", "_").split("_")
     return "lower" if any(word in LOWER for word in words) else "higher"

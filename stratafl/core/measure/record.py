@@ -236,8 +236,9 @@ def record(
 
 def _is_list(value: object, *kinds: type) -> bool:
     """Whether a value has an entry of each of these kinds, and no others."""
-    is_list = isinstance(value, list | tuple) and len(value) == len(kinds)
-    return is_list and all(type(each) is kind for each, kind in zip(value, kinds, strict=True))  # type: ignore[call-overload]
+    if not isinstance(value, list | tuple) or len(value) != len(kinds):
+        return False
+    return all(type(each) is kind for each, kind in zip(value, kinds, strict=True))
 
 
 def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:
