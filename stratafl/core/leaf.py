@@ -178,6 +178,7 @@ def leaf(
 
 
 def constant(lr: float) -> LearningRate:
+    """A learning rate that stays as it is."""
     lr = number("leaf.lr", lr, above=0)
     return lambda round: lr
 

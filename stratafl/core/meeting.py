@@ -198,6 +198,7 @@ def take(terms: Terms, payload: Rows) -> Rows:
 
 
 def parcel_of(rule: Rule, held: Held) -> Rows:
+    """What parents give to their children: the model, its buffers and the rule's note."""
     return {**rule.note(held.memory), MODEL: held.model_MP, BUFFERS: held.buffers_MB}
 
 
@@ -323,4 +324,5 @@ def choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
 
 
 def choose_rows(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
+    """The new rows for those in the mask, the old ones for the others, table by table."""
     return {name: choose(mask_N, rows, old[name]) for name, rows in new.items()}

@@ -84,6 +84,8 @@ def _known(field: str, name: str, known: Sequence[str]) -> str:
 
 
 class Sample(NamedTuple):
+    """One item of a user's data set, taken apart."""
+
     inputs: Inputs
     target: Tensor
     owner: Any = None

@@ -39,6 +39,7 @@ def write(made: Made, folder: Path) -> list[Path]:
 
 
 def best_name(answer: Answer) -> str:
+    """The name of the config file for a network's answer."""
     return f"best-{slug(answer.network)}.toml"
 
 

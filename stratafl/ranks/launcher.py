@@ -31,6 +31,8 @@ SECONDS_TO_FOLLOW = 5.0
 
 @dataclass
 class Rank:
+    """A rank as a process that was started here."""
+
     number: int
     process: subprocess.Popen
     log: Any

@@ -48,6 +48,7 @@ def new_id() -> str:
 
 
 def now() -> str:
+    """The time in UTC, as files of a run have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -147,6 +148,7 @@ def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[ty
 
 
 def check_time(path: Path, key: str, text: str) -> None:
+    """Refuse a text in a run's file that is no time."""
     try:
         datetime.fromisoformat(text)
     except ValueError:

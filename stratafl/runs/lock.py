@@ -22,6 +22,9 @@ PATIENCE = 1.0
 
 
 class Lock:
+    """The right to write a run directory, which one process has at a time and loses when it
+    ends."""
+
     def __init__(self, folder: Path):
         path = folder / LOCK
         try:

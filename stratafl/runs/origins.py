@@ -82,6 +82,7 @@ def changes_since(noted: Mapping[str, Any], now: Origins) -> list[str]:
 
 
 def in_short(told: Sequence[str]) -> str:
+    """The first of several changes in a line, and how many there are more."""
     more = len(told) - TOLD
     return "; ".join(told[:TOLD]) + (f"; and {more} more" if more > 0 else "")
 

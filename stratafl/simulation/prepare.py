@@ -160,6 +160,8 @@ class Sharded:
 
 
 def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
+    """Put this rank's part of the tree together: its federation, who watches that, and what its
+    leaves train."""
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
     home = Home(flat, names_at_home(flat, keep_at_home), given.leaf, given.device)

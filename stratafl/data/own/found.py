@@ -46,5 +46,6 @@ def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndar
 
 
 def needs_test(field: str, path: Path) -> InvalidInput:
+    """The complaint about data with which nothing says what to test on."""
     allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
     return InvalidInput(field, str(path), allowed)

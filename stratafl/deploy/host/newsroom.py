@@ -57,6 +57,9 @@ def read(folder: Path) -> Sites:
 
 
 class Newsroom:
+    """Gathers what a supervisor hears of its own processes and of the sites below, tells the
+    operator of changes, and passes it on to the parent."""
+
     def __init__(self, folder: Path, site: Site):
         self._folder, self._site, self._subtrees = folder, site, subtrees(folder, site)
         below = frozenset[str]().union(*self._subtrees.values())

@@ -183,6 +183,9 @@ def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> Non
 
 
 class Supervisor:
+    """Runs the processes of one site: starts them, starts those again that ended, and stops them
+    when the run is over."""
+
     def __init__(self, folder: Path, say: Say):
         self.folder, self.site, self._say = folder.absolute(), Site.load(folder), say
         self._running: dict[str, Forked] = {}

@@ -139,4 +139,5 @@ class Changes:
 
 
 def times(count: int) -> str:
+    """How often something happened, in words."""
     return "once" if count == 1 else f"{count} times"

@@ -134,6 +134,7 @@ def largest(names: Collection[str]) -> int:
 
 
 def encode(sites: Mapping[str, Entry], **rest: float) -> bytes:
+    """News of sites as bytes."""
     told = {name: entry.as_dict() for name, entry in sites.items()}
     return json.dumps({**rest, "sites": told}, ensure_ascii=False).encode(errors="replace")
 

@@ -162,12 +162,14 @@ def _check_rows(where: str, field: str, rows: Rows, names: frozenset[str], job: 
 
 
 def check_row(where: str, rows: object, width: int, dtype: torch.dtype) -> None:
+    """Refuse anything but one row of so many numbers of this type."""
     if not isinstance(rows, Tensor) or rows.shape != (1, width) or rows.dtype != dtype:
         found = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else rows
         raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
 
 
 def check_finite(where: str, rows: Tensor) -> None:
+    """Refuse rows with anything that is not finite."""
     if not bool(torch.isfinite(rows).all()):
         raise InvalidInput(where, "not finite", "must be finite")
 

@@ -75,6 +75,8 @@ class Below:
 
 
 class Downward:
+    """What a parent does at the edges to its children, on the state `Below`."""
+
     def __init__(self, job: Job, level: int, number: int, now: Below):
         self._job, self._level, self._number, self._terms = job, level, number, job.terms(level + 1)
         self._numbers = job.children(level, number)

@@ -57,6 +57,8 @@ class Above:
 
 
 class Upward:
+    """What a child does at the edge to its parent, on the state `Above`."""
+
     def __init__(self, job: Job, level: int, number: int, now: Above | None = None):
         self._job, self._level, self._terms = job, level, job.terms(level)
         self._number = number

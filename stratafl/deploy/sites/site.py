@@ -132,6 +132,7 @@ def slug(name: str) -> str:
 
 
 def tree_of(config: Config) -> Tree:
+    """The tree of a config; where children count by their samples, these are told later."""
     tree = Tree.of(config.tree.shape)
     return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
 
@@ -157,6 +158,7 @@ def config_of(site: Site, folder: Path) -> Config:
 
 
 def job_of(site: Site, config: Config) -> Job:
+    """The job of a site, as its own copy of the config has it."""
     import_plugins(config.run.plugins)
     tree = tree_of(config)
     if tree.find(site.name) != (site.level, site.number):

@@ -110,6 +110,7 @@ def method(name: str) -> dict[str, Any]:
 
 
 def methods(options: Options, usual: Sequence[str]) -> Sequence[str]:
+    """The methods that were asked for, or the usual ones; an unknown one is refused."""
     chosen = usual if options.methods is None else options.methods
     for name in chosen:
         method(name)

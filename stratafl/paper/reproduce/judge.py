@@ -30,6 +30,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
+    """Whether a claim held, and what was found, in a sentence."""
+
     status: str
     sentence: str
 
@@ -98,6 +100,7 @@ def word(part: str) -> str:
 
 
 def percent(value: Value | None) -> str:
+    """An accuracy in per cent, with how many of its runs diverged."""
     if value is None or value.diverged == DEAD:
         return "?" if value is None else DEAD
     return f"{100 * value.mean:.1f} %" + (f" ({value.diverged})" if value.diverged else "")

@@ -43,6 +43,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
+    """The runs of a sweep, and the target that they are compared by."""
+
     name: str
     entries: list[PlannedRun]
     target: Goal | None
