@@ -201,6 +201,7 @@ class RunFolder:
         self.end(layout.DONE, Place(numbers["rounds"]))
 
     def end(self, status: str, place: Place, reason: str = "") -> None:
+        """Note how the run stands from now on, and why where that is not to be expected."""
         _write_status(self.path, status, place, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
