@@ -27,7 +27,7 @@ test-deploy: $(READY)
 # a hundred kills rather than the few of test-deploy: a quarter of an hour
 test-kills: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
-	STRATAFL_KILLS=17 $(BIN)/python -m pytest -s tests/deploy/test_kills.py
+	STRATAFL_KILLS=17 $(BIN)/python -m pytest -s tests/deploy/processes/test_kills.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The command line in this process, as a user types it."""
+"""The command line in this process, as a user types it, and a small config for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import sys
 import pytest
 
 from stratafl.cli.main import main
+
+CONFIG = """
+[tree]
+shape = "2x2"
+[model]
+name = "logistic"
+[schedule]
+periods = [2, 2]
+[run]
+rounds = 3
+"""
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -109,7 +109,7 @@ def test_no_module_lies_at_the_top() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-ROOMS = sorted({path.parent for path in FILES})
+ROOMS = sorted({path.parent for room in (PACKAGE, ROOT / "tests") for path in room.rglob("*.py")})
 
 
 @pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: str(folder.relative_to(ROOT)))

@@ -14,6 +14,7 @@ from stratafl.base.version import __version__
 
 
 def environment() -> dict[str, str | int | bool]:
+    """What a run is computed with: versions, the source's commit, and the machine."""
     return {
         "stratafl": __version__,
         **_source(),

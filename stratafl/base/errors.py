@@ -24,7 +24,8 @@ LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED, LONGEST_TOLD = 100, 200, 300, 600
 """All may hold a user's text: a key of a table, the words of an exception, what is said with them,
 and all that is said of a user's own code."""
 MOST_DIGITS = 4000
-"""Those of a whole number that is shown as it is: Python refuses to write out more than 4,300."""
+"""The most digits of a whole number that is shown as it is: Python refuses to write out more than
+4,300."""
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 

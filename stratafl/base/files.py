@@ -26,10 +26,12 @@ LARGEST_JSON = 1 << 30
 
 
 def unwritable(path: Path, problem: OSError) -> InvalidInput:
+    """The complaint about a file that cannot be written."""
     return InvalidInput("file", path, f"cannot be written: {problem.strerror or problem}")
 
 
 def unreadable(path: Path, reason: str) -> InvalidInput:
+    """The complaint about a file that cannot be read, or is not what it should be."""
     return InvalidInput("file", path, f"cannot be read: {reason}")
 
 
@@ -57,6 +59,7 @@ def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[Bin
 
 
 def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True, mode: int = 0o644) -> None:
+    """Write a value as a JSON file, whole or not at all."""
     with writing(path, sync=sync, mode=mode) as file:
         file.write(json.dumps(value, indent=indent).encode() + b"\n")
 
@@ -79,6 +82,7 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def append(file: BinaryIO, path: Path, line: bytes) -> None:
+    """Write all of a line at the end of an open file."""
     try:
         while line:
             line = line[file.write(line) :]
@@ -102,10 +106,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
+    """The value in a JSON file, or the complaint."""
     return parse_json(path, read_bytes(path))
 
 
 def parse_json(path: Path, text: bytes) -> Any:
+    """The value in a JSON text, or a complaint that names the file it is from."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -139,6 +145,7 @@ def sync_file(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """Have the disk hold the names in a folder before anything else goes on."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -157,6 +164,7 @@ def check_writable(option: str, path: Path, *, is_file: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
+    """Make a folder, with those that it is in, or complain."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

@@ -18,6 +18,8 @@ MOST = 8
 """Frames that are shown: the outermost and the innermost of them, where a function calls itself
 without end."""
 PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = ("site-packages", "dist-packages")
+"""What the folders of libraries are called, whose environment they may be of."""
 TYPED = ("<stdin>", "<string>", "<ipython")
 """How code is called that is in no file since it was typed."""
 
@@ -81,9 +83,24 @@ def _others() -> frozenset[str]:
     """The folders of this package, of Python itself and of installed libraries."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
-    # an environment may have its libraries in another's folder
-    libraries += [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
+    # an environment may have its libraries in another's folder, or in one that was named to pip
+    libraries += [each for each in sys.path if _has_libraries(each)]
     return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *filter(None, libraries)])
+
+
+def _has_libraries(folder: str) -> bool:
+    """Whether a folder of the search path is one into which libraries were installed."""
+    if os.path.basename(folder) in INSTALLED:
+        return True
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder or "."))
+    except OSError:
+        return False
+
+
+def is_installed(path: Path) -> bool:
+    """Whether a file is in the folder of an environment's libraries."""
+    return not set(INSTALLED).isdisjoint(path.parts)
 
 
 def code_of(function: object) -> CodeType | None:

@@ -21,6 +21,7 @@ MOST_ROWS = 1 << 32
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A state as JSON, and the tensors that it names."""
     tensors: dict[str, Tensor] = {}
     known: dict[tuple, list] = {}
 

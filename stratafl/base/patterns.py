@@ -24,6 +24,7 @@ def matching(field: str, patterns: Sequence[str], names: Collection[str]) -> lis
 
 
 def last_parts(names: Collection[str]) -> set[str]:
+    """The last part of each dotted name."""
     return {name.rpartition(".")[2] for name in names}
 
 

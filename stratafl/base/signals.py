@@ -19,13 +19,13 @@ class Interrupted(Exception):
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it."""
+        """The exit code that a shell gives a process ended by this signal."""
         return 128 + self.number
 
 
 class Stopped(KeyboardInterrupt, SystemExit):
-    """The same in a program of the user's: it ends as a command would, without a traceback, unless
-    it catches a `KeyboardInterrupt`."""
+    """Stands for `Interrupted` in a program of the user's: it ends as a command would, without a
+    traceback, unless it catches a `KeyboardInterrupt`."""
 
     def __init__(self, interrupted: Interrupted):
         super().__init__(interrupted.note)

@@ -18,7 +18,7 @@ def placed(values: np.ndarray | Sequence[int], device: str | torch.device, dtype
     return here.pin_memory().to(device, non_blocking=True)
 
 
-class Placed:
+class DeviceCache:
     """Arrays on a device under names; one that has not changed since it was last asked for stays
     where it is."""
 

@@ -188,7 +188,7 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    # -- what a federation asks of its tree, which may be a part of one (see `ranks.branch`) -------
+    # -- what a federation asks of its tree, which may be a part of one (see `ranks.subtree`) ------
 
     @property
     def whole(self) -> Tree:
@@ -196,7 +196,8 @@ class Tree:
         return self
 
     def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
-        """Of one value per node of the whole tree's level, those of the nodes of this part."""
+        """The values of this part's nodes, from one value per node of the same level of the whole
+        tree."""
         return values_N
 
     def counted(self, level: int) -> np.ndarray:
@@ -214,7 +215,7 @@ class Tree:
         return doubt
 
     def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
-        """For each node, the median of its siblings' values, of those present: see
+        """The median of each node's siblings' values, of those present: see
         `median_of_siblings`."""
         return median_of_siblings(values_N, present_N, self.parents[level], upper)
 
@@ -251,13 +252,13 @@ class Tree:
 
     @cached_property
     def _complete(self) -> list[bool]:
-        """For each level, whether all siblings are here, so that their weights add up to one."""
+        """Whether all siblings of each level are here, so that their weights add up to one."""
         sums = [np.ones(1), *(np.bincount(self.parents[m], self.weights[m]) for m in range(1, self.depth + 1))]
         return [bool((sum_M > ALL).all()) for sum_M in sums]
 
     @cached_property
     def _families(self) -> list[list[int]]:
-        """For each level, how many siblings its nodes have, parent by parent."""
+        """How many siblings the nodes of each level have, parent by parent."""
         return [[], *(self.children(level).tolist() for level in range(self.depth))]
 
     def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
@@ -278,7 +279,7 @@ class Tree:
         return rows_MP.index_select(0, self._on_device[key])
 
     def share(self, level: int, present_N: Mask) -> np.ndarray:
-        """For each parent, the weight of its children that are present (1 when all are)."""
+        """The weight of each parent's children that are present (1 when all are)."""
         weights_N = self.weights[level] * np.asarray(present_N)
         return np.bincount(self.parents[level], weights=weights_N, minlength=self.sizes[level - 1])
 

@@ -59,8 +59,8 @@ def load_attribute(field: str, path: str) -> Any:
 
 @contextmanager
 def own_code(owners: Callable[[], Owners] = dict, when: str = "") -> Iterator[None]:
-    """Whatever is done in here: what a user's own code raises becomes a complaint that names the
-    function. `owners` is asked whose it is only then; `when` is a part of the complaint."""
+    """Watch over what is done in here: what a user's own code raises becomes a complaint that names
+    the function. `owners` is asked whose it is only then; `when` is a part of the complaint."""
     try:
         yield
     except (InvalidInput, MissingExtra, Interrupted):

@@ -1,3 +1,3 @@
-"""Of this package."""
+"""The version of this package."""
 
 __version__ = "0.1.0"

@@ -56,7 +56,8 @@ def loop(job: Job) -> Round:
 
 
 def graphed_loop(job: Job) -> Round:
-    """The same with each client's step captured as a CUDA graph, which takes the host out of it."""
+    """The plain loop with each client's step captured as a CUDA graph, which takes the host out of
+    it."""
     clients = _clients(job)
     index_B = clients[0].samples[: job.batch].clone()
     side = torch.cuda.Stream()

@@ -39,9 +39,9 @@ from stratafl.models.registry import build, parameters
 from stratafl.rules.registry import rules_for
 
 SAMPLES = 500
-"""Each client's."""
+"""Samples of each client."""
 MOST_SAMPLES = 50_000
-"""In the data set; more clients than it has room for share them."""
+"""The most samples of the data set; more clients than it has room for share them."""
 LR, CLIP, SEED = 0.05, 10.0, 0
 SEVERAL, LONG = 4, 2.0
 """Rounds timed together at most, and the seconds they may take; a round that takes longer is timed
@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
 
 
 USUAL = Sizes(clients=100, batch=50, steps=20)
-"""Of the paper's experiments."""
+"""The sizes of the paper's experiments."""
 SMALL = Sizes(clients=20, batch=20, steps=10)
 
 
@@ -85,10 +85,10 @@ class Task:
     classes: int
     augment: Augment | None = None
     on_cpu: Sizes = SMALL
-    """With which two cores need under a minute for everything."""
+    """Sizes with which two cores need under a minute for everything."""
 
     def sizes(self, device: torch.device) -> Sizes:
-        """Those measured unless others are given."""
+        """The sizes that are measured unless others are given."""
         return self.on_cpu if device.type == "cpu" else USUAL
 
 

@@ -64,7 +64,7 @@ def available() -> bool:
 
 
 def precisions(device: torch.device) -> tuple[Compute, ...]:
-    """Those JAX can be asked for on this device."""
+    """The precisions that JAX can be asked for on this device."""
     return ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
 
 
@@ -279,7 +279,7 @@ def _halved(own: tuple[Array, ...], x_BHWK: Array) -> Array:
 
 
 def _flattened(own: tuple[Array, ...], x_B: Array) -> Array:
-    """In the module's order of features, channels first."""
+    """Features in the module's order, channels first."""
     return (x_B.transpose(0, 3, 1, 2) if x_B.ndim == 4 else x_B).reshape(len(x_B), -1)
 
 

@@ -38,9 +38,9 @@ class Row:
     precision: str
     how: str
     ms: float
-    """For one step of all clients."""
+    """Milliseconds for one step of all clients."""
     client_steps: float
-    """A second."""
+    """Client-steps per second."""
     peak_bytes: int | None
     """The most of the GPU's memory that was taken."""
     roofline: float
@@ -52,7 +52,7 @@ class Row:
     """What the time of a step goes to, by kind of work; for our own engines on a GPU."""
 
     def cells(self) -> tuple[str, ...]:
-        """For people, under `TITLES`."""
+        """The row as people read it, under `TITLES`."""
         peak = "" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f}"
         return self.engine, self.precision, f"{self.ms:.3f}", f"{self.client_steps:,.0f}", peak, f"{self.roofline:.1%}"
 
@@ -87,7 +87,7 @@ class Table:
         return ratios({(row.engine, row.precision): row.client_steps for row in self.rows})
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The table as JSON has it."""
         return {**asdict(self), "ratios": self.ratios()}
 
     def heading(self) -> str:

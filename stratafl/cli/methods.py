@@ -36,7 +36,7 @@ def methods_command(
 
 
 def _parameter(name: str, default: object) -> str:
-    """As a config would have it, on one line."""
+    """A parameter as a config would have it, on one line."""
     return name if default is Parameter.empty else unbroken(f"{name}={shown(default)}")
 
 

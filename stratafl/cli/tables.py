@@ -20,7 +20,7 @@ from rich.text import Text
 from stratafl.base.errors import printable
 
 GAP = "  "
-"""Between two columns, and before what is below a heading."""
+"""Spaces between two columns, and before what is below a heading."""
 READABLE = 24
 """Columns of a terminal that prose needs if it is to be read beside other columns."""
 HELD = "\N{NO-BREAK SPACE}"
@@ -37,7 +37,7 @@ class Column:
 
     title: str
     right: bool = False
-    """For numbers, which end below each other."""
+    """Whether the cells end below each other, as numbers do."""
     prose: bool = False
     """May be broken between words, and speaks without its title."""
     minor: bool = False
@@ -80,7 +80,7 @@ class Table:
             self._print("─" * (sum(e.least for e in self._side_by_side) + len(GAP) * (len(self._side_by_side) - 1)))
 
     def add(self, cells: Sequence[str]) -> None:
-        """One row."""
+        """Add one row."""
         plain = [_plain(cell) for cell in cells]
         if self._side_by_side:
             self._grid([_broken(plain[each.at], each.least) for each in self._side_by_side])

@@ -53,7 +53,7 @@ class PreparedData:
 
     @property
     def shape(self) -> Shape:
-        """Of a sample, as the model takes it."""
+        """The shape of a sample, as the model takes it."""
         return shape_of(self.inputs)
 
     @property
@@ -258,11 +258,12 @@ class LabelCounts:
     labels: np.ndarray
     """Clients x classes: how many samples of each."""
     fingerprint: str
-    """Of who holds which samples with which labels: two runs with the same one train on the same
-    split."""
+    """A digest of who holds which samples with which labels: two runs with the same one train on
+    the same split."""
 
     def without(self, clients: Sequence[int]) -> LabelCounts:
-        """With nothing of these, who have data of their own that nobody else can count."""
+        """The counts without those of these clients, who have data of their own that nobody else
+        can count."""
         labels = self.labels.copy()
         labels[list(clients)] = 0
         return replace(self, labels=labels)

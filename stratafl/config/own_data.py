@@ -29,6 +29,7 @@ def is_own(name: str) -> bool:
 
 
 def is_function(name: str) -> bool:
+    """Whether a data set's name is that of a function which returns it."""
     return ":" in name and not name.startswith(HUB)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SUFFIXES = (".py", ".csv", ".parquet", ".npz", ".safetensors", ".pt", ".pth", ".toml")
-"""Of files that are read, so that one that is missing is missed beside the config."""
+"""The endings of files that are read, so that one that is missing is missed beside the config."""
 HUB = "hf:"
 """What stands before the name of a data set of Hugging Face's, which may be a folder."""
 PLACES_ELSEWHERE = ("tree",)

@@ -38,19 +38,23 @@ MOST_BITS = 1023
 
 @dataclass(frozen=True)
 class TreeConfig:
+    """The table `[tree]`: the tree and the weights of siblings."""
+
     shape: Any = "4x5"
     weights: Any = "uniform"
 
 
 @dataclass(frozen=True)
 class DataConfig:
+    """The table `[data]`: the data set, and how clients share it."""
+
     name: str = "digits"
     """A data set of the catalogue; or of the user's own: a function ("my_data.py:load"), a file
     (.csv, .parquet, .npz), a folder of images, or a set of Hugging Face's ("hf:name")."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the function, or Hugging Face's, is called with."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Of a table: inputs, targets and owner."""
+    """The columns of a table: inputs, targets and owner."""
     test: Any = None
     """What a file or folder is tested on: another of its kind, or a share of its own samples."""
     lazy: bool = False
@@ -61,14 +65,16 @@ class DataConfig:
     """Turn training images by node: start, step (degrees) and level."""
     augment: str = "none"
     synthetic: Mapping[str, Any] = field(default_factory=dict)
-    """For the data set of that name: samples per client; alpha and beta, one number or one per
-    level."""
+    """Settings of the data set of that name: samples per client; alpha and beta, one number or one
+    per level."""
     test_partition: str | None = None
     """Test data of each client's own: "like_train", or none."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
+    """The table `[objective]`: the loss, and what is measured besides."""
+
     loss: Any = None
     """A name, an import path, or a table of one with its parameters; cross-entropy unless given."""
     metrics: Any = None
@@ -78,6 +84,8 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
+    """The table `[schedule]`: when levels meet, and who takes part."""
+
     periods: Any = None
     steps_per_sync: Any = None
     participation: Any = None
@@ -88,6 +96,8 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class LeafConfig:
+    """The table `[leaf]`: a client's step."""
+
     lr: float = 0.1
     batch: int | None = 32
     """0 for full batches: a TOML file cannot say None."""
@@ -130,6 +140,8 @@ class LeafConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
+    """The table `[run]`: how long a run is, where it is computed, and what is kept of it."""
+
     rounds: int = 20
     seed: int = 0
     evaluate_every: int = 1
@@ -162,6 +174,8 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
+    """A run as data: what a TOML file says, table by table."""
+
     tree: TreeConfig = field(default_factory=TreeConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp"})
@@ -175,21 +189,21 @@ class Config:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Config:
-        """From nested tables, such as a parsed TOML file; what `stratafl plan` reads in it is no
-        part of a run."""
+        """Read a config from nested tables, such as a parsed TOML file; what `stratafl plan` reads
+        in it is no part of a run."""
         check_plain(values)
         given = {key: each for key, each in values.items() if key != PLAN} if isinstance(values, Mapping) else values
         return _fill(Config, given, "")
 
     @staticmethod
     def load(path: Path, changes: Iterable[str] = ()) -> Config:
-        """From a TOML file, with "section.key=value" changes on top; files that it names lie beside
-        it."""
+        """Read a config from a TOML file, with "section.key=value" changes on top; files that it
+        names lie beside it."""
         return Config.of(read_tables(path, changes))
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain tables. What only a run in virtual time says is left out of another's, whose
-        tables are then those of runs that were stored before there was any."""
+        """The config as plain tables. What only a run in virtual time says is left out of
+        another's, whose tables are then those of runs that were stored before there was any."""
         tables = dataclasses.asdict(self)
         if self.network is None:
             del tables["network"]
@@ -208,6 +222,7 @@ def read_tables(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or the complaint."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -38,9 +38,10 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, objective_fits
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
+from stratafl.simulation.checked import checked_evaluation
 from stratafl.simulation.evaluate import is_due, tally_of
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
-from stratafl.simulation.prepare import checked_evaluation, held, set_up
+from stratafl.simulation.prepare import held, set_up
 from stratafl.simulation.run import Simulation
 
 CPU = torch.device("cpu")

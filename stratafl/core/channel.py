@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
     seed: int
     level: int
-    """Of the edge."""
+    """The level of the edge."""
     round: int
     """How many rounds this edge level has begun."""
     nodes_N: np.ndarray
@@ -57,7 +57,7 @@ def identity() -> Channel:
 
 
 class Channels(NamedTuple):
-    """Those of one edge level."""
+    """The channels of one edge level."""
 
     up: Channel = identity()
     down: Channel = identity()

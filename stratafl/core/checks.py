@@ -152,6 +152,7 @@ def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
 
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
+    """A list of levels of a tree, or the complaint."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
     return [integer(field, level, at_least=0, at_most=depth) for level in given]

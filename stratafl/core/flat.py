@@ -145,9 +145,9 @@ class Flat:
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
         forward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
-        """Of the loss at these rows, as `loss.backward()` leaves it; zero for a parameter that the
-        loss does not reach. What the module itself changes is changed in `x_P` and `b_B`, and in
-        `integers` if they are given.
+        """The gradient of the loss at these rows, as `loss.backward()` leaves it; zero for a
+        parameter that the loss does not reach. What the module itself changes is changed in `x_P`
+        and `b_B`, and in `integers` if they are given.
 
         within: a context to call the module in; forward: one for the way forward alone, such as
         autocast.
@@ -172,8 +172,8 @@ class Flat:
         return self._working
 
     def whose(self, tensor: Tensor) -> str | None:
-        """In the memory of what a tensor lies, in the call that goes on: "weights", "buffers" or
-        "frozen weights"."""
+        """Whose memory a tensor lies in during the call that is under way: that of the "weights",
+        the "buffers" or the "frozen weights"; None for any other."""
         return None if self._working is None else self._working.whose(tensor)
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
@@ -266,8 +266,8 @@ class _Working:
         return wrote
 
     def whose(self, tensor: Tensor) -> str | None:
-        """In the memory of what a tensor lies: of the "weights", the "buffers" or the "frozen
-        weights"."""
+        """Whose memory a tensor lies in: that of the "weights", the "buffers" or the "frozen
+        weights"; None for any other."""
         place = tensor.untyped_storage().data_ptr()
         buffers = [self._b_B, *self._copies.values()]
         for name, own in (("weights", self._parameters), ("buffers", buffers), (FROZEN, self._frozen)):

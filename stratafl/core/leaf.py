@@ -178,6 +178,7 @@ def leaf(
 
 
 def constant(lr: float) -> LearningRate:
+    """A learning rate that stays as it is."""
     lr = number("leaf.lr", lr, above=0)
     return lambda round: lr
 
@@ -191,7 +192,8 @@ def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
 
 
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
-    """From `lr` towards `floor` along half a cosine over `rounds` global rounds."""
+    """A learning rate that falls from `lr` towards `floor` along half a cosine over `rounds` global
+    rounds."""
     lr = number("leaf.lr", lr, above=0)
     integer("leaf.schedule.rounds", rounds, at_least=1)
     number("leaf.schedule.floor", floor, at_least=0, at_most=lr)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import Placed, placed
+from stratafl.base.transfer import DeviceCache, placed
 from stratafl.base.tree import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, Key
 from stratafl.core.refusal import (
@@ -62,7 +62,7 @@ class Edges:
     tree: Tree
     level: int
     limits: Limits
-    placed: Placed
+    placed: DeviceCache
     masked: bool = True
     """Whether buffers may hold entries that are not finite, such as a mask's -inf: they cannot be
     averaged."""
@@ -83,14 +83,14 @@ class Sent(NamedTuple):
 
     payload: Rows
     state: Rows
-    """The rule's."""
+    """The rule's state."""
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor
     """The children's models as their parents know them: the parents' answer is compared with
     these."""
     buffers_NB: Tensor
-    """Likewise."""
+    """The children's buffers as their parents know them."""
 
 
 class Arrived(NamedTuple):
@@ -123,13 +123,13 @@ class Outcome(NamedTuple):
     large_N: np.ndarray
     """Whose message was finite, but far too large."""
     share_M: np.ndarray
-    """Of the children's weight that went into it."""
+    """The share of the children's weight that went into the result, for each parent."""
     sane_M: np.ndarray
     """Who heard somebody, and made something finite of it."""
     rate_M: np.ndarray
     """The mean of the children's sums of learning rates."""
     mean_MP: Tensor
-    """Of the children's models."""
+    """The mean of the children's models."""
     merged_MP: Tensor
     """What the rule made of it, finite or not."""
 
@@ -198,6 +198,7 @@ def take(terms: Terms, payload: Rows) -> Rows:
 
 
 def parcel_of(rule: Rule, held: Held) -> Rows:
+    """What parents give to their children: the model, its buffers and the rule's note."""
     return {**rule.note(held.memory), MODEL: held.model_MP, BUFFERS: held.buffers_MB}
 
 
@@ -292,7 +293,7 @@ def _new_buffers(edges: Edges, held: Held, message: Rows) -> Tensor:
 
 
 def _unsound(edges: Edges, held: Held, arrived: Arrived) -> tuple[np.ndarray, np.ndarray]:
-    """Of those that came, whose message is not finite, and whose is but is far too large."""
+    """Whose message is not finite, and whose is finite but far too large, among those that came."""
     tree, level, limits = edges.tree, edges.level, edges.limits
     message = {**arrived.message, BUFFERS: _new_buffers(edges, held, arrived.message)}
     sizes = dict(zip(message, largest(*message.values()), strict=True))
@@ -323,4 +324,5 @@ def choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
 
 
 def choose_rows(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
+    """The new rows for those in the mask, the old ones for the others, table by table."""
     return {name: choose(mask_N, rows, old[name]) for name, rows in new.items()}

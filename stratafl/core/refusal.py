@@ -19,6 +19,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, number
 from stratafl.base.tree import Tree
 from stratafl.core.rule import Rule
+from stratafl.core.shared_rows import in_blocks
 
 LIMIT = 1e4
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far
@@ -31,14 +32,12 @@ FACTOR = 8.0
 where not all who take part are one's own. Healthy ones were measured at up to 4 times, and 8 where
 data are most unlike."""
 REST = 0.025
-"""Of the norm of the model they were given: the siblings' median is taken for at least this, since
-who has little left to learn is no measure for the others. With `FACTOR`, an update of a fifth of
-the model is in line with any."""
+"""The share of the norm of the model that children were given which the siblings' median is taken
+for at least, since who has little left to learn is no measure for the others. With `FACTOR`, an
+update of a fifth of the model is in line with any."""
 LITTLE = 1e-3
-"""Likewise: siblings whose median is below this have nothing left to learn, and are no measure at
-all."""
-BLOCK = 2**25
-"""Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
+"""The share of that norm below which the siblings' median is no measure at all: they have nothing
+left to learn."""
 
 
 class Refusal(NamedTuple):
@@ -101,8 +100,8 @@ def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
 def beyond(
     tree: Tree, level: int, sizes_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, limit: float
 ) -> np.ndarray:
-    """Of those present, whose part of a message is over the limit; sizes are the largest magnitudes
-    of rows."""
+    """Whose part of a message is over the limit, among those present; sizes are the largest
+    magnitudes of rows."""
     siblings_N = tree.siblings(level, sizes_N, present_N)
     return present_N & too_large(sizes_N, siblings_N, start_M[tree.parents[level]], limit)
 
@@ -129,12 +128,11 @@ def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, fa
 def out_of_line(
     tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
 ) -> np.ndarray:
-    """Of those present, whose update is too long beside its siblings'. All who have parents of this
-    level in common must ask."""
+    """Whose update is too long beside its siblings', among those present. All who have parents of
+    this level in common must ask."""
     if factor is None:
         return np.zeros_like(present_N)
-    columns = max(1, BLOCK // len(rows_NP))
-    blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+    blocks = in_blocks(rows_NP, start_MP)
     norm_N = np.sqrt(sum(lengths(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
     return present_N & too_long(norm_N, siblings_N, lengths(start_MP)[tree.parents[level]], factor)
@@ -154,8 +152,8 @@ def far_off(
     present_N: np.ndarray,
     limit: float | None,
 ) -> np.ndarray:
-    """Of those present, whose rows are too far from what their parents gave, or from zero where
-    that is None.
+    """Whose rows are too far from what their parents gave, or from zero where that is None, among
+    those present.
 
     largest_N: the rows' largest magnitudes. All who have parents of this level in common must
     ask.
@@ -164,8 +162,7 @@ def far_off(
         return np.zeros_like(present_N)
     update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
-        columns = max(1, BLOCK // len(rows_NP))
-        blocks = zip(rows_NP.split(columns, dim=1), start_MP.split(columns, dim=1), strict=True)
+        blocks = in_blocks(rows_NP, start_MP)
         update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
         (start_M,) = largest(start_MP)
     return beyond(tree, level, update_N, start_M, present_N, limit)

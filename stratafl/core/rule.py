@@ -50,11 +50,11 @@ class Path(NamedTuple):
     (see `core.optimise.path`)."""
 
     start: Tensor | Shared
-    """When the child got its model."""
+    """Where the path was when the child got its model."""
     end: Tensor
-    """Its own, as its parent knows it."""
+    """Where the child's own path ended, as its parent knows it."""
     merged: Tensor | Shared | None = None
-    """The parent's, as `Edge.merged`."""
+    """Where the parent's path ended, in `down` only, as `Edge.merged` is there."""
 
 
 class Edge:
@@ -148,8 +148,8 @@ class Rule(NamedTuple):
     """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
     where an optimiser bends the way, nodes then carry what tells (see `core.optimise.path`)."""
     counts_late: bool = False
-    """Whether what it keeps at children bears work that counts meetings later (see `core.late`); a
-    rule that keeps nothing there always does."""
+    """Whether what it keeps at children bears work that counts meetings later (see
+    `core.state.late`); a rule that keeps nothing there always does."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ class Schedule:
 
     @staticmethod
     def of(periods: Sequence[int], depth: int, epochs: int | None = None) -> Schedule:
-        """With `epochs`, which are the lowest level's period, in passes over a client's data, the
-        others are given."""
+        """Make a schedule of the periods of all edge levels, root first. With `epochs`, the lowest
+        level's period is that many passes over a client's data, and the periods are those of the
+        others."""
         if epochs is not None:
             if not isinstance(periods, Sequence) or len(periods) != depth - 1:
                 wanted = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
@@ -52,7 +53,8 @@ class Schedule:
 
     @staticmethod
     def of_steps(steps: Sequence[int], depth: int) -> Schedule:
-        """From the paper's P list: level m synchronises every P_m local steps, root first."""
+        """Make a schedule of the paper's P list: level m synchronises every P_m local steps, root
+        first."""
         wanted = "each must be a whole number that divides the one before it"
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")

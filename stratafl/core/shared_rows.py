@@ -6,7 +6,7 @@ Shape suffixes: N nodes, M rows they share, C some of the nodes, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from stratafl.core.rule import drift
 DriftKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(x_NP, rows_MP, of_N, rate_N1, plus_NP) -> (x - a node's row) / rate + plus, without a copy of
 the rows."""
+BLOCK = 2**25
+"""Numbers of a matrix that are looked at in one go."""
 
 
 class Spread(NamedTuple):
@@ -28,9 +30,9 @@ class Spread(NamedTuple):
     of_N: np.ndarray | None = None
     """None where every node has its own."""
     on_device_N: Tensor | None = None
-    """The same beside the rows, if it is there already."""
+    """`of_N` beside the rows on their device, if it is there already."""
     drift_kernel: DriftKernel | None = None
-    """For rows in float32 on a GPU, if there is one."""
+    """A kernel for rows in float32 on a GPU, if there is one."""
 
     @property
     def nodes(self) -> int:
@@ -79,3 +81,10 @@ class Spread(NamedTuple):
         if len(chosen) and (np.diff(chosen) == 1).all():
             return slice(int(chosen[0]), int(chosen[-1]) + 1)
         return placed(chosen, self.rows_MP.device)
+
+
+def in_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of the same columns of nodes' rows and of those they share, one after another: the
+    difference of the two then needs no room of their size."""
+    columns = max(1, BLOCK // len(rows_NP))
+    return zip(rows_NP.split(columns, dim=1), shared_MP.split(columns, dim=1), strict=True)

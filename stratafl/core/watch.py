@@ -45,7 +45,7 @@ class Meeting(NamedTuple):
 
     level: int
     model_NP: Tensor
-    """The children's."""
+    """The children's models."""
     start_MP: Tensor
     """What their parents had given them."""
     correction_NP: Tensor | None
@@ -56,7 +56,7 @@ class Meeting(NamedTuple):
     """Whether the parents took the mean, rather than what a reducer of the rule's own makes of
     it."""
     sent_bytes: int
-    """By each that came."""
+    """The bytes that each child that came has sent."""
     parcel_bytes: int
     is_answered: bool
     """Whether those that count got the new model for it."""

@@ -129,7 +129,7 @@ class Work(NamedTuple):
     """Each leaf's model at the start."""
     b: Spread
     corrections: tuple[Spread, ...]
-    """Those on each leaf's path to the root, which add up."""
+    """The corrections on each leaf's path to the root, which add up."""
     pulls: tuple[Pull, ...]
     active: list[int]
     """The leaves that take part."""
@@ -157,7 +157,7 @@ class Trained(NamedTuple):
 
     @staticmethod
     def room(work: Work) -> Trained:
-        """For what becomes of the leaves that take part."""
+        """Make room for what becomes of the leaves that take part."""
         like, clients = work.x.rows_MP, len(work.active)
         width = like.shape[1]
         return Trained(
@@ -193,8 +193,8 @@ class Engine(Protocol):
 
     @property
     def how(self) -> str:
-        """Its name, and why it is not the one that was asked for: "loop: the module or loss draws
-        random numbers"."""
+        """The engine's name, and why it is not the one that was asked for: "loop: the module or
+        loss draws random numbers"."""
         ...
 
     @property

@@ -39,7 +39,7 @@ class Columns(NamedTuple):
 
     @staticmethod
     def of(field: str, given: object) -> Columns:
-        """From a table of these, or None."""
+        """Read the columns from a table of them, or from None."""
         if given is None or isinstance(given, Columns):
             return given or Columns()
         if not isinstance(given, Mapping):
@@ -84,6 +84,8 @@ def _known(field: str, name: str, known: Sequence[str]) -> str:
 
 
 class Sample(NamedTuple):
+    """One item of a user's data set, taken apart."""
+
     inputs: Inputs
     target: Tensor
     owner: Any = None

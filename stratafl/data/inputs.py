@@ -88,13 +88,13 @@ def typed(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) 
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """A sample's."""
+    """The shape of a sample."""
     shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
     return shapes if isinstance(inputs, Fields) else shapes[""]
 
 
 def sample_bytes(inputs: Inputs) -> int:
-    """Of one sample."""
+    """The bytes of one sample."""
     return sum(each[:1].nbytes for each in tensors_of(inputs).values())
 
 

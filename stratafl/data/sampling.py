@@ -73,7 +73,8 @@ class Stack(NamedTuple):
     """The batches of many clients and steps, padded to the longest."""
 
     position_CHB: Tensor
-    """In each client's own list of samples; a padded place repeats the first of its batch."""
+    """Places in each client's own list of samples; a padded place repeats the first of its
+    batch."""
     mask_CHB: Tensor
     """Which places are not padding."""
     length_CH: np.ndarray

@@ -46,7 +46,7 @@ class Supply(Protocol):
     def device(self) -> torch.device: ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Supply:
-        """On a device, real numbers in this type."""
+        """The samples on a device, real numbers in this type."""
         ...
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
@@ -67,7 +67,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """In memory: a batch is an index."""
+    """Samples that are held in memory: a batch is an index."""
 
     inputs_N: Inputs
     targets_N: Tensor

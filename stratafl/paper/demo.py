@@ -33,5 +33,6 @@ def settings(method: str, seed: int = 0) -> Mapping[str, Any]:
 
 
 def configs(seed: int = 0) -> Iterator[tuple[str, Config]]:
+    """The config of each method of the demo, with its title."""
     for title, method in METHODS.items():
         yield title, Config.of(settings(method, seed))

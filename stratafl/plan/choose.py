@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """On the frontier: nothing that was tried is as good for less."""
+    """A point on the frontier: nothing that was tried is as good for less."""
 
     label: str
     round: int
@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """For one network."""
+    """The answer for one network."""
 
     network: str
     candidates: tuple[Candidate, ...]
@@ -112,8 +112,7 @@ def answers(search: Search, repeated: dict[Setting | None, list[Tried]]) -> list
 
 
 def frontier(search: Search, network: str) -> list[Point]:
-    """Of all rounds of all runs of the search, those that nothing cheaper is as good as, cheapest
-    first."""
+    """The rounds, of all runs of the search, that nothing cheaper is as good as, cheapest first."""
     assert search.baseline is not None
     labelled = [(search.space.label(setting), tried) for setting, tried in search.tried.items()]
     if search.space.usual is None:
@@ -133,7 +132,7 @@ def frontier(search: Search, network: str) -> list[Point]:
 
 
 def stretches(points: Sequence[Point]) -> list[Point]:
-    """For each stretch of the frontier that one setting has, its end."""
+    """The end of each stretch of the frontier that one setting has."""
     ends = [each for each, after in itertools.pairwise(points) if each.label != after.label]
     return [*ends, *points[-1:]]
 

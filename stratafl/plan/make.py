@@ -20,7 +20,7 @@ from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
 from stratafl.runs.lock import Lock
 
 SEARCH = 0.6
-"""Of the time there is: the rest is for the best settings' further seeds."""
+"""The share of the time that the search takes: the rest is for the best settings' further seeds."""
 RUNS = "runs"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.plan.choose import Answer, Candidate
 from stratafl.plan.make import Made
@@ -49,9 +49,10 @@ def _panel(axes: Any, made: Made, answer: Answer) -> None:
     search = [tried for setting, tried in made.search.tried.items() if setting != made.search.space.usual]
     ends = [tried.cost(network, made.question.minimise) for tried in (*search, made.baseline) if tried.costs]
     unit = unit_of(made, network, ends)
+    panel = _Panel(axes, made, network, unit)
     for number, tried in enumerate(each for each in search if each.curve):
-        _line(axes, made, tried, network, unit, GREY, 0.8, "other settings" if number == 0 else None)
-    _line(axes, made, made.baseline, network, unit, BLUE, 1.4, "as given")
+        panel.line(tried, GREY, 0.8, "other settings" if number == 0 else None)
+    panel.line(made.baseline, BLUE, 1.4, "as given")
     front = answer.frontier
     axes.step(
         [point.cost / unit.factor for point in front],
@@ -60,7 +61,7 @@ def _panel(axes: Any, made: Made, answer: Answer) -> None:
     )  # fmt: skip
     for candidate, colour, name in ((answer.baseline, BLUE, None), (answer.choice, RED, "choice, ± over seeds")):
         if candidate is not None:
-            _mark(axes, made, candidate, network, unit, colour, name)
+            panel.mark(candidate, colour, name)
     axes.axhline(goal.value, color="#5b6470", linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
     _ticks(axes.xaxis)
@@ -79,24 +80,28 @@ def _ticks(axis: Any) -> None:
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _line(
-    axes: Any, made: Made, tried: Tried, network: str, unit: Unit, colour: str, width: float, label: str | None
-) -> None:
-    spent = spent_R(tried.costs[network], made.question.minimise) / unit.factor
-    rounds, values = [round - 1 for round, _ in tried.curve], [value for _, value in tried.curve]
-    marker = "." if len(rounds) == 1 else None
-    axes.plot(spent[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
+class _Panel(NamedTuple):
+    """The axes of one network, where costs are in this unit."""
 
+    axes: Any
+    made: Made
+    network: str
+    unit: Unit
 
-def _mark(
-    axes: Any, made: Made, candidate: Candidate, network: str, unit: Unit, colour: str, label: str | None
-) -> None:
-    """Where the target is reached, on the mean over seeds."""
-    cost = candidate.over(network, made.question.minimise)
-    if cost is not None:
-        around = None if not cost.deviation else [[min(cost.deviation, 0.95 * cost.mean) / unit.factor],
-                                                  [cost.deviation / unit.factor]]  # fmt: skip
-        axes.errorbar(
-            [cost.mean / unit.factor], [made.baseline.goal.value],
-            xerr=around, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=label, zorder=5,
-        )  # fmt: skip
+    def line(self, tried: Tried, colour: str, width: float, label: str | None) -> None:
+        """Draw a run: what it had reached for what it had cost."""
+        spent = spent_R(tried.costs[self.network], self.made.question.minimise) / self.unit.factor
+        rounds, values = [round - 1 for round, _ in tried.curve], [value for _, value in tried.curve]
+        marker = "." if len(rounds) == 1 else None
+        self.axes.plot(spent[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
+
+    def mark(self, candidate: Candidate, colour: str, label: str | None) -> None:
+        """Mark where the target is reached, on the mean over seeds."""
+        cost, factor = candidate.over(self.network, self.made.question.minimise), self.unit.factor
+        if cost is not None:
+            around = None if not cost.deviation else [[min(cost.deviation, 0.95 * cost.mean) / factor],
+                                                      [cost.deviation / factor]]  # fmt: skip
+            self.axes.errorbar(
+                [cost.mean / factor], [self.made.baseline.goal.value],
+                xerr=around, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=label, zorder=5,
+            )  # fmt: skip

@@ -19,8 +19,8 @@ from stratafl.plan.question import Cost, Question
 from stratafl.runs import StoredRun, layout
 
 Outcome = Literal["reached", "stopped", "never", "diverged", "failed"]
-"""Of a run: it got to the target; it was stopped as it could not be among the best any more; it did
-all its rounds, and never got there; its loss was no number any more; it broke down."""
+"""How a run ended: it got to the target; it was stopped as it could not be among the best any more;
+it did all its rounds, and never got there; its loss was no number any more; it broke down."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Tried:
     first: int | None
     """The first round that is as good as the target."""
     costs: Mapping[str, Costs]
-    """By the network's name; none of a run without rounds."""
+    """What it cost by the network's name; nothing for a run without rounds."""
 
     @staticmethod
     def of(run: StoredRun, question: Question) -> Tried:
@@ -76,7 +76,7 @@ class Tried:
         return self.costs[network].until(self.first or len(self.run.rounds))
 
     def cost(self, network: str, kind: Cost) -> float:
-        """One of them."""
+        """One of the costs on a network; infinite where it never got there."""
         total = self.total(network)
         return math.inf if total is None else cost_in(total, kind)
 

@@ -25,10 +25,10 @@ FILE = "question.json"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One plan's."""
+    """What one plan asks: what to search, where, for which target and at what cost."""
 
     config: Config
-    """As given, but that it stops at the target."""
+    """The config as given, but that it stops at the target."""
     space: Space
     networks: tuple[Network, ...]
     target: Goal
@@ -95,7 +95,7 @@ def at_target(config: Config, target: Goal) -> Config:
 
 
 def target_of(text: str, option: str = "--target") -> Goal:
-    """From "accuracy=0.75", "0.75" or "loss <= 0.3"."""
+    """Read a target such as "accuracy=0.75", "0.75" or "loss <= 0.3"."""
     name, equals, value = text.partition("=")
     if not equals or "<" in text or ">" in text:
         return goal_from(option, text)
@@ -113,7 +113,7 @@ def target_of(text: str, option: str = "--target") -> Goal:
 
 
 def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, float]:
-    """From "seconds=3600", each cost at most once."""
+    """Read budgets such as "seconds=3600", each cost at most once."""
     found: dict[Cost, float] = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -40,7 +40,7 @@ AS_GIVEN = "as given"
 
 
 def optuna() -> Any:
-    """The package, quiet."""
+    """The package Optuna, told to be quiet."""
     try:
         import optuna
     except ImportError:
@@ -55,7 +55,7 @@ class Search:
     def __init__(self, question: Question, trainer: Trainer, folder: Path):
         self.question, self.trainer, self.space = question, trainer, question.space
         self.tried: dict[Setting, Tried] = {}
-        """In the order in which they were."""
+        """The runs that were tried, in their order."""
         self.baseline: Tried | None = None
         self.is_exhausted = False
         package = optuna()
@@ -112,7 +112,7 @@ class Search:
             self._try(self._setting(trial.params), watch)
 
     def bars(self) -> dict[str, float]:
-        """By network: what a run must cost less than to be repeated with further seeds."""
+        """What a run must cost less than to be repeated with further seeds, by network."""
         found = {}
         for name in self.studies:
             known = sorted(each.wins(name, self.question) for each in self.tried.values())

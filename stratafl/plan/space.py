@@ -32,7 +32,7 @@ SHORT = {"participation": "schedule.participation", "lr": "leaf.lr", "batch": "l
 SECTIONS = ("tree", "data", "model", "method", "objective", "schedule", "leaf", "run")
 
 Setting = tuple[int, ...]
-"""For each axis of a space, the place of the value that is taken."""
+"""The place of the value that is taken, on each axis of a space."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Space:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The config's own."""
+        """The config's own schedule."""
         return schedule_of(self.config, _depth(self.config))
 
     def config_of(self, setting: Setting) -> Config:
@@ -121,7 +121,7 @@ class Space:
         return " ".join(parts)
 
     def values_of(self, setting: Setting) -> dict[str, Any]:
-        """By name."""
+        """The values of a setting by the names of their axes."""
         return {axis.name: axis.values[place] for axis, place in zip(self.axes, setting, strict=True)}
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def space_of(config: Config, given: Mapping[str, Any] | None = None) -> Space:
 
 
 def _usual(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """For each key the config's own value, and its neighbours."""
+    """The config's own value of each key, and its neighbours."""
     depth = _depth(config)
     found: dict[str, tuple[Any, tuple[Any, ...]]] = {}
     found["method"] = _methods(config)

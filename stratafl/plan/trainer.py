@@ -27,7 +27,7 @@ model, after the third exactly also where that has buffers."""
 BEATEN = "stopped: it cannot be among the best settings any more"
 DIVERGED = "stopped: its loss is no number any more"
 Bars = Mapping[str, float]
-"""By network: the cost that a run must stay below."""
+"""The cost that a run must stay below, by network."""
 Show = Callable[[Event], None]
 
 
@@ -46,7 +46,8 @@ class Watch:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def check(self, first: bool = False) -> None:
-        """Between two runs; the first may begin however late it is."""
+        """Stop between two runs where that was asked for or the time is over; the first may begin
+        however late it is."""
         if self.stop.asked:
             raise Interrupted(self.stop.asked)
         if self.is_late and not first:
@@ -149,12 +150,12 @@ class _Guard:
         launch.simulation.met = self.met
 
     def met(self, meetings: int, of: int) -> None:
-        """After every meeting of the leaves with their parents."""
+        """Look at the run after every meeting of the leaves with their parents."""
         if self.watch.stop.asked or self.watch.is_late:
             self.stop.asked = self.watch.stop.asked or signal.SIGTERM
 
     def saw(self, record: RoundResult) -> None:
-        """After every global round."""
+        """Look at the run after every global round."""
         simulation = self.launch.simulation
         self.trainer.show(Event(self.label, "round", {"round": record.round, "metrics": record.metrics}))
         self.diverged = diverged_after(self.diverged, vars(record))

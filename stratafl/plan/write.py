@@ -39,6 +39,7 @@ def write(made: Made, folder: Path) -> list[Path]:
 
 
 def best_name(answer: Answer) -> str:
+    """The name of the config file for a network's answer."""
     return f"best-{slug(answer.network)}.toml"
 
 
@@ -143,8 +144,8 @@ def _over(value: OverSeeds | None) -> dict[str, float | None] | None:
 def _best(made: Made, answer: Answer) -> str:
     choice, question = answer.choice, made.question
     assert choice is not None
-    is_given = choice.setting in (None, made.search.space.usual)
-    config = question.config if is_given else made.search.space.config_of(choice.setting)  # type: ignore[arg-type]
+    space, setting = made.search.space, choice.setting
+    config = question.config if setting is None or setting == space.usual else space.config_of(setting)
     about = (
         f"# Chosen on {answer.network}: {choice.label}\n"
         f"# least {question.minimise} to {made.baseline.goal} of {len(made.search.tried)} settings tried,"

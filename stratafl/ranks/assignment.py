@@ -18,7 +18,8 @@ from stratafl.base.tree import Tree
 from stratafl.data.sampling import Sampling
 
 SLACK = 1.1
-"""By how much the busiest rank may have more to do than it must, if that keeps groups together."""
+"""The factor by which the busiest rank may have more to do than it must, if that keeps groups
+together."""
 STEP = 8.0
 """What a step costs whatever is in its batch, in samples; roughly."""
 TRIES = 12
@@ -59,8 +60,8 @@ def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np
 
 
 def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
-    """For a cut before each leaf, how many meetings in a round it makes reach across ranks, the
-    root's aside."""
+    """How many meetings in a round a cut before each leaf makes reach across ranks, the root's
+    aside."""
     cost = np.zeros(tree.leaves)
     for level in range(1, tree.depth):
         ancestor_N = tree.ancestors(level)

@@ -30,7 +30,7 @@ lifeline."""
 TO_MEET = timedelta(minutes=5)
 """How long ranks look for each other at first."""
 WORD = "stratafl last word"
-"""Under this name a rank says why it ends."""
+"""The name under which a rank says why it ends."""
 SECONDS_TO_ASK = 2.0
 PIECE = 64 << 20
 """Bytes sent in one go: what a GPU holds goes through the host's memory."""
@@ -61,8 +61,8 @@ class Ranks:
 
     @staticmethod
     def join() -> Ranks:
-        """Those that torchrun, or `stratafl run --nproc`, started with this one; alone where nobody
-        did."""
+        """Join the ranks that torchrun, or `stratafl run --nproc`, started with this one; alone
+        where nobody did."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Ranks()
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
@@ -210,7 +210,7 @@ class Ranks:
     # -- from one to another -----------------------------------------------------------------------
 
     def send(self, tensor: Tensor, to: int, kind: str = "state") -> None:
-        """Its bytes; the other rank must have room of the same size."""
+        """Send a tensor's bytes; the other rank must have room of the same size."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         with self._talking():
             for piece in flat.split(PIECE):

@@ -28,6 +28,8 @@ GONE = "another process of this run is gone"
 
 
 class Lifeline:
+    """Connects the ranks of a run, so that none waits for ever for one that died."""
+
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup):
         self.rank, self.count, self.group = rank, count, group
         self.on_loss: Callable[[], str] = lambda: ""

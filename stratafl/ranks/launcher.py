@@ -24,13 +24,15 @@ from stratafl.ranks.failure import LOST, STARTED_BY
 
 HERE = "127.0.0.1"
 RUN = "stratafl run"
-"""Under this name the first rank tells where its run is kept."""
+"""The name under which the first rank tells where its run is kept."""
 SECONDS_TO_FOLLOW = 5.0
-"""After one rank failed, the others may take so long to end by themselves."""
+"""Seconds that the others may take to end by themselves after one rank failed."""
 
 
 @dataclass
 class Rank:
+    """A rank as a process that was started here."""
+
     number: int
     process: subprocess.Popen
     log: Any

@@ -38,12 +38,13 @@ def whole_state(ranks: Ranks, tree: Tree, state: State) -> State:
     joined: dict[tuple, Tensor] = {}
 
     def join(level: int, rows: Sequence[Rows]) -> Rows:
-        if not isinstance(rows[0], Tensor):
+        tensors = [each for each in rows if isinstance(each, Tensor)]
+        if not tensors:
             return np.concatenate(rows)
         # what is one tensor on every rank is one tensor again
-        key = tuple((each.data_ptr(), each.shape, each.stride()) for each in rows)  # type: ignore[union-attr]
+        key = tuple((each.data_ptr(), each.shape, each.stride()) for each in tensors)
         if key not in joined:
-            joined[key] = _concatenated(rows)  # type: ignore[arg-type]  # tensors like the first
+            joined[key] = _concatenated(tensors)
         return joined[key]
 
     return _mapped(parts, join)

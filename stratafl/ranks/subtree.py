@@ -28,7 +28,7 @@ class Shared(NamedTuple):
     """A parent whose children lie on several ranks."""
 
     number: int
-    """In the whole tree."""
+    """The parent's number in the whole tree."""
     members: Members
 
 
@@ -176,7 +176,7 @@ class Branch(Tree):
 
     @cached_property
     def _shares(self) -> list[Shares | None]:
-        """For each edge level, what of it reaches across ranks and concerns this one."""
+        """What of each edge level reaches across ranks and concerns this one."""
         found: list[Shares | None] = [None]
         for level in range(self.depth):
             mine = (shares for shares in _shares(self.full, self.cuts, level) if self.ranks.rank in shares.circle)
@@ -197,7 +197,7 @@ def held(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
 
 
 def answered(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
-    """Those of them that it answers for."""
+    """The nodes of a level that a rank answers for, of those that it holds."""
     span = held(tree, cuts, rank, level)
     if rank > 0 and held(tree, cuts, rank - 1, level).stop > span.start:
         return slice(span.start + 1, max(span.stop, span.start + 1))

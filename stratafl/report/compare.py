@@ -25,7 +25,7 @@ class Setting:
     label: str
     runs: list[StoredRun]
     curves: list[Curve]
-    """One per run."""
+    """One curve per run."""
     mean: Curve
 
     @property

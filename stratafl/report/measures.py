@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from stratafl.core.objective.metric import Better
 from stratafl.report.curves import Curve, is_metric
@@ -24,7 +24,7 @@ class Measure:
 
     name: str
     title: str
-    """As it stands above a chart and in a table."""
+    """The title above a chart and in a table."""
     better: Better
     percent: bool
     digits: int | None
@@ -39,7 +39,7 @@ class Measure:
         return asdict(self)
 
     def scaled(self, value: OverSeeds) -> OverSeeds:
-        """In the unit of the tables: a share in per cent."""
+        """A value in the unit of the tables: a share in per cent."""
         factor = 100.0 if self.percent else 1.0
         return OverSeeds(factor * value.mean, None if value.deviation is None else factor * value.deviation)
 
@@ -95,8 +95,8 @@ def _digits(values: Sequence[float]) -> int | None:
 
 def _direction(name: str, runs: Sequence[StoredRun]) -> Better:
     for run in runs:
-        told = run.better.get(name)
-        if told in ("higher", "lower"):
-            return told  # type: ignore[return-value]
+        for way in get_args(Better):
+            if run.better.get(name) == way:
+                return way
     words = name.lower().replace("-", "_").replace(" ", "_").split("_")
     return "lower" if any(word in LOWER for word in words) else "higher"

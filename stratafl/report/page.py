@@ -59,6 +59,7 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 @functools.cache
 def asset(name: str) -> str:
+    """The text of a file that comes with the package for the page."""
     return files("stratafl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 

@@ -167,7 +167,7 @@ def _level_title(level: int, depths: set[int]) -> dict[str, str]:
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
-    """Each one once."""
+    """The environments that the runs were computed in, each one once."""
     found = [each for run in runs for each in run.environments() or [run.environment]]
     texts = {json.dumps(each, sort_keys=True, default=str): each for each in found}
     return [{str(key): str(value) for key, value in each.items()} for each in texts.values()]

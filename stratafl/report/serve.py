@@ -72,6 +72,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers one browser's requests for the page and for what is new."""
+
     server: Server
     timeout = PATIENCE
     server_version, sys_version = "stratafl", ""

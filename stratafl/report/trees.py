@@ -52,7 +52,7 @@ def node_values(run: StoredRun, tree: dict[str, Any], room: int) -> dict[str, An
 
 
 def _spread(records: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most so many of them, evenly, with the first and the last."""
+    """At most so many of the numbers, evenly spread, with the first and the last."""
     if len(records) <= most:
         return list(records)
     return [records[round(place * (len(records) - 1) / (most - 1))] for place in range(most)]

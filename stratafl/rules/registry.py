@@ -66,12 +66,14 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
 
 
 def entry(name: str, field: str = "rules") -> Entry:
+    """The registered rule of this name, or the complaint."""
     if name not in _entries:
         raise unknown(field, name, _entries)
     return _entries[name]
 
 
 def entries() -> list[Entry]:
+    """All registered rules, in the order in which they were registered."""
     return list(_entries.values())
 
 

@@ -58,7 +58,8 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without whose it was and when it was written, which a run's own records say better."""
+    """A file in an archive without whose it was and when it was written, which a run's own records
+    say better."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o644

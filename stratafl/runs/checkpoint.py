@@ -30,9 +30,9 @@ from stratafl.runs.records import Mark, read_marked
 from stratafl.runs.tensors import read_tensors, write_tensors
 
 FORMAT = 3
-"""Of checkpoints. The first held all records themselves, and did not say what a run depends on; in
-the second, a federation's state was a list of levels for each kind of thing, where it now is one
-record per level."""
+"""The version of the form of checkpoints. The first held all records themselves, and did not say
+what a run depends on; in the second, a federation's state was a list of levels for each kind of
+thing, where it now is one record per level."""
 KEPT = 2
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
 CHANGED = "its checksums are not those of its files"
@@ -45,11 +45,11 @@ class Place(NamedTuple):
     round: int
     """Global rounds that are done."""
     meetings: int = 0
-    """Of the one after them: how often the leaves have met their parents."""
+    """How often the leaves have met their parents in the global round after those."""
 
     @property
     def name(self) -> str:
-        """Of the checkpoint's folder."""
+        """The name of the checkpoint's folder."""
         return f"{self.round:06d}" + (f"-{self.meetings:06d}" if self.meetings else "")
 
     @staticmethod
@@ -63,12 +63,12 @@ class Place(NamedTuple):
 
 
 class Checkpoints:
-    """Those of one run. Only the process that holds the run's lock may write."""
+    """The checkpoints of one run. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, run: str):
         self.run_folder, self.folder, self.run = folder, folder / layout.CHECKPOINTS, run
         self.kept = sorted(self._present())
-        """Those that may be good."""
+        """The places of checkpoints that may be good."""
 
     def _present(self) -> list[Place]:
         try:

@@ -36,7 +36,7 @@ class RunFacts:
     """What a run folder says of its run, besides what came of it."""
 
     config: Mapping[str, Any]
-    """As plain tables."""
+    """The config as plain tables."""
     tree: Tree
     counts: LabelCounts
     engine: str
@@ -45,19 +45,19 @@ class RunFacts:
     notes: Sequence[str] = ()
     """What the user should know about how it is done."""
     objects: Mapping[str, str] = field(default_factory=dict)
-    """Of a run from Python: what its model, data and so on are; see docs/runs.md."""
+    """What the model, data and so on of a run from Python are; see docs/runs.md."""
     job: str = ""
-    """Of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
+    """The job of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
     better: Directions = field(default_factory=lambda: dict(USUAL))
     """Which way each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run in the virtual time of a network: what that depends on."""
+    """What the virtual time of a run on a network depends on."""
 
     @staticmethod
     def of(
         config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
     ) -> RunFacts:
-        """A simulation's."""
+        """The facts of a simulation."""
         engine, tree = simulation.engine, simulation.federation.tree.whole
         told = simulation.notes, objects or {}
         better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
@@ -185,7 +185,7 @@ class RunFolder:
             self.checkpoints.write(place, state, self._records.mark(), self.origins)
 
     def keep_only(self, *places: Place) -> None:
-        """Of the checkpoints."""
+        """Remove all checkpoints but these."""
         self.checkpoints.keep_only(*places)
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -201,6 +201,7 @@ class RunFolder:
         self.end(layout.DONE, Place(numbers["rounds"]))
 
     def end(self, status: str, place: Place, reason: str = "") -> None:
+        """Note how the run stands from now on, and why where that is not to be expected."""
         _write_status(self.path, status, place, self.rounds, reason, self._diverged)
 
     def close(self) -> None:

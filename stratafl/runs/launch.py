@@ -29,7 +29,7 @@ class Launch(Recorder):
 
     @staticmethod
     def new(config: Config, name: str, parent: Path, ranks: Ranks | None = None) -> Launch:
-        """From the beginning, in a new folder."""
+        """Begin a run in a new folder."""
         ranks = Ranks() if ranks is None else ranks
         with ranks.together():
             layout.check_name(name)

@@ -14,7 +14,8 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, unreadable
 
 FORMAT = 1
-"""Of run directories; raised when a reader of the last format would misread them."""
+"""The version of the form of run directories; raised when a reader of the last one would misread
+them."""
 RUNNING, DONE, INTERRUPTED, FAILED = STATUSES = ("running", "done", "interrupted", "failed")
 RUN, STATUS, ROUNDS, TREE = "run.json", "status.json", "rounds.jsonl", "tree.json"
 SUMMARY, MODEL, LOCK = "summary.json", "model.safetensors", "lock"
@@ -47,6 +48,7 @@ def new_id() -> str:
 
 
 def now() -> str:
+    """The time in UTC, as files of a run have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -119,8 +121,8 @@ def directions(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def left_out(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """By why, how often each node was left out of a meeting: refused, of these too large, absent
-    where the run was deployed, and late where its parents wait by time."""
+    """How often each node was left out of a meeting, by the reason: refused, of these too large,
+    absent where the run was deployed, and late where its parents wait by time."""
     counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
     for record in records:
         for why in ("refused", "too_large", *(why for why in ("absent", "late") if why in record)):
@@ -146,6 +148,7 @@ def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[ty
 
 
 def check_time(path: Path, key: str, text: str) -> None:
+    """Refuse a text in a run's file that is no time."""
     try:
         datetime.fromisoformat(text)
     except ValueError:

@@ -22,6 +22,9 @@ PATIENCE = 1.0
 
 
 class Lock:
+    """The right to write a run directory, which one process has at a time and loses when it
+    ends."""
+
     def __init__(self, folder: Path):
         path = folder / LOCK
         try:
@@ -51,7 +54,8 @@ class Lock:
         os.close(self._handle)
 
     def leave(self) -> None:
-        """In a copy of the process that holds it: the lock stays with the original alone."""
+        """Let go of the lock in a copy of the process that holds it: it stays with the original
+        alone."""
         os.close(self._handle)
 
 

@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from stratafl.base.errors import printable
+from stratafl.base.frames import is_installed
 from stratafl.runs import layout
 
 MISSING = "missing"
-INSTALLED = ("site-packages", "dist-packages")
 NOT_THE_USERS = {"stratafl", "__main__", *sys.stdlib_module_names}
 _PATH = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """An import path: "file.py:name" or "package.module:name"."""
@@ -31,7 +31,7 @@ TOLD = 5
 
 
 class Origins(NamedTuple):
-    """As plain data."""
+    """What a run began with, as plain data."""
 
     config: dict[str, Any]
     files: dict[str, str]
@@ -39,8 +39,8 @@ class Origins(NamedTuple):
 
     @staticmethod
     def of(config: Mapping[str, Any], known: Mapping[str, str] | None = None) -> Origins:
-        """As they are now: the files that the config names, what those imported from beside them,
-        and those that are known from before."""
+        """The origins as they are now: the files that the config names, what those imported from
+        beside them, and those that are known from before."""
         before = known or {}
         found = {**sources(config), **{name: _source(name) for name in before}}
         files = {name: _digest(path) for name, path in found.items() if path is not None or name in before}
@@ -48,7 +48,7 @@ class Origins(NamedTuple):
 
     @staticmethod
     def read(path: Path, stored: object) -> Origins:
-        """From a file, or the complaint."""
+        """Read origins from a file, or complain."""
         layout.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
         layout.check_depth(path, stored)
@@ -56,7 +56,7 @@ class Origins(NamedTuple):
         return Origins(stored["config"], stored["files"])
 
     def noted(self) -> dict[str, Any]:
-        """For a file that has the config itself."""
+        """The origins for a file that has the config itself, of which a digest is then enough."""
         return {"config": _text_digest(self.config), "files": self.files}
 
 
@@ -76,12 +76,13 @@ def changes(before: Origins, now: Origins) -> list[str]:
 
 
 def changes_since(noted: Mapping[str, Any], now: Origins) -> list[str]:
-    """The same, where only digests were noted."""
+    """What has changed since, where only digests were noted."""
     told = [] if noted["config"] == _text_digest(now.config) else ["the config was changed"]
     return told + _changed_files(noted["files"], now.files)
 
 
 def in_short(told: Sequence[str]) -> str:
+    """The first of several changes in a line, and how many there are more."""
     more = len(told) - TOLD
     return "; ".join(told[:TOLD]) + (f"; and {more} more" if more > 0 else "")
 
@@ -117,7 +118,7 @@ def _imported(named: Mapping[str, None]) -> Iterator[str]:
     places = set()
     for name in named:
         source = _source(name)
-        if source is not None and source.suffix == ".py" and not set(INSTALLED) & set(source.parts):
+        if source is not None and source.suffix == ".py" and not is_installed(source):
             # as many folders up as the outermost package is
             up = 0 if name.endswith(".py") else name.count(".") + (source.name == "__init__.py")
             places.add(source.parents[min(max(up, 1), len(source.parents)) - 1])
@@ -125,7 +126,7 @@ def _imported(named: Mapping[str, None]) -> Iterator[str]:
         path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(path, str) and path.endswith(".py") and name.partition(".")[0] not in NOT_THE_USERS:
             source = Path(path).absolute()
-            if not set(INSTALLED) & set(source.parts) and any(place in source.parents for place in places):
+            if not is_installed(source) and any(place in source.parents for place in places):
                 yield name
 
 

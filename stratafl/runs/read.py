@@ -46,7 +46,7 @@ class StoredRun:
     engine: str = ""
     """What trained it: "loop", "stacked" or "vmap", whatever its config asked for."""
     how: str = ""
-    """The same, and why it is not what was asked for."""
+    """The engine that ran, and why it is not what was asked for."""
     notes: tuple[str, ...] = ()
     """What its user should know about how it was done, such as why another engine trained it than
     was asked for: said once when it was set up."""
@@ -57,8 +57,7 @@ class StoredRun:
     their names."""
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Of a run in the virtual time of a network: that network, and what else its time depends
-    on."""
+    """The network of a run in virtual time, and what else its time depends on."""
 
     @property
     def method(self) -> str:
@@ -80,8 +79,8 @@ class StoredRun:
         return layout.left_out(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
-        """Those its records were computed in, or the records up to a round: the first it began in,
-        unless all of them were made anew."""
+        """The environments that its records, or those up to a round, were computed in: the first it
+        began in, unless all of them were made anew."""
         last = self.round if until is None else until
         begun = [(0, self.environment)] + [(each["after"], each["environment"]) for each in self.continued]
         ends = [after for after, _ in begun[1:]] + [last]

@@ -36,7 +36,7 @@ class Restored(NamedTuple):
     simulation: Simulation
     counts: LabelCounts
     checkpoints: Checkpoints | None
-    """On the first rank."""
+    """The checkpoints of the run, which the first rank has."""
     has_other_data: bool
 
     @property
@@ -50,7 +50,7 @@ class Reopening:
 
     path: Path
     described: dict[str, Any]
-    """run.json."""
+    """What run.json says."""
     lock: Lock | None
     ranks: Ranks
     say: Say

@@ -73,6 +73,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or the complaint."""
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as problem:

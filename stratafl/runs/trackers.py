@@ -22,7 +22,7 @@ FOLDER = "tensorboard"
 """TensorBoard's events, in the run's own folder."""
 PROJECT = "stratafl"
 RUN_TAG = "stratafl.run"
-"""Under this tag MLflow keeps which run it is, so that one that goes on is found again."""
+"""The tag under which MLflow keeps which run it is, so that one that goes on is found again."""
 LONGEST_PARAMETER = 500
 AT_ONCE = 100
 """Parameters that MLflow takes in one go."""
@@ -31,7 +31,8 @@ AT_ONCE = 100
 def trackers_for(
     names: Sequence[str], folder: Path, name: str, id: str, done: int = 0, field: str = "--track"
 ) -> list[Tracker]:
-    """Those of these names, for the run in a folder; `done`: rounds that there are already."""
+    """The trackers of these names, for the run in a folder; `done`: rounds that there are
+    already."""
     for each in names:
         choice(field, each, get_args(Name))
     made: dict[str, Any] = {

@@ -57,11 +57,11 @@ class Problem:
     tree: Tree | Shape
     """A `Tree` or one of its notations, such as "4x5"."""
     weights: str | Sequence | np.ndarray | None = None
-    """Of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's own unless
-    given."""
+    """The weights of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's
+    own unless given."""
     test: Data | None = None
-    """In any of the forms of data; a list of data sets is one for each client, and all of them for
-    the root."""
+    """The test data, in any of the forms of data; a list of data sets is one for each client, and
+    all of them for the root."""
     loss: LossLike | None = None
     """A name ("mse"), an import path ("my_file.py:loss"), a table of one with its parameters, or a
     function (what the model returns, targets) -> scalar; cross-entropy unless given. Losses of
@@ -73,8 +73,8 @@ class Problem:
     """What to start from instead of the module's own values: a state dict, of tensors or arrays, or
     the path of one, a .safetensors or .pt file."""
     columns: Mapping[str, object] | None = None
-    """Of data whose items are tables: inputs (one name, or several that the model gets as
-    keywords; all others unless given), targets ("labels" or "label" unless given) and owner."""
+    """The columns of data whose items are tables: inputs (one name, or several that the model gets
+    as keywords; all others unless given), targets ("labels" or "label" unless given) and owner."""
     lazy: bool = False
     """Whether a data set's items are read anew for every batch, so that its random transforms draw
     anew: from the client's own stream, keyed by seed, client and step."""
@@ -158,8 +158,8 @@ class Execution:
     is named a CPU has "stacked" or "loop", by the model and the clients: docs/engine.md. All give
     the same result up to rounding."""
     precision: str
-    """Of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and corrections
-    stay float32."""
+    """The type of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and
+    corrections stay float32."""
     ranks: Ranks | None
     """The processes that share the run, each of which must set it up in the same way; see
     docs/ranks.md."""

@@ -1,6 +1,6 @@
 """From the groups of arguments to a run, in steps with a value between them.
 
-checked     every argument alone, as what the run works with
+checked     every argument alone, as what the run works with (see `checked`)
 placed      model and data on their device, tried together on a few samples
 sharded     the part of the tree that is this rank's: its federation, and what its leaves train
 set_up      with the engine that trains them, the run
@@ -9,57 +9,48 @@ set_up      with the engine that trains them, the run
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, integer
+from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
-from stratafl.clock.model.network import Network
 from stratafl.clock.model.replay import Story, leaf_steps
 from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.model.waiting import Policy
 from stratafl.core import checks
 from stratafl.core.federation import Federation
 from stratafl.core.flat import FROZEN
 from stratafl.core.home import Home, names_at_home
-from stratafl.core.leaf import Leaf
-from stratafl.core.measure.drift import Diagnose, Drift
+from stratafl.core.measure.drift import Drift
 from stratafl.core.measure.traffic import Traffic
 from stratafl.core.objective.losses import loss_of
 from stratafl.core.objective.metric import metrics_of
-from stratafl.core.objective.objective import Objective, stopping
+from stratafl.core.objective.objective import Objective
 from stratafl.core.optimise.trial import try_leaf
-from stratafl.core.rule import Rule
-from stratafl.core.schedule import Participation, Schedule, check_participation, expected
+from stratafl.core.schedule import expected
 from stratafl.core.work import Augment, Engine, Training
-from stratafl.data.given import Given, is_several, one_each
-from stratafl.data.given import given as given_data
+from stratafl.data.given import Given
 from stratafl.data.inputs import Fields, Pair
-from stratafl.data.sampling import Sampling, steps_of_pass
-from stratafl.data.splits.partition import Partition
+from stratafl.data.sampling import steps_of_pass
 from stratafl.data.supply import BatchKey, Supply
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
-from stratafl.engine.choose import Name, differences, drift_kernel, make_default, make_engine
+from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine
 from stratafl.engine.habits import FEW, habits, peculiarities, plain
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject
-from stratafl.engine.ops import COMPUTES, Compute
 from stratafl.ranks.assignment import deal, leaf_work
-from stratafl.ranks.collectives import Ranks
 from stratafl.ranks.subtree import Branch
-from stratafl.rules.registry import method_label, rules_for
+from stratafl.rules.registry import method_label
 from stratafl.rules.trial import try_rules
-from stratafl.simulation.evaluate import OwnTest, own_test
+from stratafl.simulation.checked import Checked, checked
+from stratafl.simulation.evaluate import OwnTest
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
-from stratafl.simulation.waiting import checked_waiting, run_clock
+from stratafl.simulation.waiting import run_clock
 
 
 @own_code()
@@ -72,138 +63,23 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     notes = _notes(given, here, engine)
     if given.ranks.is_first:
         print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
-    subject = here.subject
     simulation = Simulation(
-        shard.federation,
-        shard.home,
-        shard.traffic,
-        shard.drift,
-        engine,
-        subject.flat,
-        given.schedule,
-        here.objective,
-        here.test,
-        here.own_test,
-        given.evaluation,
-        given.ranks,
-        notes,
+        federation=shard.federation,
+        home=shard.home,
+        traffic=shard.traffic,
+        drift=shard.drift,
+        engine=engine,
+        flat=here.subject.flat,
+        schedule=given.schedule,
+        objective=here.objective,
+        test=here.test,
+        own_test=here.own_test,
+        evaluation=given.evaluation,
+        ranks=given.ranks,
+        notes=notes,
     )
     simulation.method, simulation.clock = method_label(method.rules), shard.clock
     return simulation
-
-
-# -- checked ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """Every argument, sound as far as it can be told alone."""
-
-    tree: Tree
-    data: Given
-    test: Given | None
-    own_test: Given | None
-    """Test data of each client's own, with the samples of each."""
-    parts: list[Tensor]
-    """Each leaf's sample numbers."""
-    rules: tuple[Rule, ...]
-    schedule: Schedule
-    leaf: Leaf
-    evaluation: Evaluation
-    batch: int | None
-    sampling: Sampling
-    seed: int
-    ranks: Ranks
-    device: torch.device
-    participation: tuple[Participation, ...]
-    network: Network | None
-    wait: tuple[Policy, ...]
-    engine: Name | None
-    """None where a CPU's is to be chosen."""
-    precision: Compute
-
-    @property
-    def samples(self) -> list[int]:
-        """How many each leaf has."""
-        return [len(part) for part in self.parts]
-
-
-def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
-    tree = Tree.of(problem.tree)
-    seed = integer("seed", method.seed)
-    data, test = _data(problem, seed), _test(problem, seed)
-    own = own_test(problem.test_partition, tree, test, problem.columns, seed)
-    test = own if test is None else test
-    parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
-    if problem.weights is not None:
-        tree = tree.weighted(problem.weights, [len(part) for part in parts])
-    rules = rules_for(method.rules, tree.depth)
-    leaf = checks.chain(method.leaf)
-    if isinstance(method.periods, Schedule):
-        schedule = Schedule.of(method.periods.periods, tree.depth)
-    else:
-        schedule = Schedule.of(method.periods, tree.depth, leaf.epochs)
-    if leaf.epochs not in (None, schedule.periods[-1]):
-        raise InvalidInput("leaf.epochs", leaf.epochs, f"the schedule has {schedule.periods[-1]} between meetings")
-    evaluation = checked_evaluation(evaluation, tree.depth)
-    batch, sampling = checks.batching(method.batch, method.sampling)
-    ranks = Ranks() if execution.ranks is None else execution.ranks
-    if not isinstance(ranks, Ranks):
-        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
-    device = ranks.device(checks.place(execution.device))
-    participation = check_participation(method.participation, tree.depth)
-    default: Name | None = None if device.type == "cpu" else "stacked"
-    engine = default if execution.engine is None else choice("engine", execution.engine, get_args(Name))
-    precision = choice("precision", execution.precision, COMPUTES)
-    return Checked(
-        tree, data, test, own, parts, rules, schedule, leaf, evaluation, batch, sampling, seed, ranks, device,
-        participation, *checked_waiting(method, rules, leaf, tree), engine, precision,
-    )  # fmt: skip
-
-
-def _data(problem: Problem, seed: int) -> Given:
-    """The samples to train on; client by client where there is no partition."""
-    lazy = problem.lazy
-    if not isinstance(lazy, bool):
-        raise InvalidInput("lazy", lazy, "must be True or False")
-    read = one_each if problem.partition is None and is_several(problem.data) else given_data
-    made = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
-    if problem.partition is None and made.parts is None:
-        raise InvalidInput("partition", None, "is left out only where data is a list, one data set per client")
-    return made
-
-
-def _test(problem: Problem, seed: int) -> Given | None:
-    """The samples to test on, which are read once; several data sets are the clients' own."""
-    if problem.test is None:
-        return None
-    read = one_each if is_several(problem.test) else given_data
-    return read("test", problem.test, columns=problem.columns, seed=seed)
-
-
-def _divided(problem: Problem, data: Given) -> Sequence[Any]:
-    """Each client's sample numbers, not yet looked at."""
-    parts = problem.partition
-    if isinstance(parts, Partition):
-        if parts.angles is not None:
-            raise InvalidInput("partition", "with rotation", "turns images in a config alone: rotate them yourself")
-        return parts.leaves
-    return (data.parts or ()) if parts is None else parts
-
-
-def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
-    """What is measured, if all of it can be."""
-    made = Evaluation(
-        rounds=integer("rounds", given.rounds, at_least=1),
-        evaluate_every=integer("evaluate_every", given.evaluate_every, at_least=1),
-        evaluate_levels=checks.levels("evaluate_levels", given.evaluate_levels, depth),
-        stop_at=given.stop_at,
-        diagnose=choice("diagnose", given.diagnose, get_args(Diagnose)),
-        metrics=given.metrics,
-        stop_when=given.stop_when,
-    )
-    stopping(given.stop_at, given.stop_when)
-    return made
 
 
 # -- placed ----------------------------------------------------------------------------------------
@@ -284,6 +160,8 @@ class Sharded:
 
 
 def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
+    """Put this rank's part of the tree together: its federation, who watches that, and what its
+    leaves train."""
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
     home = Home(flat, names_at_home(flat, keep_at_home), given.leaf, given.device)

@@ -55,7 +55,7 @@ class Display:
         self._end_line()
 
     def met(self, meetings: int, of: int) -> None:
-        """So many of a global round's group rounds are done."""
+        """Show that so many of a global round's group rounds are done."""
         self._draw(self.done + meetings / of, f"group round {meetings}/{of}")
 
     def show(self, result: RoundResult) -> None:

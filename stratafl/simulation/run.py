@@ -361,7 +361,7 @@ class Simulation(Shown):
         return communication
 
     def _tally_of_root(self, test: Pair) -> Tally:
-        """On this rank's share of the test data."""
+        """The root's tally on this rank's share of the test data."""
         (x_P,), (b_B,) = self.rows(0)
         return tally_of(self.flat, self.objective, share_of(self.ranks, self.objective, test), x_P, b_B)
 

@@ -13,7 +13,7 @@ from stratafl.core.work import Engine
 from stratafl.ranks.state import check_whole
 
 PARTS = ("federation", "traffic")
-"""Of a run's state: those with rows, which several ranks share."""
+"""The parts of a run's state that have rows, which several ranks share."""
 
 
 class Within(NamedTuple):
@@ -25,7 +25,7 @@ class Within(NamedTuple):
 
     @staticmethod
     def read(values: State, tree: Tree, meetings: int) -> Within:
-        """From a state, or the complaint; meetings: those of a whole round."""
+        """Read it from a state, or complain; meetings: those of a whole round."""
         kinds = {"meetings": int, "seconds": float, "refused": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
         if set(values) != set(kinds) or not all(isinstance(values[name], kind) for name, kind in kinds.items()):

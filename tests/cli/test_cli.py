@@ -18,18 +18,7 @@ from typer.testing import CliRunner
 from stratafl.cli.main import app
 from stratafl.rules import registry
 from stratafl.runs import read_run
-from tests.commands import command
-
-CONFIG = """
-[tree]
-shape = "2x2"
-[model]
-name = "logistic"
-[schedule]
-periods = [2, 2]
-[run]
-rounds = 3
-"""
+from tests.commands import CONFIG, command
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from stratafl import simulate
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.core.measure.divergence import diverged, measured
-from stratafl.core.measure.metrics import evaluate, metrics, tally
+from stratafl.core.measure.metrics import metrics, tally
 from stratafl.core.objective.goal import Goal
 from stratafl.paper.reproduce.claims import claims_of
 from stratafl.paper.reproduce.draw import draw
@@ -32,6 +32,7 @@ from stratafl.report.summary import Cell, columns
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import PlannedRun, table
+from tests.objective.evaluated import evaluated
 from tests.paper.histories import results, stored
 
 NAN, INF = math.nan, math.inf
@@ -39,7 +40,7 @@ TARGETS = torch.tensor([0, 1, 1, 0])
 
 
 def scored(outputs: Tensor, chunk: int = 2048) -> dict[str, float]:
-    return evaluate(lambda rows: outputs[rows], F.cross_entropy, torch.arange(len(outputs)), TARGETS, chunk)
+    return evaluated(lambda rows: outputs[rows], F.cross_entropy, torch.arange(len(outputs)), TARGETS, chunk)
 
 
 @pytest.mark.parametrize("wrong", [NAN, INF])

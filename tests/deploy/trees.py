@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,14 +13,20 @@ from torch import nn
 from stratafl import Simulation, simulate
 from stratafl.core.channel import Channels
 from stratafl.core.home import LeafTrainer
-from stratafl.deploy.protocol.in_memory import Handler, MemoryLink
 from stratafl.deploy.protocol.job import Job, Patience
+from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
 ROUNDS = 3
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def normed() -> nn.Module:
+    """A model with a batch norm, which may stay with the leaves."""
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
 
 def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **settings: Any) -> Simulation:
@@ -33,6 +40,22 @@ def simulation(rules: Any, depth: int, huge: dict[int, float] | None = None, **s
     given = {"weights": "samples", "seed": 4, "batch": 3, "periods": PERIODS[depth], "rounds": ROUNDS, **settings}
     model = given.pop("model", lambda: nn.Linear(4, 3))
     return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, engine="loop", **given)
+
+
+class Handler(Protocol):
+    """A node as its parent knows it."""
+
+    def handle(self, bundle: Bundle) -> Reply: ...
+
+
+class MemoryLink:
+    """Hands every bundle to the child of that name, one child after another."""
+
+    def __init__(self, children: Mapping[str, Handler]):
+        self.children = dict(children)
+
+    def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply]:
+        return {name: self.children[name].handle(bundle) for name, bundle in bundles.items() if name in self.children}
 
 
 class Deployed:
@@ -138,3 +161,13 @@ class Written:
 
     def show(self, **facts: object) -> None:
         self.facts = facts
+
+
+def assert_agrees(deployed: Deployed, sim: Simulation) -> None:
+    """The tree ended where the simulation did, and sent as much over every edge."""
+    result = sim.result()
+    torch.testing.assert_close(deployed.model(), sim.home.shared(result.models[0])[0], **TOLERANCE)
+    tree = deployed.job.tree
+    for level in range(1, tree.depth + 1):
+        for number in range(tree.sizes[level]):
+            assert deployed.traffic(level, number) == astuple(result.communication.node(level, number))

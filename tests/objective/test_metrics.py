@@ -18,9 +18,10 @@ from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.measure import metrics as measuring
-from stratafl.core.measure.metrics import Tally, evaluate, metrics, tally
+from stratafl.core.measure.metrics import Tally, metrics, tally
 from stratafl.core.objective.losses import loss_of
 from stratafl.core.objective.metric import Metric, directions, metrics_of
+from tests.objective.evaluated import evaluated
 
 random = torch.Generator().manual_seed(4)
 SCORES, LABELS = torch.randn(200, 6, generator=random), torch.randint(5, (200,), generator=random)
@@ -34,7 +35,7 @@ CLASSES = loss_of(None)
 def measured(given: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
     """Of a model that hands through what it is given, by its number."""
     numbers = torch.arange(len(targets))
-    return evaluate(lambda each: outputs[each], loss_of(loss), numbers, targets, chunk, metrics_of(given))
+    return evaluated(lambda each: outputs[each], loss_of(loss), numbers, targets, chunk, metrics_of(given))
 
 
 SKLEARN = {

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Simulation, simulate
-from stratafl.core.measure.metrics import evaluate
 from stratafl.core.objective import outputs
+from tests.objective.evaluated import evaluated
 
 random = torch.Generator().manual_seed(0)
 X = torch.randn(60, 6, generator=random, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_a_loss_sees_all_samples_at_once_whatever_they_are_in(form: str) -> None
         return FORMS[form](x, x[:, :3])
 
     whole = float(loss(predict(X), Y))
-    assert evaluate(predict, loss, X, Y, chunk=7)["loss"] == pytest.approx(whole)
+    assert evaluated(predict, loss, X, Y, chunk=7)["loss"] == pytest.approx(whole)
 
 
 def test_what_has_no_entry_for_each_sample_is_taken_part_by_part() -> None:
@@ -147,7 +147,7 @@ def test_what_has_no_entry_for_each_sample_is_taken_part_by_part() -> None:
     def loss(given: Any, targets: Tensor) -> Tensor:
         return F.cross_entropy(given["logits"] * given["temperature"], targets)
 
-    found = evaluate(predict, loss, X, Y, chunk=15)
+    found = evaluated(predict, loss, X, Y, chunk=15)
     assert found["loss"] == pytest.approx(float(F.cross_entropy(X[:, :3], Y)))
 
 

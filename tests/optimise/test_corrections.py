@@ -14,8 +14,7 @@ from stratafl import Tree, leaf, mtgc, place
 from stratafl.core.leaf import step_decay
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode
-from tests.deploy.test_nodes import assert_agrees
-from tests.deploy.trees import Deployed, simulation
+from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.problems import LeastSquares, root
 from tests.rules.test_invariants import weights_of
 

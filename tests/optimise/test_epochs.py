@@ -15,8 +15,7 @@ from stratafl import InvalidInput, leaf, mtgc, scaffold, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, schedule_of
 from stratafl.data.sampling import batches
-from tests.deploy.test_nodes import assert_agrees
-from tests.deploy.trees import Deployed, simulation
+from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.engine import pairs
 from tests.problems import LeastSquares, root
 

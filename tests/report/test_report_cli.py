@@ -14,7 +14,7 @@ from stratafl.base.errors import MissingExtra
 from stratafl.report.compare import settings
 from stratafl.report.figures import TOLD_APART, figures
 from stratafl.report.gather import gather
-from tests.cli.test_cli import CONFIG, command
+from tests.commands import CONFIG, command
 from tests.report.conftest import METHODS
 
 PNG = b"\x89PNG\r\n\x1a\n"

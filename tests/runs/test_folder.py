@@ -23,7 +23,7 @@ from stratafl.runs.launch import Launch
 from stratafl.runs.lock import Lock, is_held
 from tests.commands import command
 from tests.runs.conftest import ROOT, Server
-from tests.runs.test_damage import CONFIG, names, stopped_after
+from tests.runs.stopped import CONFIG, names, stopped_after
 
 
 def launch(folder: Path, name: str = "study", **run: object):

@@ -18,7 +18,7 @@ from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.origins import Origins
-from tests.runs.test_damage import CONFIG, stopped_after
+from tests.runs.stopped import CONFIG, stopped_after
 
 NET = """
 from torch import nn

@@ -24,7 +24,7 @@ from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
 from tests.runs.conftest import ROOT, Server, contents
 from tests.runs.program import GROUP_ROUNDS
-from tests.runs.test_state import everything
+from tests.runs.states import everything
 
 PROGRAM = Path(__file__).parent / "program.py"
 ENGINES = ["loop", "vmap", "stacked"]

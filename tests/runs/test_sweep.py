@@ -19,7 +19,7 @@ from stratafl.core.objective.goal import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.sweep import Plan, PlannedRun, run_all, table
 from tests.runs.conftest import Server, contents
-from tests.runs.test_damage import CONFIG
+from tests.runs.stopped import CONFIG
 
 BASE = {**CONFIG, "run": {"rounds": 3, "keep_state": True}}
 ENDLESS = {**CONFIG, "run": {"rounds": 10**6, "checkpoint_every": 5}}

@@ -25,18 +25,9 @@ from stratafl.config.schema import Config
 from stratafl.core.measure.track import scalars, tracking
 from stratafl.runs.launch import Launch
 from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, check_trackers, trackers_for
+from tests.commands import CONFIG
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2
-CONFIG = """
-[tree]
-shape = "2x2"
-[model]
-name = "logistic"
-[schedule]
-periods = [2, 2]
-[run]
-rounds = 3
-"""
 
 
 def made(rounds: int = 3, **more: Any):

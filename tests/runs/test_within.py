@@ -13,7 +13,7 @@ import torch
 from stratafl import InvalidInput, leaf, mtgc
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Place
-from tests.runs.test_state import everything, federation, through_a_file
+from tests.runs.states import everything, federation, through_a_file
 
 PERIODS = {1: [2], 2: [4, 2], 3: [2, 2, 1]}
 CLIPPED = leaf(0.1, momentum=0.5, clip_norm=0.5, weight_decay=0.01)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.core.measure.metrics import evaluate
+from tests.objective.evaluated import evaluated
 from tests.simulation.habits import ENGINES, data, furthest, made, plain_rounds, run
 
 
@@ -20,7 +20,7 @@ def test_a_loss_that_divides_by_weights_of_its_own_is_that_of_all_samples() -> N
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0]))
     order = labels.argsort()  # parts that differ
     scores, labels = scores[order], labels[order]
-    found = evaluate(lambda x: x, weighted, scores, labels)
+    found = evaluated(lambda x: x, weighted, scores, labels)
     assert found["loss"] == pytest.approx(float(weighted(scores, labels)), rel=1e-6)
 
 
@@ -37,7 +37,7 @@ def test_ignored_labels_are_neither_right_nor_wrong(loss, ignored: int) -> None:
     scores, labels = torch.randn(3000, 3, generator=random), torch.randint(2, (3000,), generator=random)
     labels[::3] = ignored
     counted = labels != ignored
-    found = evaluate(lambda x: x, loss, scores, labels, chunk=1000)
+    found = evaluated(lambda x: x, loss, scores, labels, chunk=1000)
     assert found["accuracy"] == float((scores.argmax(1) == labels)[counted].double().mean())
     assert found["loss"] == pytest.approx(float(F.cross_entropy(scores[counted], labels[counted])), rel=1e-6)
 
@@ -60,10 +60,10 @@ def test_scores_that_are_no_numbers_have_no_accuracy() -> None:
     for wrong in (torch.nan, torch.inf):
         broken = scores.clone()
         broken[5, 1] = wrong
-        assert np.isnan(evaluate(lambda x: x, F.cross_entropy, broken, labels)["accuracy"])
+        assert np.isnan(evaluated(lambda x: x, F.cross_entropy, broken, labels)["accuracy"])
     ruled_out = scores.clone()
     ruled_out[labels != 1, 1] = -torch.inf
-    assert np.isfinite(evaluate(lambda x: x, F.cross_entropy, ruled_out, labels)["accuracy"])
+    assert np.isfinite(evaluated(lambda x: x, F.cross_entropy, ruled_out, labels)["accuracy"])
 
 
 def test_outputs_that_are_no_rows_of_samples_are_evaluated_too() -> None:
@@ -76,9 +76,9 @@ def test_outputs_that_are_no_rows_of_samples_are_evaluated_too() -> None:
         return F.cross_entropy(outputs[-1], targets)
 
     right = float(F.cross_entropy(inputs[:, :3], labels))
-    assert evaluate(time_first, loss, inputs, labels)["loss"] == pytest.approx(right, rel=1e-5)
-    assert evaluate(lambda x: x.sum(), lambda o, t: o, inputs[:90], labels[:90])["loss"] == float(inputs[:90].sum())
-    pairs = evaluate(lambda x: (x[:, :3], x), lambda o, t: F.cross_entropy(o[0], t), inputs, labels)
+    assert evaluated(time_first, loss, inputs, labels)["loss"] == pytest.approx(right, rel=1e-5)
+    assert evaluated(lambda x: x.sum(), lambda o, t: o, inputs[:90], labels[:90])["loss"] == float(inputs[:90].sum())
+    pairs = evaluated(lambda x: (x[:, :3], x), lambda o, t: F.cross_entropy(o[0], t), inputs, labels)
     accuracy = float((inputs[:, :3].argmax(dim=1) == labels).double().mean())
     assert pairs == {"loss": pytest.approx(right, rel=1e-5), "accuracy": accuracy}
 

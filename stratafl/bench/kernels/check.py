@@ -22,6 +22,8 @@ them too."""
 
 
 class Case(NamedTuple):
+    """A kernel at one shape, and how far each of its results is from float64's."""
+
     name: str
     compute: str
     errors: Callable[[], dict[str, float]]

@@ -56,7 +56,7 @@ def overtaken(ttgir: str) -> list[str]:
 
 
 class _Hopper:
-    """As much of a driver as compiling asks for."""
+    """Pretends to be as much of a driver as compiling asks for."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

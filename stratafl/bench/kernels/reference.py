@@ -19,7 +19,7 @@ from stratafl.engine import kernels
 from stratafl.engine.ops import Sink
 
 ROUND = {"fp32": torch.float32, "tf32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""To what inputs are rounded; fp16's mantissa is tf32's."""
+"""The type to which inputs are rounded; fp16's mantissa is tf32's."""
 OPTIMISERS: dict[str, Optimiser] = {
     "sgd": SGD(),
     "momentum": SGD(0.9),

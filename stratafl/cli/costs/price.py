@@ -97,7 +97,7 @@ def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | N
 
 
 def _runs(places: Sequence[Path]) -> list[StoredRun]:
-    """Those that have a round."""
+    """The runs that have a round."""
     runs = [run for run in gathered(places, "RUN")[0] if run.rounds]
     if not runs:
         raise InvalidInput("RUN", [str(place) for place in places], "no run in it has a round yet")

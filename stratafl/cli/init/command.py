@@ -13,7 +13,7 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.files import make_folder, writing
 
 SUFFIX = ".txt"
-"""Of a template, behind the name of what is made of it."""
+"""The ending of a template, behind the name of what is made of it."""
 
 
 def init_command(

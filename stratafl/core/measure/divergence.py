@@ -32,7 +32,7 @@ def diverged(records: Iterable[Record]) -> int | None:
 
 
 def diverged_after(before: int | None, record: Record) -> int | None:
-    """The same, with one more record."""
+    """What `diverged` says with one more record, from what it said before that."""
     values = measured(record)
     if not values:
         return before

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from stratafl.base.transfer import placed
 from stratafl.base.tree import ALL, Tree
+from stratafl.core.shared_rows import in_blocks
 from stratafl.core.watch import Meeting, Watcher
 
 Diagnose = Literal["none", "drift", "ideal"]
@@ -49,8 +50,6 @@ DriftSamples = list[tuple[int, str, list[float], list[float]]]
 """Level, name, and for each meeting a mean and the weight of the nodes it is of."""
 DriftSums = list[tuple[int, str, list[float], list[float]]]
 """Level, name, and for each meeting a sum over the whole tree and the weight of the nodes in it."""
-BLOCK = 2**25
-"""Numbers looked at in one go: the difference of two matrices then needs no room of its size."""
 
 
 START_TO_MEAN = "from start to mean"
@@ -59,7 +58,7 @@ themselves."""
 
 
 class Weights(NamedTuple):
-    """Of some nodes of a level in a mean: they add up to one, or are all zero."""
+    """Weights of the nodes of a level in a mean: they add up to one, or are all zero."""
 
     each_N: Tensor
     total: float
@@ -154,8 +153,8 @@ class Drift(Watcher):
         self._totals[level, name].append(weights.total)
 
     def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> Weights:
-        """Of the nodes present: as their parents weigh them, times the parents' own weight in the
-        tree."""
+        """Weights of the nodes that are present: as their parents weigh them, times the parents'
+        own weight in the tree."""
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
         return Weights.of(tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like)
@@ -163,7 +162,8 @@ class Drift(Watcher):
     def _meeting_weights(
         self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
     ) -> tuple[Weights, Weights]:
-        """Of the children and of the parents; when all are there they need not be made anew."""
+        """Weights of the children and of the parents; where all are present they are kept for the
+        next meeting."""
         key = level, like.device
         # of a parent that lies in several parts, children elsewhere may be absent
         everybody = bool(present_N.all()) and bool((share_M > ALL).all())
@@ -178,9 +178,8 @@ class Drift(Watcher):
     def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
         """Each node's squared distance from its parent's row."""
         children = self.tree.children(level - 1)
-        columns = max(1, BLOCK // len(x_NP))
         squares = []
-        for x_NB, of_MB in zip(x_NP.split(columns, dim=1), of_MP.split(columns, dim=1), strict=True):
+        for x_NB, of_MB in in_blocks(x_NP, of_MP):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
@@ -196,7 +195,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 
 def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
-    """Those of no weight may be anything, also NaN."""
+    """The weighted mean; values of no weight may be anything, also NaN."""
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 

@@ -38,7 +38,7 @@ class Tally(NamedTuple):
     seen: int
     """Classes that were asked for; 0 where there are none to ask for."""
     sums: Mapping[str, list[float]] = {}
-    """Of each further metric that adds up."""
+    """The sums of each further metric that adds up."""
     values: Mapping[str, float] = {}
     """The other further metrics, where all samples were seen."""
 
@@ -163,18 +163,6 @@ def _value(metric: Metric, parts: Sequence[Tally]) -> float:
                 total = _added(total, part.sums[metric.name])
         value = math.nan if total is None or math.isnan(total[0]) else metric.value(total)
     return value if math.isfinite(value) else math.nan
-
-
-def evaluate(
-    predict: Predict,
-    loss: Loss,
-    inputs: Tensor,
-    targets: Tensor,
-    chunk: int = CHUNK,
-    further: Sequence[Metric] = (),
-) -> dict[str, float]:
-    """The metrics of a model on test data."""
-    return metrics([tally(predict, loss, inputs, targets, chunk, further)], further)
 
 
 def rounds_to(target: float, rounds: Iterable[int], values: Iterable[float]) -> int | None:

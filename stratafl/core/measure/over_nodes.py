@@ -10,7 +10,7 @@ from stratafl.base.tree import Tree
 from stratafl.core.objective.metric import Better, Directions
 
 OverNodes = dict[str, dict[str, dict[str, float]]]
-"""By level, as a text since JSON knows no other keys, and by metric: mean, worst and deviation."""
+"""Mean, worst and deviation by level (as a text, since JSON knows no other keys) and by metric."""
 
 
 def over_nodes(tree: Tree, nodes: Mapping[str, Mapping[str, float]], better: Directions) -> OverNodes:

@@ -38,7 +38,7 @@ class RoundResult:
     """The root's loss, accuracy and further metrics on the test data; empty where this round was
     not evaluated."""
     nodes: dict[str, dict[str, float]]
-    """The same for each node of the levels asked for, by its model just before its parent's
+    """The metrics of each node of the levels asked for, by its model just before its parent's
     replaced it; on its own test data, where nodes have that."""
     refused: tuple[str, ...]
     """Nodes whose update was left out, once for each time."""
@@ -48,13 +48,13 @@ class RoundResult:
     drift: Levels = field(default_factory=dict)
     """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
     too_large: tuple[str, ...] = ()
-    """Those of them whose update was finite, but far too large: see `refusal`."""
+    """The names of those refused whose update was finite, but far too large: see `refusal`."""
     renewed: bool = True
     """Whether the root's model is a new one: it is not where everything that came was refused, or
     nobody came."""
     over_nodes: OverNodes = field(default_factory=dict)
-    """By level and metric: the `mean`, the `worst` and the `deviation` over the nodes of the levels
-    asked for below the root."""
+    """The `mean`, the `worst` and the `deviation` over the nodes of the levels asked for below the
+    root, by level and metric."""
 
     @property
     def lost(self) -> bool:
@@ -68,7 +68,7 @@ class RoundResult:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
-        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
         # what records of earlier versions do not have
         later = {"too_large": (), "renewed": True, "over_nodes": {}}
         values = {**later, **values} if isinstance(values, Mapping) else values
@@ -113,9 +113,9 @@ class ClockedRound(RoundResult):
     """What one global round did in the virtual time of a network."""
 
     clock_seconds: float = 0.0
-    """That the round takes there."""
+    """Seconds that the round takes on the network."""
     clock_total: float = 0.0
-    """Since the start of the run."""
+    """Seconds on the network since the start of the run."""
     late: tuple[str, ...] = ()
     """Nodes that were asked, and that their parents did not wait for, once for each time."""
 
@@ -126,7 +126,7 @@ class PartialRound:
     that it can be sent."""
 
     refused: list[list[Refusal]]
-    """At each meeting."""
+    """Who was refused at each meeting."""
     renewed: bool
     """Whether the root has a new model."""
     tally: Tally | None
@@ -154,7 +154,7 @@ class Stretch:
 
     @staticmethod
     def of(tree: Tree, parts: Sequence[PartialRound]) -> Stretch:
-        """From what each part of the tree saw of the same meetings."""
+        """Put together what each part of the tree saw of the same meetings."""
         at_meetings = zip(*(part.refused for part in parts), strict=True)
         taken = [part.drift for part in parts if part.drift is not None]
         counts = [part.clipped for part in parts if part.clipped is not None]
@@ -167,7 +167,7 @@ class Stretch:
 
     @staticmethod
     def read(values: Mapping[str, Any], tree: Tree, where: str) -> Stretch:
-        """From what `dataclasses.asdict` made of one, also by way of JSON."""
+        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
         refused, drift, clipped, client_steps = (values[each.name] for each in fields(Stretch))
         for each in refused:
             if not _is_list(each, str, bool):
@@ -184,7 +184,7 @@ class Stretch:
         )
 
     def then(self, more: Stretch) -> Stretch:
-        """With the meetings that came after them."""
+        """These meetings and, behind them, those that came after."""
         return Stretch(
             refused=[*self.refused, *more.refused],
             drift=None if self.drift is None or more.drift is None else in_a_row(self.drift, more.drift),
@@ -194,7 +194,7 @@ class Stretch:
 
 
 BEGINNING = Stretch()
-"""Of a round, of which nobody has seen anything yet."""
+"""The beginning of a round: no meeting has been held yet."""
 
 
 def record(
@@ -236,8 +236,9 @@ def record(
 
 def _is_list(value: object, *kinds: type) -> bool:
     """Whether a value has an entry of each of these kinds, and no others."""
-    is_list = isinstance(value, list | tuple) and len(value) == len(kinds)
-    return is_list and all(type(each) is kind for each, kind in zip(value, kinds, strict=True))  # type: ignore[call-overload]
+    if not isinstance(value, list | tuple) or len(value) != len(kinds):
+        return False
+    return all(type(each) is kind for each, kind in zip(value, kinds, strict=True))
 
 
 def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:

@@ -56,7 +56,7 @@ def numbers(metrics: Mapping[str, float]) -> str:
 
 
 def last_metrics(history: Sequence[RoundResult]) -> dict[str, float]:
-    """Those of the last round that was evaluated."""
+    """The metrics of the last round that was evaluated."""
     return next((record.metrics for record in reversed(history) if record.metrics), {})
 
 

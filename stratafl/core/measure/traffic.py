@@ -116,8 +116,8 @@ class Traffic(Watcher):
         self.communication.restore({name: fits[name] for name in ("up", "down")})
 
     def began(self, beginning: Beginning) -> None:
-        """Those who take part get the models that they do not have yet, with the corrections from
-        above."""
+        """Count the models that those who take part get, where they do not have them yet, with the
+        corrections from above."""
         level, parcel_bytes = beginning.level, beginning.parcel_bytes
         asking = beginning.active_N & self._stale[level]
         self._stale[level] &= ~asking

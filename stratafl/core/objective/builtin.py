@@ -28,7 +28,7 @@ class Sums(NamedTuple):
     value: Callable[[Sequence[float]], float]
 
 
-class Known(NamedTuple):
+class BuiltinMetric(NamedTuple):
     """How a metric is made of its parameters, and which way it is better."""
 
     parts: Callable[..., Sums | Callable[[Tensor, Tensor], float]]
@@ -85,7 +85,7 @@ def _topk(k: int = 5) -> Sums:
 
 
 def _confusion(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-    """For each class how often it was right, how often it was said, and how often it was there."""
+    """How often each class was right, how often it was said, and how often it was there."""
     scores_NK, class_N = _asked(scores, targets, ignored)
     said_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
     three = (class_N[said_N == class_N], said_N, class_N)
@@ -113,7 +113,8 @@ def _balanced_accuracy() -> Sums:
 
 
 def _perplexity() -> Sums:
-    """Of the class that is there, e to the mean of minus the logarithm of its probability."""
+    """The exponential of the mean negative logarithm of the probability of the class that is
+    there."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
         scores_NK, class_N = _asked(scores, targets, ignored)
@@ -145,21 +146,21 @@ def _r2(scores: Tensor, targets: Tensor) -> float:
 
 
 METRICS = {
-    "accuracy": Known(_accuracy, higher=True),
-    "balanced_accuracy": Known(_balanced_accuracy, higher=True),
-    "f1": Known(_f1, higher=True),
-    "topk": Known(_topk, higher=True, takes=("k",)),
-    "perplexity": Known(_perplexity, higher=False),
-    "mae": Known(lambda: _error(torch.abs, float), higher=False),
-    "mse": Known(lambda: _error(torch.square, float), higher=False),
-    "rmse": Known(lambda: _error(torch.square, math.sqrt), higher=False),
-    "r2": Known(lambda: _r2, higher=True),
+    "accuracy": BuiltinMetric(_accuracy, higher=True),
+    "balanced_accuracy": BuiltinMetric(_balanced_accuracy, higher=True),
+    "f1": BuiltinMetric(_f1, higher=True),
+    "topk": BuiltinMetric(_topk, higher=True, takes=("k",)),
+    "perplexity": BuiltinMetric(_perplexity, higher=False),
+    "mae": BuiltinMetric(lambda: _error(torch.abs, float), higher=False),
+    "mse": BuiltinMetric(lambda: _error(torch.square, float), higher=False),
+    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), higher=False),
+    "r2": BuiltinMetric(lambda: _r2, higher=True),
 }
 NAMES = (*METRICS, "top5")
 _TOP = re.compile(r"top([1-9][0-9]{0,5})")
 
 
-def find(name: str) -> tuple[Known, dict[str, Any]] | None:
+def find(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
     """The metric of this name, and the parameters that its name says: "top5" is topk with k = 5."""
     top = _TOP.fullmatch(name)
     if top is not None:

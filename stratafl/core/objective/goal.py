@@ -25,7 +25,7 @@ class Goal:
     """">=" or "<="; empty for whichever way is better for the metric."""
 
     def towards(self, better: Mapping[str, str]) -> Goal:
-        """The same with its sign, also of what older runs did not say; of what nobody knows, more
+        """The goal with its sign, also of what older runs did not say; of what nobody knows, more
         is better."""
         way = {**USUAL, **better}.get(self.metric, "higher")
         return self if self.sign else replace(self, sign="<=" if way == "lower" else ">=")
@@ -69,7 +69,7 @@ def goals_of(field: str, given: Any) -> tuple[Goal, ...]:
 
 
 def one_goal(field: str, given: Any) -> Goal:
-    """A single one."""
+    """A single goal."""
     goals = goals_of(field, given)
     if len(goals) > 1:
         raise InvalidInput(field, given, "must be one metric and its value")
@@ -87,7 +87,7 @@ def goal_from(field: str, text: str) -> Goal:
 
 
 def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
-    """These with their signs, if everything in them is measured."""
+    """The goals with their signs, if everything in them is measured."""
     for goal in goals:
         if goal.metric not in better:
             known = f"measured are {', '.join(better)}" if better else "there is no test data"

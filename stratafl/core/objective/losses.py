@@ -84,7 +84,7 @@ def _of_values(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None = None) -> Tensor:
-    """Of yes-or-no scores; pos_weight: what a yes counts for."""
+    """Binary cross entropy of yes-or-no scores; pos_weight: what a yes counts for."""
     weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
     return F.binary_cross_entropy_with_logits(*matched(values, targets), pos_weight=weight)
 

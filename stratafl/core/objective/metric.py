@@ -21,13 +21,13 @@ from stratafl.core.objective.outputs import Apart, joined
 
 Better = Literal["higher", "lower"]
 Directions = Mapping[str, Better]
-"""Of each metric that is measured, which way it is better."""
+"""Which way each metric that is measured is better."""
 MetricsLike = Mapping[str, Any] | Sequence[Any] | str
 """Metrics by name, or a list of them: each a name, an import path, a function or an object, or a
 table of one with parameters and which way is `better`."""
 LOSS, ACCURACY = "loss", "accuracy"
 USUAL: Directions = {LOSS: "lower", ACCURACY: "higher"}
-"""Those that are measured unless asked for: the accuracy where targets are classes."""
+"""The metrics that are measured unless asked for: the accuracy where targets are classes."""
 Part = tuple[Any, Tensor]
 """Scores and targets of some samples."""
 
@@ -49,7 +49,7 @@ class Metric(NamedTuple):
         return self.sums is not None
 
     def of_parts(self, parts: Sequence[Part]) -> float:
-        """Of everything, where it does not add up."""
+        """The value over all parts, of a metric that does not add up."""
         assert self.whole is not None
         field = f"metrics.{self.name}"
         with guarded(field, self.name), torch.no_grad():
@@ -146,8 +146,8 @@ def _at_once(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Pa
 
 
 def _streamed(metric: Any) -> Callable[[Sequence[Part]], object]:
-    """By an object that is shown part after part, and remembers nothing from one time to the
-    next."""
+    """A metric taken by an object that is shown part after part, and remembers nothing from one
+    time to the next."""
 
     def whole(parts: Sequence[Part]) -> object:
         device = parts[0][1].device

@@ -66,13 +66,13 @@ def joined(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
 
 
 def replaced(outputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same with every tensor in it replaced. What is neither a table, a tuple, a data class nor
-    something with scores is left as it is."""
+    """A model's outputs with every tensor in them replaced. What is neither a table, a tuple, a
+    data class nor something with scores is left as it is."""
     return _merged(lambda tensors: function(tensors[0]), [outputs], keeps=True)
 
 
 def tensors_in(outputs: Any) -> list[Tensor]:
-    """Those that `replaced` replaces, in its order."""
+    """The tensors that `replaced` replaces, in its order."""
     found: list[Tensor] = []
 
     def noted(each: Tensor) -> Tensor:

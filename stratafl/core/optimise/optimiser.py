@@ -37,6 +37,9 @@ COUNT = "steps"
 
 @runtime_checkable
 class Optimiser(Protocol):
+    """Makes a client's step of its direction; whatever it remembers is a state that it is given and
+    returns."""
+
     def init(self, x: Tensor) -> Rows:
         """The clients' states, given their models: matrices with a row for each; may be empty."""
         ...

@@ -33,11 +33,11 @@ from stratafl.core.rule import Rule
 
 @dataclass(frozen=True)
 class Later:
-    """Of an edge level at which late work counts."""
+    """How late work counts at an edge level."""
 
     heard: Callable[[int], np.ndarray]
-    """The number of a round of the level, to a mask of the whole level: whose reports its meeting
-    merges."""
+    """Whose reports the meeting of a round merges: from the number of the level's round to a mask
+    of the whole level."""
     staleness: float
 
     def weight(self, age_N: np.ndarray) -> np.ndarray:
@@ -61,7 +61,8 @@ class Pending:
         return Pending(x_NP, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
 
     def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> Pending:
-        """With those in the mask at their beginning; meetings_N: that their parents have held."""
+        """The work under way after those in the mask began anew; meetings_N: how many meetings
+        their parents have held."""
         chosen = placed(who_N, model_NP.device)[:, None]
         start_NP = torch.where(chosen, model_NP, self.start_NP)
         return Pending(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))

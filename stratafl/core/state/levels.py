@@ -17,18 +17,18 @@ class LevelState:
     """Everything that the nodes of one level have; rows are nodes in the tree's order."""
 
     model: Tensor
-    """As each node last sent it up, before its parent's answer replaced it."""
+    """The model of each node as it last sent it up, before its parent's answer replaced it."""
     buffers: Tensor
-    """With the node's path behind them, where the tree has paths."""
+    """The buffers of each node, with its path behind them where the tree has paths."""
     given: Rows
-    """To its children, as they understand it: model, buffers and the rule's note; nothing on the
-    leaves' level."""
+    """What each node last gave to its children, as they understand it: model, buffers and the
+    rule's note; nothing on the leaves' level."""
     given_bytes: int
-    """What that took on its way to a child."""
+    """The bytes that this took on its way to a child."""
     memory: Rows
-    """The rule's, of a parent for the edge level below; nothing on the leaves' level."""
+    """The rule's memory at a parent, for the edge level below; nothing on the leaves' level."""
     state: Rows
-    """The rule's, of a child for the edge to its parent; nothing on the root's level."""
+    """The rule's state at a child, for the edge to its parent; nothing on the root's level."""
     correction: Tensor | None
     """What a node's subtree adds to its gradients for that edge."""
     up_channel: Rows
@@ -45,12 +45,12 @@ class LevelState:
     """What the leaves keep to themselves: the states of their optimiser, where they are kept, and
     what of their models stays with them (see `home`); nothing on other levels."""
     advanced: Rows
-    """The same after the work of those that take part, which counts once their reports do; nothing
-    between a meeting and the next work, unless late work counts."""
+    """What they keep after the work of those that take part, which counts once their reports do;
+    nothing between a meeting and the next work, unless late work counts."""
     meetings_N: np.ndarray
     """How many meetings each has held with its children."""
     pending: Pending | None
-    """Where late work counts: what is under way. None where it does not."""
+    """The work that is under way, where late work counts; None where it does not."""
 
     def as_dict(self) -> State:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -58,7 +58,7 @@ class LevelState:
 
     @staticmethod
     def of(values: State) -> LevelState:
-        """From what `as_dict` gave."""
+        """Read a level from what `as_dict` gave."""
         pending = Pending(**values["pending"]) if values["pending"] else None
         return LevelState(**{**values, "pending": pending})
 

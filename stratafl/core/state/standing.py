@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.state import State, fitted
-from stratafl.base.transfer import Placed
+from stratafl.base.transfer import DeviceCache
 from stratafl.base.tree import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
@@ -62,7 +62,7 @@ class Standing:
         # level m.
         self.rules: list[Rule] = [average(), *rules]
         self.participation: list[Participation] = [None, *participation]
-        self._placed = Placed(x_P.device)
+        self._placed = DeviceCache(x_P.device)
         self._width, self.has_path = len(b_B), leaf is not None and wants_path(leaf, rules)
         self._optimiser = leaf.optimiser if leaf is not None and leaf.keeps else None
         self._kept_at_first, self._later = kept or {}, later or {}
@@ -220,5 +220,5 @@ class Standing:
         return row_bytes({MODEL: self.levels[0].model})
 
     def _numbers(self, level: int) -> np.ndarray:
-        """Of the nodes of a level, in the whole tree."""
+        """The numbers that the nodes of a level have in the whole tree."""
         return self.tree.here(level, np.arange(self.tree.whole.sizes[level]))

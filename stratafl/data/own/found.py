@@ -1,4 +1,4 @@
-"""What is found where a user's own data is."""
+"""A user's own data as it was read from wherever it is, and what readers of it share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Found:
     train: object
     test: object = None
     classes: tuple[str, ...] = ()
-    """Their names; empty where they have none, or where targets are no classes."""
+    """The names of the classes; empty where they have none, or where targets are no classes."""
     owner: Sequence[object] | np.ndarray | None = None
     """Whose each sample is."""
     partition: object = None
@@ -46,5 +46,6 @@ def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndar
 
 
 def needs_test(field: str, path: Path) -> InvalidInput:
+    """The complaint about data with which nothing says what to test on."""
     allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
     return InvalidInput(field, str(path), allowed)

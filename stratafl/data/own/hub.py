@@ -18,7 +18,7 @@ TESTED = ("test", "validation")
 
 
 def read(name: str, test: object, columns: Columns, arguments: Mapping[str, Any]) -> Found:
-    """Its split `train`, and one to test on."""
+    """Read a data set's split `train`, and one to test on."""
     splits = _splits(name, arguments)
     if "train" not in splits:
         raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
@@ -43,7 +43,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """By their names."""
+    """A data set's splits by their names."""
     try:
         import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:

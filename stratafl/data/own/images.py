@@ -40,7 +40,7 @@ def read(path: Path, test: object) -> Found:
 
 
 def _images(field: str, path: Path) -> dict[str, np.ndarray]:
-    """By class."""
+    """All images of a folder, by class."""
     found: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
     for folder in sorted(each for each in path.iterdir() if each.is_dir()):

@@ -37,7 +37,8 @@ def keeping(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.rando
 
 
 def flattening(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """The same by the procedure of the paper's released code, which flattens the priors as it goes.
+    """A Dirichlet split by the procedure of the paper's released code, which flattens the priors as
+    it goes.
 
     When a sibling draws a class that has run out, all classes found empty so far by any of the
     siblings are zeroed in its *cumulative* prior, which is divided by its sum. The cumulative sum

@@ -135,7 +135,7 @@ def _strip(
 
 
 def _places(parents: Parents) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """For each level, where each node starts on an axis of leaves, and how many it is wide."""
+    """Where each node of each level starts on an axis of leaves, and how many leaves wide it is."""
     width: list[np.ndarray] = [np.ones(len(parents[-1]))]
     for level in range(len(parents) - 1, 0, -1):
         width.insert(0, np.bincount(np.asarray(parents[level], dtype=np.int64), weights=width[0]))

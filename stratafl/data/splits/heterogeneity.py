@@ -82,7 +82,7 @@ def class_counts(
     leaves: Sequence[np.ndarray],
     parents: Sequence[Sequence[int] | np.ndarray],
 ) -> list[np.ndarray]:
-    """For each level, the root's first, how many samples of each class each node holds (N x K)."""
+    """How many samples of each class each node holds (N x K), level by level, the root's first."""
     if len(leaves) != len(parents[-1]):
         raise InvalidInput("leaves", len(leaves), f"the tree has {len(parents[-1])} leaves")
     classes = int(np.max(labels)) + 1

@@ -68,8 +68,8 @@ def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarr
 
 
 def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """So many in proportion to what is held: whole numbers, what is left over to those who lack the
-    most, by lot where that is the same."""
+    """How many each gets of so many, in proportion to what is held: whole numbers, what is left
+    over to those who lack the most, by lot where that is the same."""
     exact_N = total * held_N / held_N.sum()
     whole_N = np.floor(exact_N).astype(np.int64)
     order = np.lexsort((draw.permutation(len(held_N)), whole_N - exact_N))

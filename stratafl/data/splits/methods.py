@@ -37,6 +37,8 @@ class Node:
 
 
 class Split(NamedTuple):
+    """How the children of each node of a level share its samples."""
+
     name: str
     params: Mapping[str, Any]
     sizes: sizing.Sizes | None  # as asked for

@@ -209,7 +209,7 @@ def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
 
 
 def _leaves_below(tree: list[np.ndarray]) -> list[np.ndarray]:
-    """For each node of each level, how many leaves it has below it; a leaf counts itself."""
+    """How many leaves each node of each level has below it; a leaf counts itself."""
     below = [np.ones(len(tree[-1]), dtype=np.int64)]
     for level in range(len(tree) - 1, 0, -1):
         below.insert(0, np.bincount(tree[level], weights=below[0]).astype(np.int64))

@@ -32,7 +32,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 ACQUIRE = "/v1/runtime/acquire-task"
 METHOD = "/flwr.proto.Runtime/AcquireTask"
 TOKENS = 64
-"""That are remembered as good ones."""
+"""The most tokens that are remembered as good ones."""
 OWN = "this site's own process"
 Headers = Mapping[str, str]
 
@@ -42,7 +42,7 @@ class Unknown(Exception):
 
 
 class Callers(Protocol):
-    """Those that a port is for."""
+    """Knows those that a port is for."""
 
     def name(self, path: str, headers: Headers, proven: str | None) -> str:
         """Who sends a request, or Unknown. `proven`: who did before on its connection, which nobody
@@ -51,7 +51,8 @@ class Callers(Protocol):
 
 
 class Children(Callers):
-    """By the keys they are registered with, as Flower's Fleet interface asks for them."""
+    """Knows children by the keys they are registered with, as Flower's Fleet interface asks for
+    them."""
 
     def __init__(self, known: Mapping[str, tuple[str, bytes]]):
         self._keys = {key: (name, bytes_to_public_key(public)) for key, (name, public) in known.items()}
@@ -78,8 +79,8 @@ class Children(Callers):
 
 
 class OwnProcesses(Callers):
-    """By the site's secret, or by the token of a task that was given for it, as Flower's Runtime
-    interface asks."""
+    """Knows a site's own processes by the site's secret, or by the token of a task that was given
+    for it, as Flower's Runtime interface asks."""
 
     def __init__(self, secret: bytes, state: Callable[[], Any]):
         self._secret, self._state = derive_auth_secret(secret), state

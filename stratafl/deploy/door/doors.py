@@ -23,9 +23,10 @@ AT_ONCE = 3
 """Messages of the largest size that one caller may have on their way in: one, and what is left of
 tries before."""
 REQUESTS, RESERVE = 500.0, 1000.0
-"""Of one caller, a second, and at once: several times what Flower manages to answer."""
+"""Requests that one caller may send, per second and at once: several times what Flower manages to
+answer."""
 VERDICT = "stratafl.verdict"
-"""Where a request's scope has it, once somebody has judged."""
+"""The key under which a request's scope has the verdict, once somebody has judged."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -33,12 +34,12 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class Verdict(NamedTuple):
-    """On a request, from its headers."""
+    """What is made of a request, from its headers."""
 
     who: str | None = None
-    """Sends it; None where nobody knows."""
+    """Who sends the request; None where nobody knows."""
     status: int = 0
-    """Of the answer, if it is not let in."""
+    """The HTTP status of the answer, if the request is not let in."""
     why: str = ""
     largest: int = 0
     """Bytes of its body, at most."""

@@ -49,19 +49,19 @@ SWEEP = 0.5
 RESERVED = 128
 """Descriptors for what is not a connection."""
 RESET = struct.pack("ii", 1, 0)
-"""For SO_LINGER: the other side learns at once that it is to try again, where an end in the middle
-of a handshake is an error that Flower does not try again after."""
+"""What SO_LINGER is set to: the other side learns at once that it is to try again, where an end in
+the middle of a handshake is an error that Flower does not try again after."""
 
 
 class Limits(NamedTuple):
-    """Of one port."""
+    """How many connections one port takes."""
 
     strangers: int
     """Connections that have not said who they are."""
     at_a_place: int
-    """Of these, from one address."""
+    """How many of these may come from one address."""
     of_a_caller: int
-    """Connections of each who has."""
+    """Connections of each caller who has said so."""
 
     @staticmethod
     def of(callers: int, descriptors: int) -> Limits:
@@ -117,9 +117,9 @@ class Gate:
     def __init__(self, limits: Limits, refusals: Refusals):
         self._limits, self._refusals = limits, refusals
         self._strangers: dict[str, dict[Visit, None]] = {}
-        """By their addresses, the oldest first."""
+        """Connections that have not said who they are, by address, the oldest first."""
         self._callers: dict[str, dict[Visit, None]] = {}
-        """By their names, the oldest first."""
+        """Connections of known callers, by name, the oldest first."""
         self._homes: dict[str, None] = {}
         """Addresses that callers were at, the latest last."""
         room = limits.at_a_place

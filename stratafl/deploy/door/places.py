@@ -28,7 +28,8 @@ NAMED = 3
 
 
 def place_of(host: str) -> str:
-    """As what an address is counted."""
+    """The place that an address is counted as: the address itself, or its network where it is an
+    IPv6 one, of which a host may have many."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -41,7 +42,8 @@ def place_of(host: str) -> str:
 
 
 class Allowance:
-    """So many of something a second for each, and a reserve for the moments in which it is more."""
+    """Allows so many of something a second for each, and a reserve for the moments in which it is
+    more."""
 
     def __init__(self, rate: float, reserve: float, now: Callable[[], float] = time.monotonic):
         self._rate, self._reserve, self._now = rate, reserve, now

@@ -53,8 +53,8 @@ Say = Callable[[str], None]
 
 
 def run_steadily() -> None:
-    """From now on, in this process and in all that begin as copies of it, whatever the host's clock
-    does."""
+    """Have time go on steadily from now on, in this process and in all that begin as copies of it,
+    whatever the host's clock does."""
     began = max(time.time(), EARLIEST) - time.monotonic()
 
     def now(tz: datetime.tzinfo | None = None) -> datetime.datetime:
@@ -64,7 +64,8 @@ def run_steadily() -> None:
 
 
 def date_as_its_request(reply: Message, request: Message) -> Message:
-    """So it is valid for as long, by the clock of whoever asked."""
+    """Give a reply the date of its request: it is valid for as long, by the clock of whoever
+    asked."""
     reply.metadata.__dict__.update(_created_at=request.metadata.created_at, _ttl=request.metadata.ttl)
     return reply
 
@@ -87,7 +88,8 @@ class ParentClock:
         self.said = 0.0
         """Seconds by which this host's clock is known to be ahead, as it was last said."""
         self._ahead = time.time() - time.monotonic()
-        """Of this host's steady clock; as if the clocks agreed, until there is an answer."""
+        """Seconds by which the parent's clock is ahead of this host's steady one; as if the hosts'
+        clocks agreed, until there is an answer."""
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._ahead + time.monotonic(), datetime.UTC)
@@ -121,7 +123,7 @@ class ParentClock:
 
 
 def sign_with(clock: ParentClock) -> None:
-    """From now on, in this SuperNode."""
+    """Have this SuperNode date and sign its messages by this clock from now on."""
     for module in (node_auth_http_interceptor, flower_message):
         vars(module)["now"] = clock.now
 
@@ -158,8 +160,8 @@ def check_certificates(folder: Path, name: str) -> None:
 
 
 class Stamp:
-    """This SuperLink's time in every answer; and what its children say of their clocks, into its
-    log."""
+    """Puts this SuperLink's time into every answer, and what its children say of their clocks into
+    its log."""
 
     def __init__(self, known: Mapping[str, str], say: Say):
         self._known, self._say = known, say

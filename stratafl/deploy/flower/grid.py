@@ -55,7 +55,7 @@ class PromptGrid(HttpGrid):
         self._until = math.inf
 
     def hurry(self, until: float) -> None:
-        """From now on no answer of the SuperLink is waited for much longer than until then."""
+        """Wait for no answer of the SuperLink much longer than until then, from now on."""
         self._until = until
 
     @property
@@ -112,7 +112,7 @@ class PromptGrid(HttpGrid):
         return []
 
     def _is_whole(self, announced: Announced) -> bool:
-        """After taking what is there of it."""
+        """Whether all parts of a message have come, after taking those that are there now."""
         for part in announced.parts:
             if part in announced.here:
                 continue
@@ -132,7 +132,7 @@ class PromptGrid(HttpGrid):
                 self._delete(announced.message)
 
     def _delete(self, message: str) -> None:
-        """At the SuperLink, with all its parts."""
+        """Delete a message at the SuperLink, with all its parts."""
         self._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message)
         )

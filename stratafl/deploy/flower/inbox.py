@@ -101,7 +101,7 @@ class Inbox:
 
 
 def _identity() -> tuple[Any, Any, Any]:
-    """As whom this process sends messages: Flower has one such identity per process."""
+    """The identity under which this process sends messages: Flower has one per process."""
     return TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
 
 

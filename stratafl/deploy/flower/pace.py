@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 SHARE = 0.1
-"""Of the time waited so far: so waiting takes at most this much longer than it must."""
+"""The next wait as a share of the time waited so far: waiting then takes at most this much longer
+than it must."""
 SHORTEST, LONGEST = 0.02, 0.5
 """Seconds between two looks."""
 MISSING = 0.05
@@ -19,21 +20,23 @@ MISSING = 0.05
 
 
 class Pace:
+    """Waits between two looks, the longer the longer nothing has come."""
+
     def __init__(self) -> None:
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Something came, or something was asked for."""
+        """Begin to wait anew, since something came or was asked for."""
         self._since = time.monotonic()
 
     def wait(self) -> None:
-        """Until the next look."""
+        """Wait until the next look."""
         time.sleep(min(max(SHARE * (time.monotonic() - self._since), SHORTEST), LONGEST))
 
 
 def look_sooner_for_parts() -> None:
-    """A message is announced before its parts are there. Who looks often meets many such; Flower
-    waits a second."""
+    """Have Flower look for missing parts of a message sooner than after its second: messages are
+    announced before their parts are there, and who looks often meets many such."""
     from flwr.supercore.inflatable import inflatable_utils
 
     for each in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):

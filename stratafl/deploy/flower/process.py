@@ -149,7 +149,7 @@ class GridLink:
         self._strangers[name] = why
 
     def _why(self, name: str, asked: Asked) -> str:
-        """It is still waited for."""
+        """Why a child is still waited for, as far as is known here."""
         if name not in self._here:
             return UNCONNECTED
         return self._strangers[name] if asked.stranger is not None else asked.refused or BUSY
@@ -259,7 +259,7 @@ def follow(here: Assembled, node: LeafNode | Aggregator) -> None:
 
 
 def _lead(here: Assembled, link: GridLink) -> None:
-    """The root's life."""
+    """Lead the tree from the root through all rounds."""
     made = root_of(here.config)
     root = here.root(made, link)
     run = here.run_folder(made, root)
@@ -289,8 +289,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
 
 
 def _is_over(made: RootSetup, root: Root, run: RootRun) -> bool:
-    """As a simulation is: all rounds were done, or the last one reached what the run is to stop
-    at."""
+    """Whether the run has ended, as a simulation does: all rounds were done, or the last one
+    reached what the run is to stop at."""
     reached = run.last is not None and run.last.reaches(made.objective.goals)
     return root.round >= made.evaluation.rounds or reached
 

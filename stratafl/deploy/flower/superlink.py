@@ -93,8 +93,8 @@ class Desk:
         self._one_at_a_time = threading.Lock()
 
     def register(self, name: str, public: bytes) -> None:
-        """Under the same number in every SuperLink's life: one that came with another would refuse
-        its SuperNode."""
+        """Register the run under the same number in every SuperLink's life: one that came with
+        another would refuse its SuperNode."""
         number = int.from_bytes(sha256(public).digest()[:NODE_ID_NUM_BYTES])
         random = in_memory_linkstate.generate_rand_int_from_bytes
         vars(in_memory_linkstate)["generate_rand_int_from_bytes"] = lambda *given, **named: number

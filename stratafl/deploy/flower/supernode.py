@@ -34,11 +34,12 @@ from stratafl.base.errors import InvalidInput, told
 from stratafl.deploy.door.callers import OwnProcesses
 from stratafl.deploy.door.doors import RUNTIME, Doors
 from stratafl.deploy.door.gate import Limits, Server, descriptors
+from stratafl.deploy.flower import proxies
 from stratafl.deploy.flower.clock import ParentClock, sign_with
 from stratafl.deploy.flower.pace import Pace, look_sooner_for_parts
 from stratafl.deploy.notes import log
 from stratafl.deploy.notes.log import say
-from stratafl.deploy.sites import proxies
+from stratafl.deploy.sites.address import is_loopback, parted
 from stratafl.deploy.sites.site import Site
 
 BESIDE = 0.02
@@ -52,7 +53,8 @@ REST = 30.0
 """Seconds that the rest of a request gets to come, once it was announced: its parent puts it there
 at once."""
 BEFORE = Path("flower", "before.json")
-"""In the site's folder: as which node, from which host, its SuperNode was last let in."""
+"""The file in the site's folder that says as which node, and from which host, its SuperNode was
+last let in."""
 
 
 def run(site: Site) -> None:
@@ -64,7 +66,7 @@ def run(site: Site) -> None:
     vars(start_client_internal)["pull_objects"] = _whole_or_not_at_all(start_client_internal.pull_objects)
     vars(start_client_internal)["_pull_and_store_message"] = _kept(start_client_internal._pull_and_store_message)
     vars(start_client_internal)["_push_messages"] = _each_with_its_own(start_client_internal._push_messages)
-    if proxies.is_loopback(site.parent):
+    if is_loopback(parted(site.parent)[0]):
         proxies.ignore()
     pace = Pace()
 
@@ -97,8 +99,9 @@ def run(site: Site) -> None:
 
 
 def _whole_or_not_at_all(pull: Any) -> Any:
-    """Of a request whose parent died half way, the rest never comes, and nobody would be told that
-    it was given up: so this process ends, and whoever is the parent now asks the next one again."""
+    """Have this process end where the rest of a request never comes, since its parent died half
+    way: nobody would be told that it was given up, and whoever is the parent now asks the next
+    process again."""
 
     def pulled(*given: Any, **named: Any) -> Any:
         began = time.monotonic()

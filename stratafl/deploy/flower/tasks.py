@@ -29,9 +29,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.base.errors import told
+from stratafl.deploy.flower import proxies
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.pace import Pace, look_sooner_for_parts
-from stratafl.deploy.sites import proxies
 
 UNAUTHORIZED = httpx.codes.UNAUTHORIZED
 CLIENT_APP, SERVER_APP = TaskType.CLIENT_APP, TaskType.SERVER_APP
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 
 class Tasks:
-    """Those of one kind, at the SuperLink or SuperNode that listens on this port of this
+    """The tasks of one kind, at the SuperLink or SuperNode that listens on this port of this
     machine."""
 
     def __init__(self, kind: str, port: int, authority: bytes, secret: bytes, say: Say):

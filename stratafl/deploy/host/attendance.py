@@ -20,7 +20,7 @@ INCOMPLETE = 4
 
 
 def never(folder: Path) -> list[str]:
-    """Those that were drawn and in no meeting counted, in the order of the tree. `folder`: the
+    """The leaves that were drawn and counted in no meeting, in the order of the tree. `folder`: the
     root's."""
     config = stored_config(folder)
     tree = tree_of(config)
@@ -55,7 +55,7 @@ def _drawn(config: Config, tree: Tree, above: dict[str, set[str]]) -> Iterator[s
 
 
 def _above(name: str, tree: Tree) -> set[str]:
-    """Its ancestors."""
+    """The ancestors of a site."""
     level, number = tree.find(name)
     found = set()
     while level:

@@ -15,14 +15,14 @@ import threading
 import time
 
 EVERY = 2.0
-"""Seconds."""
+"""Seconds between two collections."""
 LARGE = 1 << 20
 """Bytes. The C library begins lower, and then raises it to the size of whatever was freed."""
 MMAP_THRESHOLD = -3
 
 
 def give_back_soon() -> None:
-    """From now on, in this process."""
+    """Have this process give freed memory back to the system soon, from now on."""
     adjust = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if adjust is not None:
         adjust(MMAP_THRESHOLD, LARGE)

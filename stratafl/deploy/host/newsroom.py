@@ -57,6 +57,9 @@ def read(folder: Path) -> Sites:
 
 
 class Newsroom:
+    """Gathers what a supervisor hears of its own processes and of the sites below, tells the
+    operator of changes, and passes it on to the parent."""
+
     def __init__(self, folder: Path, site: Site):
         self._folder, self._site, self._subtrees = folder, site, subtrees(folder, site)
         below = frozenset[str]().union(*self._subtrees.values())
@@ -89,7 +92,7 @@ class Newsroom:
         self._restarts[name] += 1
 
     def look(self, running: Mapping[str, Forked], stopping: bool = False) -> None:
-        """From time to time: gather it, say what has changed, and pass it on."""
+        """Gather the news, say what has changed, and pass it on; to be called from time to time."""
         now = time.monotonic()
         if now - self._looked < LOOK and not stopping:
             return
@@ -173,7 +176,7 @@ class Newsroom:
 
 
 def _summary(sites: Mapping[str, Entry]) -> int:
-    """The same as long as nothing has changed but ages and counts of bytes."""
+    """A number that stays the same as long as nothing has changed but ages and counts of bytes."""
     told = [
         (name, e.state, e.round, e.problem, e.restarts, e.said, e.why, e.took_part, e.is_silent, e.age is None)
         for name, e in sites.items()

@@ -26,7 +26,8 @@ live long."""
 LONG = 10.0
 """Seconds: a process that lived as long has started well."""
 MOST, WITHIN = 10, 600.0
-"""So many times in as many seconds; what ends more often than that will not live."""
+"""How often a process may end within how many seconds; what ends more often than that will not
+live."""
 
 
 class Restarts:
@@ -88,7 +89,7 @@ class Forked:
         return self.returncode
 
     def signal(self, number: int) -> None:
-        """To it and all that it started, which are in its session."""
+        """Send a signal to the process and all that it started, which are in its session."""
         if self.poll() is None:
             try:
                 os.killpg(self.pid, number)

@@ -183,6 +183,9 @@ def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> Non
 
 
 class Supervisor:
+    """Runs the processes of one site: starts them, starts those again that ended, and stops them
+    when the run is over."""
+
     def __init__(self, folder: Path, say: Say):
         self.folder, self.site, self._say = folder.absolute(), Site.load(folder), say
         self._running: dict[str, Forked] = {}
@@ -194,8 +197,8 @@ class Supervisor:
         self._looked_at_logs = 0.0
 
     def run(self) -> int:
-        """Until it is told to stop, or the run is over. The root's exit code says whether a site
-        never took part."""
+        """Run until told to stop, or until the run is over. The root's exit code says whether a
+        site never took part."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._asked)
         clock = importlib.import_module("stratafl.deploy.flower.clock")  # it needs Flower

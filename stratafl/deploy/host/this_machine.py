@@ -57,6 +57,7 @@ def sites(out: Path) -> dict[str, Path]:
 
 
 def look(out: Path) -> list[SiteStatus]:
+    """How each site below a folder is doing, from what it has on disk."""
     seen = []
     for folder in sites(out).values():
         seen.append(SiteStatus(Site.load(folder), is_held(folder), status(folder / "state")))

@@ -1,5 +1,5 @@
-"""From what was known of a tree to what is known now, in lines for an operator: one for each
-change, never a flood."""
+"""Changes between what was known of a tree and what is known now, as lines for an operator: one for
+each change, never a flood."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Known:
     """What kind of trouble it was last said to have."""
     since: float = 0.0
     clock: float = 0.0
-    """By how much its clock was said to be off."""
+    """Seconds by which its clock was said to be off."""
     warned: dict[str, float] = field(default_factory=dict)
     """Which warnings were passed on, and when."""
 
 
 class Changes:
-    """Of the sites below a site, and of the one itself where it is `whole`."""
+    """Tells what changed at the sites below a site, and at the site itself where it is `whole`."""
 
     def __init__(self, parents: Mapping[str, str], whole: bool = False):
         """`parents`: by site, the top's is empty; the order is that of the lines."""
@@ -139,4 +139,5 @@ class Changes:
 
 
 def times(count: int) -> str:
+    """How often something happened, in words."""
     return "once" if count == 1 else f"{count} times"

@@ -25,6 +25,7 @@ from stratafl.deploy.news import entries
 from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.notes import boards, log
 from stratafl.deploy.protocol import seal
+from stratafl.deploy.sites.address import is_loopback, parted
 from stratafl.deploy.sites.site import Site, slug
 
 PATH = "/v1/stratafl/news"
@@ -39,8 +40,8 @@ LOOK, SOONEST = 0.25, 0.5
 
 
 class NewsDoor:
-    """In front of everything else that a SuperLink serves: takes the children's news, and keeps the
-    last of each."""
+    """Stands in front of everything else that a SuperLink serves: takes the children's news, and
+    keeps the last of each."""
 
     def __init__(self, inside: Any, port: int, keys: Mapping[str, bytes], subtrees: Mapping[str, frozenset[str]]):
         """`keys`: of the edges, by child."""
@@ -121,15 +122,13 @@ class Teller:
     def __init__(self, site: Site, folder: Path):
         import httpx  # comes with Flower
 
-        from stratafl.deploy.sites.proxies import is_loopback
-
         self._site, self._key = site, files.read_bytes(folder / "up.key")
         trusted = ssl.create_default_context(cafile=folder / "ca.pem")
         # a connection for each message: one that stays would take a place that is for Flower's
         # messages
         self._client = httpx.Client(
             verify=trusted,
-            trust_env=not is_loopback(site.parent),
+            trust_env=not is_loopback(parted(site.parent)[0]),
             timeout=PATIENCE,
             limits=httpx.Limits(max_keepalive_connections=0),
         )
@@ -188,7 +187,7 @@ def run(folder: Path, board: boards.Board) -> None:
 
 
 def door(inside: Any, port: int, site: Site, folder: Path, subtrees: Mapping[str, frozenset[str]]) -> NewsDoor:
-    """That of a site's SuperLink."""
+    """The door in front of a site's SuperLink."""
     keys = {child: files.read_bytes(folder / "down" / f"{slug(child)}.key") for child in site.children}
     return NewsDoor(inside, port, keys, subtrees)
 

@@ -34,19 +34,19 @@ STATES = ("unknown", "starting", "waiting", "round", "done", "refused", "failing
 
 @dataclass(frozen=True)
 class Entry:
-    """One site."""
+    """What is known of one site."""
 
     state: str = "unknown"
     round: int = 0
     problem: str = ""
-    """Its own words for what stands in its way now."""
+    """The site's own words for what stands in its way now."""
     problem_for: float = 0.0
     restarts: dict[str, int] = field(default_factory=dict)
     """How often each of its processes was started again, since its supervisor was started."""
     up: float = 0.0
-    """Seconds since that."""
+    """Seconds since its supervisor was started."""
     said: tuple[tuple[int, str], ...] = ()
-    """Its last warnings, each with its number."""
+    """The site's last warnings, each with its number."""
     bytes_in: int = 0
     arrays_in: int = 0
     bytes_out: int = 0
@@ -83,7 +83,8 @@ class Entry:
 
     @staticmethod
     def of(found: object) -> Entry:
-        """From what somebody sent: whatever is not as it should be is as if it were not there."""
+        """Read an entry from what somebody sent: whatever is not as it should be is as if it were
+        not there."""
         given = found if isinstance(found, Mapping) else {}
         known = {name: _checked(name, given[name]) for name in _KINDS if name in given}
         return Entry(**{name: value for name, value in known.items() if value is not None})
@@ -133,6 +134,7 @@ def largest(names: Collection[str]) -> int:
 
 
 def encode(sites: Mapping[str, Entry], **rest: float) -> bytes:
+    """News of sites as bytes."""
     told = {name: entry.as_dict() for name, entry in sites.items()}
     return json.dumps({**rest, "sites": told}, ensure_ascii=False).encode(errors="replace")
 

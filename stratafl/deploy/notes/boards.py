@@ -37,7 +37,7 @@ class Board:
                 self._memory[: HEAD.size + len(data)] = HEAD.pack(len(data), zlib.crc32(data)) + data
 
     def clear(self) -> None:
-        """For a new process."""
+        """Forget everything, for a new process."""
         self._now = {}
         self.put()
 
@@ -53,12 +53,12 @@ class Board:
 
 
 own = Board()
-"""This process's; that of one which nobody supervises is read by nobody."""
+"""This process's own board; that of one which nobody supervises is read by nobody."""
 heard = Board()
 """The SuperLink's, for the site's other processes: what came from the children."""
 
 
 def use(mine: Board, from_children: Board) -> None:
-    """At the start of a process."""
+    """Take these boards for this process's own; to be called when it starts."""
     global own, heard
     own, heard = mine, from_children

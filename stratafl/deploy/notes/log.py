@@ -57,14 +57,14 @@ def fail(text: str) -> None:
 
 
 def well() -> None:
-    """This process does its work."""
+    """Note that this process does its work, with nothing in its way."""
     global _problem
     _problem = "", 0.0
     boards.own.put(problem="", well=True)
 
 
 def _note(text: str) -> None:
-    """The same text again is not news."""
+    """Note a warning, unless it is the same text again, which is not news."""
     global _number
     short = line(text, LONGEST)
     if short not in (each for _, each in _last):
@@ -87,8 +87,8 @@ class Handler(logging.Handler):
 
 
 def listen(*names: str, travels: bool = False) -> None:
-    """From now on, in this process, these loggers write lines as ours are. `travels`: their
-    warnings do, as ours."""
+    """Have these loggers write lines as ours are, in this process and from now on. `travels`: their
+    warnings travel to the parent as ours do."""
     for name in names:
         logger = logging.getLogger(name)
         logger.handlers[:] = [Handler(travels)]
@@ -107,7 +107,7 @@ def keep_small(logs: Iterable[Path], largest: int = LARGEST) -> None:
 
 
 def _keep(path: Path) -> None:
-    """As NAME.1; where there is no room for it, the one before stays."""
+    """Keep a copy of a log as NAME.1; where there is no room for it, the one before stays."""
     partial = path.with_name(f".{path.name}{files.PARTIAL}")
     try:
         with open(path, "rb") as source, files.create(partial, files.PRIVATE) as copy:

@@ -17,11 +17,11 @@ PATIENCE = 20.0
 LOOK = 0.5
 """Seconds between two looks."""
 BUSY, UNCONNECTED = "", "not connected"
-"""Of a child that has the request, there is nothing to say."""
+"""What is said of a child that has the request, which is nothing, and of one that is not there."""
 
 
 class Waiting:
-    """For the replies to one request after another."""
+    """Says whom a parent still waits for, in one request after another."""
 
     def __init__(self, own_words: Callable[[str], str]):
         """`own_words`: what a child itself says to stand in its way."""
@@ -33,7 +33,8 @@ class Waiting:
         self._began, self._looked, self._pause = time.monotonic(), 0.0, FIRST
 
     def look(self, waiting: Mapping[str, str]) -> None:
-        """Those whose reply is still to come, and why, as far as their parent knows."""
+        """Tell of those whose reply is still to come, each with the reason as far as the parent
+        knows it."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return

@@ -17,12 +17,12 @@ from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
 
 MOST_SAMPLES = 10**9
-"""Of a leaf whose number of samples was not declared when the folders were made."""
+"""The most samples of a leaf whose number was not declared when the folders were made."""
 LARGEST_RATE = 1e6
-"""A sum of learning rates, where they are not known."""
+"""The largest sum of learning rates, where they are not known."""
 SMALLEST_RATE = 1e-30
 ROUNDING = 1e-6
-"""By how much a sum of learning rates may differ from what it must be."""
+"""The share by which a sum of learning rates may differ from what it must be."""
 OFFENCES = 20
 """Messages sealed with a child's own key that break these bounds, or updates far larger than its
 siblings': after so many it is asked no more in this run. What anybody else could have sent in its
@@ -92,7 +92,7 @@ def _check_report(job: Job, level: int, place: int, meeting: int, report: Report
 
 
 def _check_names(job: Job, level: int, place: int, field: str, names: tuple[str, ...]) -> None:
-    """Of its own subtree only, and not more than meetings can have had."""
+    """Refuse names outside the child's own subtree, and more of them than meetings can have had."""
     own = job.subtree(level, place)
     most = NAMES * len(own) * job.every[level] // job.every[-1] if level < job.tree.depth else 0
     if not isinstance(names, tuple) or len(names) > most:
@@ -147,8 +147,8 @@ def _check_answer(job: Job, level: int, answer: Answer) -> None:
 
 
 def check_arrays(report: Report, names: frozenset[str], job: Job) -> None:
-    """Those of a report with a model; that they are finite is for the parent to see, who says who
-    is left out."""
+    """Refuse arrays that no report with a model has; that they are finite is for the parent to see,
+    who says who is left out."""
     _check_rows("report", "message", report.message, names, job)
     check_row("report.buffers", report.buffers, job.carried, job.dtype)
 
@@ -162,12 +162,14 @@ def _check_rows(where: str, field: str, rows: Rows, names: frozenset[str], job: 
 
 
 def check_row(where: str, rows: object, width: int, dtype: torch.dtype) -> None:
+    """Refuse anything but one row of so many numbers of this type."""
     if not isinstance(rows, Tensor) or rows.shape != (1, width) or rows.dtype != dtype:
         found = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else rows
         raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
 
 
 def check_finite(where: str, rows: Tensor) -> None:
+    """Refuse rows with anything that is not finite."""
     if not bool(torch.isfinite(rows).all()):
         raise InvalidInput(where, "not finite", "must be finite")
 

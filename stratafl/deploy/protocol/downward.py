@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import printable
-from stratafl.base.transfer import Placed
+from stratafl.base.transfer import DeviceCache
 from stratafl.base.tree import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL
@@ -36,9 +36,9 @@ class Child:
 
     samples: int = 0
     stale: bool = True
-    """It has not got the model."""
+    """Whether the child has not got the model yet."""
     owed: bool = False
-    """It has not got the corrections from above as they are now."""
+    """Whether the child has not got the corrections from above as they are now."""
     heard: int | None = None
     """The step of its last report that counted."""
     known: int | None = None
@@ -55,11 +55,11 @@ class Below:
     """What a parent keeps of the edges to its children."""
 
     held: Tensor
-    """Its model: what came of the last meeting, or from above since."""
+    """The parent's model: what came of the last meeting, or from above since."""
     buffers: Tensor
     memory: Rows
     given: Parcel
-    """Its model as its children get it."""
+    """The parent's model as its children get it."""
     children: tuple[Child, ...]
     channel: Rows = field(default_factory=dict)
     """The memory of the channel to them."""
@@ -68,12 +68,15 @@ class Below:
     step: int = 0
     """Where the next round of the children begins."""
     refused: tuple[str, ...] = ()
-    """Since this node's last report: whose update was refused, in its subtree."""
+    """Whose update was refused in this node's subtree since its last report."""
     absent: tuple[str, ...] = ()
-    """Likewise: who was asked and did not answer in time."""
+    """Who was asked and did not answer in time, in this node's subtree and since its last
+    report."""
 
 
 class Downward:
+    """What a parent does at the edges to its children, on the state `Below`."""
+
     def __init__(self, job: Job, level: int, number: int, now: Below):
         self._job, self._level, self._number, self._terms = job, level, number, job.terms(level + 1)
         self._numbers = job.children(level, number)
@@ -214,9 +217,9 @@ class Downward:
                 child.answer, child.stale = Answer(now.step, rate, now.given), False
 
     def _edges(self, names: Sequence[str]) -> Edges:
-        """Those to some of the children, each of which counts as it does among all."""
+        """The edges to some of the children, each of which counts as it does among all."""
         family = Tree.family(self._me, names, self._weights()[[self._places[name] for name in names]])
-        return Edges(self._terms, family, 1, self._job.limits[self._level], Placed(self.now.held.device))
+        return Edges(self._terms, family, 1, self._job.limits[self._level], DeviceCache(self.now.held.device))
 
     def _arrived(self, reports: Sequence[Report]) -> Arrived:
         """What came, as the parent understands it: a row for each."""
@@ -231,7 +234,7 @@ class Downward:
         return taken[MODEL], taken[BUFFERS]
 
     def give(self) -> None:
-        """From now on the children get what this node holds now."""
+        """Give the children what this node holds now."""
         now = self.now
         key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
         held = Held(now.held, now.buffers, now.memory)

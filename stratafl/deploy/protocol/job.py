@@ -33,7 +33,8 @@ class Patience:
     deadline: float | None = None
     """Seconds; None to wait for all that were asked."""
     min_children: int = 1
-    """With fewer a round does not count: the parent keeps its model, as if it had heard nobody."""
+    """The fewest children with which a round counts: with fewer the parent keeps its model, as if
+    it had heard nobody."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Job:
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
     update_factor: float | Sequence[float] | None = None
-    """Those so many times longer than their siblings' median likewise; `refusal.FACTOR` unless
-    given."""
+    """How many times longer than its siblings' median an update may be before it is refused;
+    `refusal.FACTOR` unless given."""
     leaf: Leaf | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()
@@ -79,8 +80,8 @@ class Job:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what this node is made of, empty where that is not said: no two with different ones
-        work together."""
+        """A digest of what this node is made of, empty where that is not said: no two with
+        different ones work together."""
         parts = json.dumps(dict(self.made_of), sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest() if self.made_of else ""
 
@@ -159,7 +160,7 @@ class Job:
 
     @cached_property
     def note_names(self) -> tuple[frozenset[str], ...]:
-        """Likewise: what a parent sends beside its model."""
+        """The names of what a parent sends beside its model, per edge level."""
         x_1P = torch.zeros(1, self.parameters, dtype=self.dtype)
         return tuple(frozenset(rule.note(rule.open(x_1P))) for rule in self.rules)
 

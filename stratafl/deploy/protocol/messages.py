@@ -79,7 +79,7 @@ class Report:
     refused: tuple[str, ...] = ()
     """The nodes of its subtree whose update was refused since."""
     absent: tuple[str, ...] = ()
-    """Those that were asked and did not answer in time."""
+    """The names of those that were asked and did not answer in time."""
 
     @property
     def payload(self) -> Rows:
@@ -89,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Bundle:
-    """From a parent to one child."""
+    """What a parent sends to one child."""
 
     job: str
     site: str
@@ -99,24 +99,24 @@ class Bundle:
     end: bool = False
     """The run is over."""
     fingerprint: str = ""
-    """Of what the parent is made of."""
+    """The digest of what the parent is made of."""
     protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True)
 class Reply:
-    """From a child to its parent."""
+    """What a child answers its parent."""
 
     job: str
     site: str
     """Who it is from."""
     samples: int
-    """In its subtree."""
+    """The samples in the child's subtree."""
     report: Report | None = None
     """None where the bundle asked for nothing, or where the child has lost what it builds on and
     needs everything."""
     fingerprint: str = ""
-    """Of what the child is made of."""
+    """The digest of what the child is made of."""
     made_of: dict[str, str] = field(default_factory=dict)
     """What that is, where it is not the parent's: then nothing was done."""
     protocol: int = PROTOCOL
@@ -124,11 +124,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class Refused:
-    """In the place of a child's reply: something came, and it is none."""
+    """Stands in the place of a child's reply where something came that is none."""
 
     reason: str
     sealed: bool
-    """With the child's own key: it is the child itself that breaks the rules."""
+    """Whether it was sealed with the child's own key: it is the child itself that breaks the
+    rules."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ class NodeState:
     above: Above | None = None
     below: Below | None = None
     reply: Reply | None = None
-    """To the last bundle that began a round: it is not trained twice."""
+    """The reply to the last bundle that began a round: a round is not trained twice."""
     line: str = ""
     """The root's: its last round as the record tells it."""
 
@@ -62,7 +62,18 @@ Tell = Callable[[Below, tuple[str, ...], tuple[str, ...]], str]
 """A round's line: of what came of it, who was refused and who was absent."""
 
 
-class LeafNode:
+class _Keeping:
+    """Has the state that was saved last: what could not be saved has not happened."""
+
+    def __init__(self, save: Save, kept: NodeState):
+        self._save, self._kept = save, kept
+
+    def _keep(self, kept: NodeState) -> None:
+        self._save(kept)
+        self._kept = kept
+
+
+class LeafNode(_Keeping):
     """A client beside its data."""
 
     def __init__(
@@ -71,7 +82,7 @@ class LeafNode:
         self.job, self.number, self.samples = job, number, samples
         self.engine, self._home, self._at_home = trainer
         self.site = job.tree.names[-1][number]
-        self._save, self._kept = save, kept or NodeState(above=Above())
+        super().__init__(save, kept or NodeState(above=Above()))
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
@@ -89,8 +100,7 @@ class LeafNode:
         reply = Reply(self.job.name, self.site, self.samples, report, self.job.fingerprint)
         if report is not None:
             kept.reply = reply
-        self._save(kept)
-        self._kept = kept
+        self._keep(kept)
         return reply
 
     def _train(self, up: Upward, step: int) -> Report:
@@ -135,13 +145,13 @@ class LeafNode:
         return Spread(rows_1P, np.zeros(self.number + 1, dtype=np.int64))
 
 
-class Aggregator:
+class Aggregator(_Keeping):
     """A node between the root and the leaves."""
 
     def __init__(self, job: Job, level: int, number: int, link: Link, save: Save, kept: NodeState | None = None):
         self.job, self.level, self.number, self.link = job, level, number, link
         self.site = job.tree.names[level][number]
-        self._save, self._kept = save, kept or NodeState(above=Above())
+        super().__init__(save, kept or NodeState(above=Above()))
 
     def handle(self, bundle: Bundle) -> Reply:
         again = check_bundle(self.job, self.site, bundle, self._kept)
@@ -168,7 +178,7 @@ class Aggregator:
             self._keep(kept)
 
     def _reply(self, up: Upward, down: Downward, end: int) -> Reply:
-        """After the last meeting of a round."""
+        """The reply after the last meeting of a round."""
         report, now = Report(end, 0.0, {}, None), down.now
         if now.rate > 0:
             report = up.report(now.held, now.buffers, now.rate)
@@ -205,10 +215,6 @@ class Aggregator:
         self._keep(kept)
         return Reply(self.job.name, self.site, down.samples, fingerprint=self.job.fingerprint)
 
-    def _keep(self, kept: NodeState) -> None:
-        self._save(kept)
-        self._kept = kept
-
     def _sides(self) -> tuple[NodeState, Upward, Downward]:
         """A copy of the state to work on, and the two sides that change it."""
         job, kept = self.job, self._kept.copy()
@@ -231,16 +237,16 @@ class Aggregator:
         return down
 
 
-class Root:
+class Root(_Keeping):
     """The top: it has the clock."""
 
     def __init__(self, job: Job, x_P: Tensor, b_B: Tensor, link: Link, save: Save, kept: NodeState | None = None):
-        self.job, self.link, self._save = job, link, save
+        self.job, self.link = job, link
         if job.has_path:
             b_B = with_path(b_B, torch.zeros_like(x_P))
         first = Downward.new(job, 0, 0, x_P[None], b_B[None])
         first.give()
-        self._kept = kept or NodeState(below=first.now)
+        super().__init__(save, kept or NodeState(below=first.now))
 
     @property
     def down(self) -> Downward:
@@ -282,18 +288,14 @@ class Root:
         greet(self.job, 0, self._side(kept), self.link, end)
         self._keep(kept)
 
-    def _keep(self, kept: NodeState) -> None:
-        self._save(kept)
-        self._kept = kept
-
     def _side(self, kept: NodeState) -> Downward:
         assert kept.below is not None
         return Downward(self.job, 0, 0, kept.below)
 
 
 def introduction(job: Job, site: str) -> Reply:
-    """To a parent that is made of something else, or speaks another protocol: who this is, and what
-    it is made of."""
+    """The reply to a parent that is made of something else, or speaks another protocol: who this
+    is, and what it is made of."""
     return Reply(job.name, site, 0, None, job.fingerprint, dict(job.made_of))
 
 

@@ -18,6 +18,7 @@ KEY = SEAL = 32
 
 
 def new_key() -> bytes:
+    """A new secret that the two ends of an edge share."""
     return secrets.token_bytes(KEY)
 
 

@@ -27,13 +27,13 @@ class Sent:
     step: int
     state: Rows
     model: Tensor
-    """As the parent knows it."""
+    """The model as the parent knows it."""
     channel: Rows = field(default_factory=dict)
     """The channel's memory, which counts if the report does."""
     optimiser: Rows = field(default_factory=dict)
-    """A leaf's, which counts likewise."""
+    """What a leaf's optimiser keeps, which counts if the report does."""
     path: Tensor | None = None
-    """As the parent knows it, where nodes have one."""
+    """The path as the parent knows it, where nodes have one."""
 
 
 @dataclass
@@ -57,6 +57,8 @@ class Above:
 
 
 class Upward:
+    """What a child does at the edge to its parent, on the state `Above`."""
+
     def __init__(self, job: Job, level: int, number: int, now: Above | None = None):
         self._job, self._level, self._terms = job, level, job.terms(level)
         self._number = number

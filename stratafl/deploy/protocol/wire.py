@@ -36,7 +36,7 @@ def encode(value: object, once: bool = False) -> bytes:
 
 
 def array_bytes(data: bytes) -> int:
-    """Of what `encode` made: the arrays' own bytes, without the header that names them."""
+    """The bytes of the arrays in what `encode` made, without the header that names them."""
     return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 

@@ -41,10 +41,12 @@ def own(host: str) -> str:
 
 
 def joined(host: str, port: int) -> str:
+    """The address of a port of a host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parted(address: str) -> tuple[str, int]:
+    """Host and port of an address, an IPv6 host without its brackets."""
     name, _, port = address.rpartition(":")
     return name.strip("[]"), int(port)
 
@@ -55,7 +57,7 @@ def bound(address: str) -> socket.socket:
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # a host's own name is often also its loopback's, where nobody else would reach it
-        family, kind, protocol, _, place = min(found, key=lambda each: (_is_loopback(each[4][0]), each[0]))
+        family, kind, protocol, _, place = min(found, key=lambda each: (is_loopback(str(each[4][0])), each[0]))
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -71,5 +73,9 @@ def bound(address: str) -> socket.socket:
     return sock
 
 
-def _is_loopback(address: str | int) -> bool:
-    return ipaddress.ip_address(address).is_loopback
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,4 +1,4 @@
-"""From a site's folder to its node, with its state from disk and its keys: ready to take sealed
+"""Make a site's node of its folder, with its state from disk and its keys: ready to take sealed
 messages."""
 
 from __future__ import annotations

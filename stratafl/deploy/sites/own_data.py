@@ -50,7 +50,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(site: Site, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-    """As tensors, if they are what this run's model takes."""
+    """The samples as tensors, if they are what this run's model takes."""
     wanted: Any = getattr(torch, site.input_type)
     if (
         x.shape[1:] != tuple(site.inputs)

@@ -38,7 +38,7 @@ from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.deploy.sites.assemble import study_of
 from stratafl.deploy.sites.site import HUGE_PAGES, TOPOLOGY, Site, slug, tree_of
 from stratafl.deploy.sites.topology import PORTS, Topology
-from stratafl.deploy.sites.user_files import Carried
+from stratafl.deploy.sites.user_files import UserFiles
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
 from stratafl.runs.origins import Origins, changes, in_short
@@ -54,34 +54,34 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     ever half made."""
     if out.exists() or out.is_symlink():
         raise InvalidInput("--out", out, "exists already: keys are made once")
-    made, carried, largest = _made(topology)
+    made, own_files, largest = _made(topology)
     files.make_folder(out.parent)
     with files.making(out, mode=0o700) as partial:
-        folders = _fill(topology, made, carried, largest, partial)
+        folders = _fill(topology, made, own_files, largest, partial)
     return {name: out / folder for name, folder in folders.items()}
 
 
-def _fill(topology: Topology, made: Study, carried: Carried, largest: int, out: Path) -> dict[str, str]:
+def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, out: Path) -> dict[str, str]:
     """Each site's folder in this one, by its name."""
     job = layout.new_id()
     authority = Authority.new(f"stratafl {job}")
-    sites = _sites(topology, made, carried, largest, job)
+    sites = _sites(topology, made, own_files, largest, job)
     keys = {site.name: EdgeKeys.new() for site in sites if not site.is_root}
     for site in sites:
         folder = out / slug(site.name)
         folder.mkdir(mode=0o700)
         site.write(folder)
         shutil.copyfile(topology.config_path, folder / "config.toml")
-        carried.write(folder)
+        own_files.write(folder)
         if site.is_root:
-            sources = {str(path): carried.digests[place] for place, path in carried.sources.items()}
+            sources = {str(path): own_files.digests[place] for place, path in own_files.sources.items()}
             files.write_json(folder / TOPOLOGY, Origins(topology.as_dict(), sources)._asdict())
         _write_secrets(folder, site, topology.host(site.name), authority, keys)
         _start_script(folder)
     return {site.name: slug(site.name) for site in sites}
 
 
-def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job: str) -> list[Site]:
+def _sites(topology: Topology, made: Study, own_files: UserFiles, largest: int, job: str) -> list[Site]:
     """What each node of the tree is told of itself and its neighbours."""
     flat, home, tree, inputs = made.simulation.flat, made.simulation.home, tree_of(topology.config), _one_input(made)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
@@ -115,8 +115,8 @@ def _sites(topology: Topology, made: Study, carried: Carried, largest: int, job:
             largest=largest,
             deadline=list(topology.deadline),
             min_children=list(topology.min_children),
-            names=carried.names,
-            files=carried.digests,
+            names=own_files.names,
+            files=own_files.digests,
             frozen=frozen,
         )
         sites.append(site)
@@ -156,7 +156,7 @@ def _write_secrets(folder: Path, site: Site, host: str, authority: Authority, ke
             _secret(folder / "down" / f"{slug(child)}.pub", _ssh_public(keys[child].node), 0o644)
 
 
-def _made(topology: Topology) -> tuple[Study, Carried, int]:
+def _made(topology: Topology) -> tuple[Study, UserFiles, int]:
     """The run as one process would simulate it, the user's files that it took, and the bytes of a
     message of it."""
     folder = topology.config_path.absolute().parent
@@ -167,7 +167,7 @@ def _made(topology: Topology) -> tuple[Study, Carried, int]:
         made = study_of(config)
         _one_input(made)
         largest = largest_message(_job(config, made.simulation)) + seal.SEAL
-        return made, user_files.carried(config, found), largest
+        return made, user_files.collected(config, found), largest
     finally:
         user_files.import_from()
 

@@ -34,7 +34,7 @@ from stratafl.config.setup import import_plugins, rules_of, schedule_of
 from stratafl.core.schedule import check_participation
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.sites import user_files
-from stratafl.deploy.sites.address import LOOPBACK, joined, parted
+from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
 
@@ -44,12 +44,12 @@ Large pieces of memory go back to the system when they are freed, so that a copy
 takes new ones: in huge pages that takes a third of the time."""
 TOPOLOGY = "topology.json"
 DIGITS = 8
-"""Of a digest in a folder's name."""
+"""How many digits of a digest a folder's name has."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """site.json."""
+    """A site, as site.json in its folder has it."""
 
     name: str
     level: int
@@ -63,11 +63,12 @@ class Site:
     parent: str
     """How it reaches its parent's SuperLink; empty for the root."""
     inner_port: int
-    """Of its SuperNode's side towards its own processes, on loopback."""
+    """The port of its SuperNode's side towards its own processes, on loopback."""
     runtime_port: int
-    """Of its SuperLink's side towards its own processes, likewise."""
+    """The port of its SuperLink's side towards its own processes, on loopback."""
     data: str
-    """A leaf's own, at its host; empty where it takes its part of the config's data set."""
+    """Where a leaf's own data is, at its host; empty where it takes its part of the config's data
+    set."""
     inputs: list[int]
     """The shape of a sample as the model takes it."""
     input_type: str
@@ -76,8 +77,8 @@ class Site:
     buffers: int
     dtype: str
     samples: list[int]
-    """Of the leaves below it, or its own, as declared when the folder was made; 0 where that was
-    not known."""
+    """The samples of the leaves below it, or its own, as declared when the folder was made; 0 where
+    that was not known."""
     largest: int
     """Bytes of a message of this run, at most."""
     deadline: list[float | None]
@@ -87,8 +88,8 @@ class Site:
     files: dict[str, str]
     """SHA-256 of everything in code/."""
     frozen: str = ""
-    """Of the model's parameters that are not trained, which never travel; empty where it has
-    none."""
+    """The digest of the model's parameters that are not trained, which never travel; empty where it
+    has none."""
 
     @staticmethod
     def load(folder: Path) -> Site:
@@ -105,12 +106,8 @@ class Site:
         files.write_json(folder / "site.json", dataclasses.asdict(self))
 
     @property
-    def ports(self) -> list[int]:
-        """Of this machine, that it listens on."""
-        return [parted(each)[1] for each in self.addresses]
-
-    @property
     def addresses(self) -> list[str]:
+        """Where on this machine its processes listen."""
         downward = [] if self.is_leaf else [self.listen, joined(LOOPBACK, self.runtime_port)]
         return downward + ([] if self.is_root else [joined(LOOPBACK, self.inner_port)])
 
@@ -135,12 +132,13 @@ def slug(name: str) -> str:
 
 
 def tree_of(config: Config) -> Tree:
+    """The tree of a config; where children count by their samples, these are told later."""
     tree = Tree.of(config.tree.shape)
     return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
 
 
 def subtrees(folder: Path, site: Site) -> dict[str, frozenset[str]]:
-    """By child: itself and all below it, by this site's own config."""
+    """Each child with all sites below it, by this site's own config."""
     try:
         tree = tree_of(stored_config(folder))
         return {child: tree.subtree(*tree.find(child)) for child in site.children}
@@ -160,6 +158,7 @@ def config_of(site: Site, folder: Path) -> Config:
 
 
 def job_of(site: Site, config: Config) -> Job:
+    """The job of a site, as its own copy of the config has it."""
     import_plugins(config.run.plugins)
     tree = tree_of(config)
     if tree.find(site.name) != (site.level, site.number):

@@ -18,7 +18,7 @@ from stratafl.deploy.sites import address
 from stratafl.deploy.sites.site import slug
 
 PORTS = 3
-"""That a site may need: its SuperLink's two, and its SuperNode's inner one."""
+"""How many ports a site may need: its SuperLink's two, and its SuperNode's inner one."""
 HIGHEST_PORT = 65535
 ROOM = 1.0
 """Seconds a round of a parent takes besides the wait for its children: to send, to merge and to
@@ -28,21 +28,21 @@ LONGEST_DEADLINE = 10**9
 
 @dataclass(frozen=True)
 class Topology:
-    """As it is in the file, with paths from its folder."""
+    """A topology as it is in its file, with paths from its folder."""
 
     path: Path
     config_path: Path
     config: Config
     base_port: int = 9400
     hosts: dict[str, str] = field(default_factory=dict)
-    """By site: the name or address under which its children reach it; this machine unless given."""
+    """The name or address under which a site's children reach it; this machine unless given."""
     bind: dict[str, str] = field(default_factory=dict)
-    """By site: the address it listens on; that of its host unless given."""
+    """The address that a site listens on; that of its host unless given."""
     data: dict[str, str] = field(default_factory=dict)
-    """By leaf: where its own data is, at its own host; its part of the config's data set unless
+    """Where a leaf's own data is, at its own host; its part of the config's data set unless
     given."""
     samples: dict[str, int] = field(default_factory=dict)
-    """By leaf with data of its own: how many samples that is; what it says first unless given."""
+    """How many samples a leaf has that has data of its own; what it says first unless given."""
     deadline: tuple[float | None, ...] = ()
     min_children: tuple[int, ...] = ()
 
@@ -98,7 +98,7 @@ class Topology:
         return self.hosts.get(site, address.LOOPBACK)
 
     def listens(self, site: str) -> str:
-        """On which address of its host."""
+        """The address of its host that a site listens on."""
         return self.bind.get(site) or address.own(self.host(site))
 
 

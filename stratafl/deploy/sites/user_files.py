@@ -18,22 +18,23 @@ from typing import NamedTuple
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
+from stratafl.base.frames import is_installed
 from stratafl.config import paths
 from stratafl.config.schema import Config
-from stratafl.runs.origins import INSTALLED, sources
+from stratafl.runs.origins import sources
 
 CODE = "code"
 
 
-class Carried(NamedTuple):
-    """What is copied."""
+class UserFiles(NamedTuple):
+    """The user's files that are copied into a site's folder."""
 
     names: dict[str, str]
-    """Every file as the config names it: where it is in the folder of code."""
+    """Where each file is in the folder of code, by the name that the config has for it."""
     contents: dict[str, bytes]
-    """By the place in that folder."""
+    """What each file holds, by its place in that folder."""
     sources: dict[str, Path]
-    """Likewise: where it was found."""
+    """Where each file was found, by its place in that folder."""
 
     @property
     def digests(self) -> dict[str, str]:
@@ -66,20 +67,20 @@ def renamed(config: Config, names: Mapping[str, str]) -> Config:
     return Config.of(paths.renamed(config.as_dict(), lambda text: names.get(text, text)))
 
 
-def carried(config: Config, found: Mapping[str, Path]) -> Carried:
+def collected(config: Config, found: Mapping[str, Path]) -> UserFiles:
     """What this process, which has just made the run, read of the user's. `config` has the files'
     full paths."""
     base = os.path.commonpath([path.parent for path in found.values()]) if found else ""
     names = {text: path.relative_to(base).as_posix() for text, path in found.items()}
     places = {names[text]: path for text, path in found.items()}
     for name, path in sources(config.as_dict()).items():
-        if path is None or path in found.values() or set(INSTALLED) & set(path.parts) or path.suffix != ".py":
+        if path is None or path in found.values() or is_installed(path) or path.suffix != ".py":
             continue
         parts = [*name.split("."), "__init__"] if path.name == "__init__.py" else name.split(".")
         place = "/".join(parts) + ".py"
         if places.setdefault(place, path) != path:
             raise InvalidInput("file", path, f"and {places[place]} would both be {place} at a site: rename one")
-    return Carried(names, {place: files.read_bytes(path.resolve()) for place, path in places.items()}, places)
+    return UserFiles(names, {place: files.read_bytes(path.resolve()) for place, path in places.items()}, places)
 
 
 def check(folder: Path, digests: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ ALL = tuple(name for name in RECIPES if name != "search")
 
 
 def recipe(name: str) -> Recipe:
+    """The recipe of this name, or the complaint."""
     if name not in RECIPES:
         raise unknown("WHAT", name, ("all", *RECIPES))
     return RECIPES[name]

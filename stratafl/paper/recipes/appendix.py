@@ -12,7 +12,7 @@ from stratafl.paper.recipes.chosen import CANDIDATES
 from stratafl.paper.recipes.settings import CORRECTIONS, case, eh_name, methods, sets, split
 
 SEARCH_SEED = 1000
-"""Not one of those that results are reported for."""
+"""The seed of searches, which is not one of those that results are reported for."""
 
 
 SHIFTED = {"paper": ((30, 20), (10, 20)), "quick": ((2, 20),)}

@@ -89,7 +89,7 @@ class Case:
         return self.steps_per_round * self.config.run.rounds
 
     def seeded(self, offset: int) -> Config:
-        """With the seed that many further on."""
+        """The config with the seed that many further on."""
         return replace(self.config, run=replace(self.config.run, seed=self.config.run.seed + offset))
 
 
@@ -100,7 +100,7 @@ class Recipe:
     name: str
     title: str
     where: str
-    """In the paper."""
+    """Where it is in the paper."""
     form: Form
     make: Callable[[Options], Sequence[Case]]
     note: str = ""
@@ -109,7 +109,7 @@ class Recipe:
     """A test accuracy: what the rounds, or the time, to it are reported for."""
 
     def cases(self, options: Options, only: Sequence[str] = ()) -> list[Case]:
-        """Its cases, or those whose name has one of these texts in it."""
+        """The recipe's cases, or those whose name has one of these texts in it."""
         made = list(self.make(options))
         if options.methods is not None and not made:
             raise InvalidInput("--methods", list(options.methods), f"{self.name} has none of them")
@@ -117,18 +117,19 @@ class Recipe:
 
     @property
     def figure(self) -> str:
-        """Its number in the paper, without the section."""
+        """The recipe's number in the paper, without the section."""
         return self.where.split(" (")[0]
 
     def fitting(self, options: Options) -> Options:
-        """These options, with the usual partition where the recipe has its own and no use for the
-        one asked for."""
+        """The options, with the usual partition where the recipe has its own and no use for the one
+        asked for."""
         levels = [level for case in self.make(options) for level in case.config.data.partition]
         used = options.partition in {level["name"] for level in levels}
         return options if used else replace(options, partition=PARTITIONS[0])
 
     def titled(self, scale: Scale) -> str:
-        """Its title; that of a small one promises neither the paper's data nor its targets."""
+        """The recipe's title; that of a small one promises neither the paper's data nor its
+        targets."""
         return self.title if scale == "paper" else f"{self.figure}, scaled down to embedded digits"
 
     def goal(self, scale: Scale) -> float | None:
@@ -152,7 +153,8 @@ def essence(config: Config | Mapping[str, Any]) -> str:
 
 
 def run_name(config: Config) -> str:
-    """The same for all recipes that want this run, so that they share it."""
+    """The name of a case's run, the same for all recipes that want this run, so that they share
+    it."""
     periods = config.schedule.periods or config.schedule.steps_per_sync
     parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
              *periods, f"s{config.run.seed}")  # fmt: skip

@@ -14,7 +14,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0001},
     "feddyn": {"alpha": 0.01, "pull": "after_clip"},
 }
-"""In the code released with the paper."""
+"""The parameters in the code released with the paper."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
     "feddyn": {"alpha": 0.1},

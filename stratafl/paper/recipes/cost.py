@@ -46,6 +46,7 @@ def expected_rounds(recipe: Recipe, case: Case) -> float:
 
 
 def expected_steps(recipe: Recipe, cases: Sequence[Case]) -> float:
+    """Client-steps that a recipe's cases are expected to take."""
     return sum(expected_rounds(recipe, case) * case.steps_per_round for case in cases)
 
 

@@ -87,8 +87,8 @@ def eh_name(e: int, h: int) -> str:
 
 
 def sets(options: Options, names: Sequence[str]) -> Sequence[str]:
-    """At quick scale all are one, and a figure has one panel where the paper has one per data
-    set."""
+    """The data sets. At quick scale all are one, and a figure has one panel where the paper has one
+    per data set."""
     return ("digits",) if options.quick else names
 
 
@@ -110,6 +110,7 @@ def method(name: str) -> dict[str, Any]:
 
 
 def methods(options: Options, usual: Sequence[str]) -> Sequence[str]:
+    """The methods that were asked for, or the usual ones; an unknown one is refused."""
     chosen = usual if options.methods is None else options.methods
     for name in chosen:
         method(name)

@@ -283,4 +283,5 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def claims_of(recipe: str) -> list[Claim]:
+    """The paper's claims about what a recipe measures."""
     return [claim for claim in CLAIMS if claim.recipe == recipe]

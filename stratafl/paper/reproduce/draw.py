@@ -32,7 +32,7 @@ DASHED = tuple(TUNED)
 """Lines beside one of the same method and colour, with another value."""
 INK = "#444444"
 LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
-"""For lines of one method: the more, the darker."""
+"""Colours for lines of one method: the more, the darker."""
 
 
 CLIMB = 3
@@ -141,8 +141,8 @@ def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
 
 
 def _legend_width(titles: Sequence[str], columns: int) -> float:
-    """In inches, about, at the size of type it has: a column is as wide as its longest title, and
-    has a sample."""
+    """The width of a legend in inches, about, at the size of type it has: a column is as wide as
+    its longest title, and has a sample."""
     rows = -(-len(titles) // columns)
     return sum(0.55 + 0.06 * max(map(len, titles[at : at + rows])) for at in range(0, len(titles), rows))
 

@@ -25,11 +25,13 @@ class Finding(NamedTuple):
     label: str
     holds: bool | None
     said: str
-    """In numbers."""
+    """What was found, in numbers."""
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """Whether a claim held, and what was found, in a sentence."""
+
     status: str
     sentence: str
 
@@ -42,10 +44,10 @@ class Claim:
     recipe: str
     where: str
     text: str
-    """At the paper's scale; TARGET stands for the test accuracy to be reached."""
+    """The claim at the paper's scale; TARGET stands for the test accuracy to be reached."""
     findings: Callable[[Results], Iterable[Finding]]
     small: str | None = None
-    """At quick scale, where that has neither the paper's data nor as many settings."""
+    """The claim at quick scale, where that has neither the paper's data nor as many settings."""
 
     def stated(self, scale: Scale) -> str:
         """What is claimed, with the scale's own target."""
@@ -98,14 +100,15 @@ def word(part: str) -> str:
 
 
 def percent(value: Value | None) -> str:
+    """An accuracy in per cent, with how many of its runs diverged."""
     if value is None or value.diverged == DEAD:
         return "?" if value is None else DEAD
     return f"{100 * value.mean:.1f} %" + (f" ({value.diverged})" if value.diverged else "")
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
-    """In every panel the line ends with the highest accuracy of all, or of these. One that is
-    higher is enough to say no, whatever those do that were not measured."""
+    """Whether the line ends with the highest accuracy of all, or of these, in every panel. One that
+    is higher is enough to say no, whatever those do that were not measured."""
 
     def findings(results: Results) -> list[Finding]:
         found = []

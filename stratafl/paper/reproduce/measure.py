@@ -35,14 +35,16 @@ class Value:
 
     @staticmethod
     def of(values: Sequence[float], beyond: bool = False) -> Value:
-        """Those that are NaN count as 0: a model without scores gets nothing right."""
+        """The mean and deviation over seeds, where NaN counts as 0: a model without scores gets
+        nothing right."""
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
         told = "" if not dead else DEAD if dead == len(values) else f"{dead} of {len(values)} diverged"
         return Value(*over_seeds(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
-        """As the paper writes it: ">T" where the target was not reached within T rounds."""
+        """The number as the paper writes it: ">T" where the target was not reached within T
+        rounds."""
         if self.diverged == DEAD:
             return DEAD
         return self._number(digits, unit) + (f" ({self.diverged})" if self.diverged else "")
@@ -154,7 +156,7 @@ def _known(values: Iterable[float]) -> list[float]:
 
 
 def span(counts: Iterable[int]) -> str:
-    """From the least of them to the most."""
+    """The numbers from the least to the most, as a text."""
     found = sorted(counts)
     return " to ".join(str(each) for each in dict.fromkeys((found[0], found[-1])))
 
@@ -226,8 +228,8 @@ class Results:
         return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
 
     def accuracy(self, panel: tuple[str, ...], line: str, beside: Sequence[tuple[str, ...]] = ()) -> Value | None:
-        """At the last round all lines of the panel have, and of panels it is held beside: the same
-        round for all."""
+        """The accuracy of a line at the last round that all lines of the panel have, and those of
+        panels it is held beside: the same round for all."""
         found = self.get(panel, line)
         return None if found is None else found.accuracy(self.until(panel, *beside))
 

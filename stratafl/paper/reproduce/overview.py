@@ -41,6 +41,7 @@ def results_in(folder: Path, scale: Scale) -> list[dict[str, Any]]:
 
 
 def overview(folder: Path, scale: Scale) -> str:
+    """All claims and what was measured, as a page in Markdown."""
     results = results_in(folder, scale)
     main = {each["what"]: each for each in results if each["partition"] == "release_dirichlet" and each["whole"]}
     lines = ["# The paper's claims, and what was measured", ""]
@@ -132,6 +133,7 @@ def _elsewhere(folder: Path) -> list[str]:
 
 
 def write_overview(folder: Path, scale: Scale) -> Path:
+    """Write the overview beside the results that it is of."""
     path = folder / NAMES[scale]
     with writing(path) as file:
         file.write(overview(folder, scale).encode())

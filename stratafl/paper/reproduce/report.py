@@ -249,6 +249,7 @@ def table(
 
 
 def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
+    """A recipe's results as a page in Markdown."""
     headings, rows = table(found, form, missing=OPEN)
     lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
     lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
@@ -279,6 +280,7 @@ def as_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def said(claim: dict[str, Any]) -> str:
+    """A claim in words, with what was found."""
     return f"{claim['text']} ({claim['sentence']})" if claim["sentence"] else claim["text"]
 
 
@@ -291,6 +293,7 @@ def _conditions(found: dict[str, Any]) -> str:
 
 
 def provenance(made: dict[str, Any]) -> str:
+    """With which code and on which machine results were computed, in a sentence."""
     if not made["client_steps"]:
         return "Nothing was measured yet."
     where = (

@@ -31,7 +31,7 @@ class RunCurve:
     sent: tuple[float, ...]
     """Bytes sent and received by a client so far."""
     seconds: tuple[float, ...]
-    """Since the start."""
+    """Seconds since the start."""
     limit: int
     """Rounds it was to have."""
     complete: bool

@@ -24,6 +24,7 @@ def _chains(results: Results) -> list[list[str]]:
 
 
 def speedup(results: Results, distribution: str, eh: str, line: str = "mtgc") -> Value | None:
+    """How many times fewer rounds a line takes to the target than HFedAvg does."""
     panel = (distribution, eh)
     return times(results.reach(panel, "hfedavg"), results.reach(panel, line))
 

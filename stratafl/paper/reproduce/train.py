@@ -21,6 +21,7 @@ def wanted(cases: Sequence[Case], seeds: int) -> list[Config]:
 
 
 def missing(configs: Iterable[Config], folder: Path) -> list[Config]:
+    """The configs of which there is no stored run that is long enough."""
     stored = StoredRuns.of(folder)
     return [config for config in configs if not stored.has(config)]
 
@@ -58,7 +59,7 @@ def train(
 
 
 def merged(configs: Iterable[Config]) -> dict[str, Config]:
-    """By name; where two want the same run to different lengths, the longer."""
+    """All runs by name; where two want the same run to different lengths, the longer."""
     found: dict[str, Config] = {}
     for config in configs:
         name = run_name(config)
@@ -74,4 +75,5 @@ def merged(configs: Iterable[Config]) -> dict[str, Config]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The runs that failed."""
     return [outcome for outcome in outcomes if outcome.status == layout.FAILED]

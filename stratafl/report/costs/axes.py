@@ -23,17 +23,17 @@ class NetworkAxes:
     """Axes that curves have besides their own."""
 
     titles: dict[str, str] = field(default_factory=dict)
-    """By name, as they read."""
+    """The titles of axes by their names."""
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
-    """By run: a value per round and axis; gaps where a run cannot be priced."""
+    """A value per round and axis, by run; gaps where a run cannot be priced."""
     priced: dict[Path, list[tuple[PricedRun, Network]]] = field(default_factory=dict)
-    """By run: itself on each network on which it can be priced."""
+    """A run on each network on which it can be priced."""
     notes: tuple[str, ...] = ()
     """Which runs cannot be, and why."""
 
 
 def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> NetworkAxes:
-    """Those of these networks, and the runs on them."""
+    """The axes of these networks, and the runs on them."""
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
     on: dict[Path, list[tuple[PricedRun, Network]]] = {}

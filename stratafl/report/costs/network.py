@@ -41,7 +41,7 @@ def _parts(network: Network) -> list[tuple[str, Tier | Device]]:
 
 
 def _own(part: Tier | Device) -> dict[str, Distribution]:
-    """Its quantities that say something."""
+    """The quantities of a tier or device that say something."""
     usual = {each.name: each.default for each in dataclasses.fields(part)}
     given = {key: value for key, value in vars(part).items() if key != "name"}
     if isinstance(part, Tier) and part.down_mbit_s == part.up_mbit_s:

@@ -18,7 +18,7 @@ SHADES = {
     "own rounds": ("#cfe3f1", "#8ec1e3", "#4a90c2", "#1f5f8b"),
     "merging": ("#e3b8d2", "#c2629b", "#8e3b6e", "#5c2247"),
 }
-"""By tier, from the leaves up: what happens further up is darker."""
+"""Colours of tiers, from the leaves up: what happens further up is darker."""
 WIDTH = 7.2
 
 

@@ -30,7 +30,7 @@ class Milestone:
     """What it took a setting to get somewhere: to a target, or through all its rounds."""
 
     until: str
-    """Such as "accuracy 75 %"."""
+    """What the run goes on until, such as "accuracy 75 %"."""
     runs: int
     reached: int
     """How many of the runs got there; unless all did, there are no numbers."""

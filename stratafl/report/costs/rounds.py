@@ -23,7 +23,7 @@ ROOM = 60_000
 """Bars that a page holds, about; where there are more, rounds have fewer rows, and in the end there
 are fewer rounds."""
 BARS = 5
-"""Of a leaf in one of its rounds, about."""
+"""Bars of a leaf in one of its rounds, about."""
 SHOWN: dict[int, tuple[tuple[float, str], ...]] = {
     3: ((0.0, "fastest"), (0.5, "median"), (1.0, "slowest")),
     1: ((1.0, "slowest"),),
@@ -85,7 +85,7 @@ class _Seen:
         self.taking_part = int(sum(map(np.count_nonzero, self._is_there)))
 
     def rows(self, room: int) -> list[dict[str, Any]]:
-        """At most so many."""
+        """The rows of the picture, at most so many."""
         most = [self.tree.leaves] * (self.tree.depth + 1)
         found = self._some(most, room)
         for few, level in itertools.product(SHOWN, range(self.tree.depth, 0, -1)):

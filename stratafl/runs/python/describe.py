@@ -22,20 +22,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stratafl.base.frames import is_installed
 from stratafl.base.tree import Tree
 from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
-from stratafl.runs.origins import INSTALLED
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
 
 Table = dict[str, Any]
 IN_MEMORY = "in memory"
 MOST_BYTES = 1 << 26
-"""Of an array that are looked at for its digest: of a larger one, rows at equal distances."""
+"""The most bytes of an array that are looked at for its digest: of a larger one, rows at equal
+distances."""
 MOST_ENTRIES = 64
-"""Of a list that is repeated; a longer one has a digest."""
+"""The most entries of a list that is repeated as it is; a longer one has a digest."""
 DEEPEST = 5
 PLACES = {
     "weights": "tree", "augment": "data", "test": "data", "initial": "model",
@@ -160,7 +161,8 @@ def named(value: Any, depth: int = 0) -> Table:
 
 
 def _rule(rule: Rule, depth: int) -> Table:
-    """By the functions that are not those of averaging, and what these were made with."""
+    """A rule described by the functions that are not those of averaging, and what these were made
+    with."""
     usual = average()._asdict()
     own = {name: each for name, each in rule._asdict().items() if _origin(each) != _origin(usual[name])}
     table: Table = {"name": "+".join(dict.fromkeys(map(_origin, own.values()))) or "average", "own": list(own)}
@@ -207,8 +209,8 @@ def _is_the_users(kind: Any) -> bool:
     if module == "__main__":
         return True
     source = getattr(sys.modules.get(module), "__file__", None)
-    is_installed = source is None or set(INSTALLED) & set(Path(source).parts)
-    return not (_is_ours(kind) or is_installed or module.partition(".")[0] in sys.stdlib_module_names)
+    is_a_library_s = source is None or is_installed(Path(source))
+    return not (_is_ours(kind) or is_a_library_s or module.partition(".")[0] in sys.stdlib_module_names)
 
 
 def _source_digest(kind: Callable[..., Any] | type) -> Table:
@@ -231,7 +233,7 @@ def _is_plain(value: object) -> bool:
 
 
 def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
-    """Of an array's numbers, or of rows at equal distances where there are very many."""
+    """A digest of an array's numbers, or of rows at equal distances where there are very many."""
     rows = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
     if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
         rows = rows[:: -(-rows.nbytes // MOST_BYTES)]

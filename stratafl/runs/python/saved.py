@@ -22,7 +22,7 @@ from stratafl.engine.ops import COMPUTES
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.python.describe import as_config, objects_of
-from stratafl.runs.python.holdings import label_counts
+from stratafl.runs.python.label_counts import label_counts
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
 from stratafl.runs.resume import Reopening, is_done, opened
 from stratafl.runs.trackers import check_trackers, trackers_for
@@ -31,7 +31,7 @@ from stratafl.simulation.progress import in_notebook
 from stratafl.simulation.run import Simulation
 
 _open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDictionary()
-"""Those of this process that have not ended, by their folder: a program, such as a notebook, may
+"""The runs of this process that have not ended, by their folder: a program, such as a notebook, may
 set the same run up once more."""
 
 

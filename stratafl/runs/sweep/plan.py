@@ -43,6 +43,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
+    """The runs of a sweep, and the target that they are compared by."""
+
     name: str
     entries: list[PlannedRun]
     target: Goal | None
@@ -53,8 +55,8 @@ class Plan:
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
-        """From a parsed file; a base config it names is looked for from the folder, and so are the
-        files that its own tables name."""
+        """Make a plan of a parsed file; a base config it names is looked for from the folder, and
+        so are the files that its own tables name."""
         check_plain(values)
         for key in values:
             if key not in KEYS:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -41,7 +41,7 @@ class Outcome:
     status: str
     reason: str = ""
     path: Path | None = None
-    """Its directory; None if it failed before it had one."""
+    """The run's directory; None if it failed before it had one."""
     was_done: bool = False
     """Whether it was there before."""
 
@@ -60,8 +60,14 @@ Watch = Callable[[Event], None]
 
 @dataclass
 class Worker:
+    """A process that does one run of a sweep after another."""
+
     process: subprocess.Popen
-    log: Any
+    tasks: IO[bytes]
+    """Where it reads what to do."""
+    said: IO[bytes]
+    """Where it says what it does."""
+    log: IO[bytes]
     name: str = ""
     """The run it is at; empty when it has none."""
     path: Path | None = None
@@ -77,18 +83,19 @@ class Worker:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, bufsize=0
         )
-        return Worker(process, log)
+        assert process.stdin is not None and process.stdout is not None
+        return Worker(process, process.stdin, process.stdout, log)
 
     def give(self, name: str, config: Config, folder: Path, resume: Path | None) -> None:
         self.name, self.path = name, resume
         task = {"name": name, "config": config.as_dict(), "folder": str(folder)}
         line = json.dumps({**task, "resume": None if resume is None else str(resume)}) + "\n"
         with contextlib.suppress(OSError):  # one that died is noticed by the end of its answers
-            self.process.stdin.write(line.encode())  # type: ignore[union-attr]
+            self.tasks.write(line.encode())
 
     def answers(self) -> Iterator[dict[str, Any]] | None:
         """What it said since the last time; None when it will say no more."""
-        said = os.read(self.process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+        said = os.read(self.said.fileno(), 1 << 16)
         self.heard += said
         *lines, rest = self.heard.split(b"\n")
         self.heard = bytearray(rest)
@@ -106,9 +113,9 @@ class Worker:
             self.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.tasks, self.said):
             with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+                pipe.close()
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -161,7 +168,8 @@ def default_workers(configs: Mapping[str, Config]) -> int:
 def _sorted_out(
     configs: Mapping[str, Config], folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
-    """Those there is nothing to do for, and the others, each with the directory it goes on in."""
+    """The runs that there is nothing to do for, and the others, each with the directory it goes on
+    in."""
     found: dict[str, StoredRun] = {}
     for run in scan(folder) if folder.is_dir() else ():
         if not isinstance(run, StoredRun):
@@ -249,7 +257,7 @@ class _Pool:
     def _start(self, number: int) -> None:
         worker = Worker.start(self.threads, number)
         self.workers.append(worker)
-        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        self.selector.register(worker.said, selectors.EVENT_READ, worker)
         self._next(worker)
 
     def _next(self, worker: Worker) -> None:
@@ -276,7 +284,7 @@ class _Pool:
 
     def _lost(self, worker: Worker, stopping: bool) -> None:
         """A worker is gone: killed, out of memory, or told to stop before it had begun."""
-        self.selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+        self.selector.unregister(worker.said)
         self.workers.remove(worker)
         if worker.name:
             status = layout.INTERRUPTED if stopping else layout.FAILED

@@ -28,9 +28,9 @@ class Row:
     metric: str
     """What is looked at: the target's metric; without a target the accuracy, or else the loss."""
     final: float | None
-    """Its mean over those that are done and did not diverge."""
+    """The metric's mean over the runs that are done and did not diverge."""
     final_deviation: float | None
-    """None for fewer than two."""
+    """The deviation over these runs; None for fewer than two."""
     reached: int
     """How many reached the target."""
     rounds: float | None
@@ -47,7 +47,8 @@ class Row:
 
     @property
     def rounds_text(self) -> str:
-        """As the paper writes it: ">T" where the target was not reached within T rounds."""
+        """The rounds as the paper writes them: ">T" where the target was not reached within T
+        rounds."""
         if self.rounds is None:
             return ""
         if self.reached < self.done:

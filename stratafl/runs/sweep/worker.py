@@ -25,6 +25,8 @@ from stratafl.runs.launch import Launch
 
 
 class Answers:
+    """Tells the sweep's process what a worker does, a line of JSON for each event."""
+
     def __init__(self, out: TextIO):
         self.out = out
 
@@ -38,6 +40,7 @@ class Answers:
 
 
 def work(task: dict[str, Any], answers: Answers) -> None:
+    """Do one run of a sweep, and say how it goes on and ends."""
     path: Path | None = None
 
     def watch(record: RoundResult) -> None:

@@ -1,0 +1,50 @@
+"""What the clients of a run from Python hold, in numbers, and a fingerprint of it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stratafl.config.data import FEW, NO_CLASSES, LabelCounts
+from stratafl.data.inputs import tensors_of
+from stratafl.data.supply import Held, Supply
+from stratafl.runs.python.describe import digest
+from stratafl.simulation.run import Simulation
+
+MOST_CLASSES = 1000
+"""Labels beyond this are not counted one by one."""
+
+
+def label_counts(simulation: Simulation) -> LabelCounts:
+    """The label counts of the whole tree; all ranks must ask. Targets that are no classes are
+    counted alone."""
+    training, ranks = simulation.engine.training, simulation.ranks
+    targets = training.supply.targets_N.cpu()
+    classes = _classes(targets)
+    here = []
+    for part in training.partition:
+        mine = part.cpu()
+        counts = targets[mine].bincount(minlength=len(classes)).tolist() if classes else [len(mine)]
+        here.append([counts, digest(mine.to(torch.int64))])
+    leaves = [leaf for rank in ranks.all(here) for leaf in rank]
+    whole = [digest(targets), *_inputs(training.supply), *(part for _, part in leaves)]
+    labels = np.array([counts for counts, _ in leaves], dtype=np.int64)
+    return LabelCounts(classes or NO_CLASSES, labels, hashlib.sha256(" ".join(whole).encode()).hexdigest())
+
+
+def _inputs(supply: Supply) -> list[str]:
+    """Digests of the inputs: of all samples that are held, and of a few where they are read anew
+    for every batch."""
+    inputs = supply.inputs_N if isinstance(supply, Held) else supply.first(FEW)
+    return [f"{name} {digest(each)}" for name, each in tensors_of(inputs).items()]
+
+
+def _classes(targets: Tensor) -> tuple[str, ...]:
+    """Names of the classes; none where targets are no classes."""
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex() or targets.numel() == 0:
+        return ()
+    least, most = int(targets.min()), int(targets.max())
+    return tuple(map(str, range(most + 1))) if least >= 0 and most < MOST_CLASSES else ()

@@ -1,0 +1,168 @@
+"""Every argument of a run, looked at alone: the first of the steps of `prepare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from stratafl.base.errors import InvalidInput, choice, integer
+from stratafl.base.tree import Tree
+from stratafl.clock.model.network import Network
+from stratafl.clock.model.waiting import Policy
+from stratafl.core import checks
+from stratafl.core.leaf import Leaf
+from stratafl.core.measure.drift import Diagnose
+from stratafl.core.objective.objective import stopping
+from stratafl.core.rule import Rule
+from stratafl.core.schedule import Participation, Schedule, check_participation
+from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.given import given as given_data
+from stratafl.data.sampling import Sampling
+from stratafl.data.splits.partition import Partition
+from stratafl.engine.choose import Name
+from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.ranks.collectives import Ranks
+from stratafl.rules.registry import rules_for
+from stratafl.simulation.evaluate import own_test
+from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.simulation.waiting import checked_waiting
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Every argument, sound as far as it can be told alone."""
+
+    tree: Tree
+    data: Given
+    test: Given | None
+    own_test: Given | None
+    """Test data of each client's own, with the samples of each."""
+    parts: list[Tensor]
+    """Each leaf's sample numbers."""
+    rules: tuple[Rule, ...]
+    schedule: Schedule
+    leaf: Leaf
+    evaluation: Evaluation
+    batch: int | None
+    sampling: Sampling
+    seed: int
+    ranks: Ranks
+    device: torch.device
+    participation: tuple[Participation, ...]
+    network: Network | None
+    wait: tuple[Policy, ...]
+    engine: Name | None
+    """None where a CPU's is to be chosen."""
+    precision: Compute
+
+    @property
+    def samples(self) -> list[int]:
+        """How many each leaf has."""
+        return [len(part) for part in self.parts]
+
+
+def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
+    """All arguments as the run works with them, or the complaint about the first that is wrong."""
+    tree = Tree.of(problem.tree)
+    seed = integer("seed", method.seed)
+    data, test = _data(problem, seed), _test(problem, seed)
+    own = own_test(problem.test_partition, tree, test, problem.columns, seed)
+    test = own if test is None else test
+    parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
+    if problem.weights is not None:
+        tree = tree.weighted(problem.weights, [len(part) for part in parts])
+    rules = rules_for(method.rules, tree.depth)
+    leaf = checks.chain(method.leaf)
+    schedule = _schedule(method, leaf, tree.depth)
+    evaluation = checked_evaluation(evaluation, tree.depth)
+    batch, sampling = checks.batching(method.batch, method.sampling)
+    ranks = Ranks() if execution.ranks is None else execution.ranks
+    if not isinstance(ranks, Ranks):
+        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
+    device = ranks.device(checks.place(execution.device))
+    participation = check_participation(method.participation, tree.depth)
+    default: Name | None = None if device.type == "cpu" else "stacked"
+    engine = default if execution.engine is None else choice("engine", execution.engine, get_args(Name))
+    precision = choice("precision", execution.precision, COMPUTES)
+    network, wait = checked_waiting(method, rules, leaf, tree)
+    return Checked(
+        tree=tree,
+        data=data,
+        test=test,
+        own_test=own,
+        parts=parts,
+        rules=rules,
+        schedule=schedule,
+        leaf=leaf,
+        evaluation=evaluation,
+        batch=batch,
+        sampling=sampling,
+        seed=seed,
+        ranks=ranks,
+        device=device,
+        participation=participation,
+        network=network,
+        wait=wait,
+        engine=engine,
+        precision=precision,
+    )
+
+
+def _data(problem: Problem, seed: int) -> Given:
+    """The samples to train on; client by client where there is no partition."""
+    lazy = problem.lazy
+    if not isinstance(lazy, bool):
+        raise InvalidInput("lazy", lazy, "must be True or False")
+    read = one_each if problem.partition is None and is_several(problem.data) else given_data
+    made = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
+    if problem.partition is None and made.parts is None:
+        raise InvalidInput("partition", None, "is left out only where data is a list, one data set per client")
+    return made
+
+
+def _test(problem: Problem, seed: int) -> Given | None:
+    """The samples to test on, which are read once; several data sets are the clients' own."""
+    if problem.test is None:
+        return None
+    read = one_each if is_several(problem.test) else given_data
+    return read("test", problem.test, columns=problem.columns, seed=seed)
+
+
+def _schedule(method: Method, leaf: Leaf, depth: int) -> Schedule:
+    """When levels meet, which must agree with the passes that the leaf's chain counts."""
+    if isinstance(method.periods, Schedule):
+        schedule = Schedule.of(method.periods.periods, depth)
+    else:
+        schedule = Schedule.of(method.periods, depth, leaf.epochs)
+    if leaf.epochs not in (None, schedule.periods[-1]):
+        raise InvalidInput("leaf.epochs", leaf.epochs, f"the schedule has {schedule.periods[-1]} between meetings")
+    return schedule
+
+
+def _divided(problem: Problem, data: Given) -> Sequence[Any]:
+    """Each client's sample numbers, not yet looked at."""
+    parts = problem.partition
+    if isinstance(parts, Partition):
+        if parts.angles is not None:
+            raise InvalidInput("partition", "with rotation", "turns images in a config alone: rotate them yourself")
+        return parts.leaves
+    return (data.parts or ()) if parts is None else parts
+
+
+def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
+    """What is measured, if all of it can be."""
+    made = Evaluation(
+        rounds=integer("rounds", given.rounds, at_least=1),
+        evaluate_every=integer("evaluate_every", given.evaluate_every, at_least=1),
+        evaluate_levels=checks.levels("evaluate_levels", given.evaluate_levels, depth),
+        stop_at=given.stop_at,
+        diagnose=choice("diagnose", given.diagnose, get_args(Diagnose)),
+        metrics=given.metrics,
+        stop_when=given.stop_when,
+    )
+    stopping(given.stop_at, given.stop_when)
+    return made

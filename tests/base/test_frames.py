@@ -1,0 +1,42 @@
+"""Which files are a user's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import stratafl
+from stratafl.base import frames
+from stratafl.base.frames import is_own
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    """Nobody remembers what was said of another search path."""
+    for each in (frames.is_own, frames._others):
+        each.cache_clear()
+    yield
+    for each in (frames.is_own, frames._others):
+        each.cache_clear()
+
+
+def test_neither_this_package_nor_python_nor_a_library_is(tmp_path: Path) -> None:
+    assert is_own(str(tmp_path / "study.py"))
+    assert not any(map(is_own, (stratafl.__file__, torch.__file__, pytest.__file__, frames.os.__file__)))
+
+
+def test_a_folder_of_the_search_path_is_unless_libraries_were_installed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` does it, whose folder is then named in PYTHONPATH."""
+    mine, installed = tmp_path / "mine", tmp_path / "installed"
+    mine.mkdir()
+    (installed / "library-1.0.dist-info").mkdir(parents=True)
+    for folder in (mine, installed, tmp_path / "gone"):
+        monkeypatch.syspath_prepend(folder)
+    assert str(installed) in sys.path
+    assert is_own(str(mine / "study.py")) and not is_own(str(installed / "library" / "main.py"))

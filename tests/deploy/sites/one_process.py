@@ -1,0 +1,126 @@
+"""Real sites in one process, over the real link with a grid in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+
+from stratafl.config.schema import Config
+from stratafl.deploy.flower import inbox, process
+from stratafl.deploy.flower.process import GridLink
+from stratafl.deploy.sites.assemble import Assembled, study_of
+from stratafl.deploy.sites.provision import Topology, flower_key, provision
+
+CONFIG = """
+[tree]
+shape = "{shape}"
+weights = "samples"
+[model]
+name = "mlp"
+hidden = [6]
+[schedule]
+periods = {periods}
+[leaf]
+lr = 0.3
+batch = 20
+[run]
+rounds = 4
+{run}
+"""
+
+
+class Grid:
+    """Hands every message to a child's own process, which is this one."""
+
+    def __init__(self, nodes: Sequence[tuple[bytes, Any]]):
+        self._keys, self._handlers = [key for key, _ in nodes], [handle for _, handle in nodes]
+        self._replies: dict[str, bytes] = {}
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        numbers = range(len(self._keys))
+        return [
+            SimpleNamespace(public_key=self._keys[i], node_id=i, status="online", last_activated_at="then")
+            for i in numbers
+        ]
+
+    def push_messages(self, messages: Sequence[Any]) -> list[str]:
+        (message,) = messages
+        name = str(len(self._replies))
+        request = message.content[inbox.RECORD]["data"]
+        self._replies[name] = self._handlers[message.metadata.dst_node_id](request)
+        return [name]
+
+    def look(self, names: Sequence[str]) -> list[tuple[str, SimpleNamespace]]:
+        return [
+            (
+                name,
+                SimpleNamespace(
+                    has_error=lambda: False, content={inbox.RECORD: {"refused": False, "data": self._replies[name]}}
+                ),
+            )
+            for name in names
+        ]
+
+    def withdraw(self, names: Sequence[str]) -> None: ...
+
+    def hurry(self, until: float) -> None: ...
+
+
+class Tree:
+    """A tree's sites, as they are on disk."""
+
+    def __init__(self, folder: Path, shape: str = "3", periods: Sequence[int] = (3,), run: str = ""):
+        (folder / "run.toml").write_text(CONFIG.format(shape=shape, periods=list(periods), run=run))
+        (folder / "topology.toml").write_text('config = "run.toml"\n')
+        self.config = Config.load(folder / "run.toml")
+        self.folders = provision(Topology.load(folder / "topology.toml"), folder / "sites")
+        self.opened: list[Assembled] = []
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.folders[name] / "config.toml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def open(self, name: str) -> Assembled:
+        self.opened.append(Assembled.of(self.folders[name]))
+        return self.opened[-1]
+
+    def link(self, here: Assembled, changed: dict[str, dict[str, Any]]) -> GridLink:
+        nodes = []
+        for child, key in here.child_nodes().items():
+            below = self.open(child)
+            below.job = dataclasses.replace(below.job, **changed.get(child, {}))
+            node = below.leaf() if below.site.is_leaf else below.aggregator(self.link(below, changed))
+            nodes.append((flower_key(key), below.sealed(node, lambda: None)))
+        grid: Any = Grid(nodes)
+        return GridLink(grid, here.job, here.site.level + 1, here.child_keys(), here.child_nodes())
+
+    def run(self, **changed: dict[str, Any]) -> None:
+        here = self.open("root")
+        process._lead(here, self.link(here, changed))
+        self.close()
+
+    def close(self) -> None:
+        while self.opened:
+            self.opened.pop().durable.close()
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folders["root"] / "rounds.jsonl").read_text().splitlines()]
+
+    def difference(self, without: int | None = None) -> float:
+        """From the simulation's, in which a leaf may have nothing to say."""
+        made = study_of(self.config)
+        if without is not None:
+            mask = np.arange(3) != without
+            made.simulation.federation.participation[1] = lambda draw: mask
+        wanted = made.simulation.run().module.state_dict()
+        found = load_file(self.folders["root"] / "model.safetensors")
+        return max(float((found[name] - value).abs().max()) for name, value in wanted.items())

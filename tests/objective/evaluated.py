@@ -1,0 +1,23 @@
+"""A model's metrics without a run around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from stratafl.core.measure.metrics import CHUNK, Predict, metrics, tally
+from stratafl.core.objective.losses import Loss
+from stratafl.core.objective.metric import Metric
+
+
+def evaluated(
+    predict: Predict,
+    loss: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    chunk: int = CHUNK,
+    further: Sequence[Metric] = (),
+) -> dict[str, float]:
+    """The metrics of a model on test data, as a run takes them."""
+    return metrics([tally(predict, loss, inputs, targets, chunk, further)], further)

@@ -1,0 +1,38 @@
+"""A small run, and one that was stopped on its way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stratafl.base.signals import Interrupted
+from stratafl.config.schema import Config
+from stratafl.runs.launch import Launch
+
+CONFIG = {
+    "tree": {"shape": "2x2"},
+    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+    "model": {"name": "logistic"},
+    "method": {"rules": ["mtgc", "scaffold"]},
+    "schedule": {"periods": [2, 2], "participation": [1.0, 1]},
+    "run": {"rounds": 6, "checkpoint_every": 1, "keep_state": True},
+}
+
+
+def stopped_after(rounds: int, folder: Path) -> Path:
+    """A run with checkpoints of the last two rounds it did."""
+    launch = Launch.new(Config.of(CONFIG), "study", folder)
+
+    def watch(record) -> None:
+        if record.round == rounds + 1:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        launch.run(watch)
+    return launch.folder.path
+
+
+def names(run: Path) -> list[str]:
+    """A run's checkpoints."""
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
