@@ -62,6 +62,30 @@ def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
     np.testing.assert_allclose(placed.edge(2).merge_s_M, [0, 3])
 
 
+def test_later_tables_win_also_where_they_say_how_fast_a_device_is_in_another_way() -> None:
+    tree, fast = Tree.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
+    placed = place(Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4])
+    np.testing.assert_allclose(placed.devices.step_s_N, 2)
+
+
+def test_a_nodes_own_way_up_is_its_way_down_unless_that_is_given() -> None:
+    tree, nodes = Tree.of("3"), {"0": {"down_mbit_s": 5}, "[01]": {"up_mbit_s": 1}}
+    placed = place(Network.of({**GOOD, "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(placed.edge(1).up_N * 8 / 1e6, [1, 1, 10])
+    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 1, 10])
+    tier = {"up_mbit_s": 10, "down_mbit_s": 20}
+    placed = place(Network.of({**GOOD, "tier": [tier], "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 20, 20])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    jitter = {"name": "empirical", "values": np.array([3, 1], dtype=np.float32)}
+    tier = {"up_mbit_s": np.int64(10), "latency_s": np.float16(0.5), "jitter_s": jitter}
+    given = Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": np.float32(0.5), "alpha": 2}}})
+    tier |= {"up_mbit_s": 10, "latency_s": 0.5, "jitter_s": {"name": "empirical", "values": [1, 3]}}
+    assert given == Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": 0.5, "alpha": 2}}})
+
+
 BAD = [
     ({"tier": [{"up_mbit_s": -1}]}, "tier 1.up_mbit_s = -1.0: must be a finite number above 0"),
     ({"tier": [{"up_mbit_s": 0}]}, "tier 1.up_mbit_s = 0.0: must be a finite number above 0"),
@@ -84,6 +108,7 @@ BAD = [
     ({"leaf": {"step_s": "fast"}}, "leaf.step_s.name = 'fast': unknown"),
     ({"leafs": {}}, "did you mean 'leaf'?"),
     ({"nodes": {"a": {"step": 1}}}, "did you mean 'step_s'?"),
+    ({"nodes": {"a": {"step_s": 1, "gflop_s": 1}}}, "takes either step_s or gflop_s"),
     ({"name": 3}, "name = 3: must be a text"),
 ]  # fmt: skip
 

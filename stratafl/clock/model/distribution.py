@@ -169,6 +169,8 @@ def _observed(field: str, given: Mapping[str, Any], folder: Path | None) -> tupl
     if ("values" in given) == ("file" in given):
         raise InvalidInput(field, dict(given), "empirical needs either values or a file")
     listed = given["values"] if "values" in given else _column(field, given, folder)
+    if isinstance(listed, np.ndarray):
+        listed = listed.tolist()
     if not isinstance(listed, list | tuple) or not listed:
         raise InvalidInput(f"{field}.values", listed, "must be a list of numbers, one at least")
     return tuple(sorted(number(f"{field}.values", each) for each in listed))

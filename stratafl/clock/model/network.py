@@ -28,6 +28,7 @@ POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "s
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 CHANCES = ("availability", "dropout")
+HOW_FAST = "how fast a leaf trains"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Tier:
     up_mbit_s: Distribution | None = None
     """Of the child's own link, towards its parent, in 10^6 bits per second."""
     down_mbit_s: Distribution | None = None
-    """The other way; as up unless given."""
+    """The other way; drawn from what up is unless given."""
     latency_s: Distribution = ZERO
     """One way."""
     jitter_s: Distribution = ZERO
@@ -230,7 +231,7 @@ def _tier(where: str, values: Any, folder: Path | None) -> Tier:
 def _device(values: Any, folder: Path | None) -> Device:
     device = Device(**_filled(Device, "leaf", values, folder))
     if (device.step_s is None) == (device.gflop_s is None):
-        raise InvalidInput("leaf", dict(values), "needs either step_s or gflop_s: how fast a leaf trains")
+        raise InvalidInput("leaf", dict(values), f"needs either step_s or gflop_s: {HOW_FAST}")
     return device
 
 
@@ -245,6 +246,8 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
         for key in given:
             if key not in (*TIER, *DEVICE):
                 raise unknown(f"{where} key", key, (*TIER, *DEVICE))
+        if "step_s" in given and "gflop_s" in given:
+            raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {HOW_FAST}")
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
         found.append((pattern, quantities))
     return tuple(found)

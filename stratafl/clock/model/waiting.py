@@ -30,9 +30,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, choice, integer, number, unknown
+from stratafl.base.errors import InvalidInput, choice, count_or_share, integer, number, unknown
 from stratafl.clock.model.families import Families
 
+FIRST = "must be a number, or a fraction with a point"
 KINDS = (
     'must be "all", { deadline = seconds }, { first = a number, or a fraction with a point } or { buffer = a number }'
 )
@@ -124,16 +125,10 @@ def _policy(given: Any, field: str) -> Policy:
         raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
     return Policy(
         None if deadline is None else number(f"{field}.deadline", deadline, above=0),
-        None if first is None else _first(f"{field}.first", first),
+        None if first is None else count_or_share(f"{field}.first", first, FIRST),
         late,
         number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
     )
-
-
-def _first(field: str, given: Any) -> int | float:
-    if isinstance(given, float):
-        return number(field, given, above=0, at_most=1)
-    return integer(field, given, at_least=1, at_most=1 << 31)
 
 
 class Closed(NamedTuple):
