@@ -255,6 +255,15 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
 
 
+def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
+    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    (own,) = price(tmp_path, "own")
+    assert own == price([run], [Network.of(NETWORK)])[0] and own.network == "ours"
+    trained(config(), tmp_path / "none")
+    with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
+        price([tmp_path, tmp_path / "none"], ["own"])
+
+
 def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:
     given = config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network={"name": "plato"})
     run = trained(given, tmp_path)

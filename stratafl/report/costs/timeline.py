@@ -16,7 +16,6 @@ from stratafl.clock.price.costs import PricedRun
 from stratafl.report.costs.texts import TIME, Unit
 from stratafl.report.figures import STYLE
 from stratafl.report.plots import pyplot, save
-from stratafl.runs import StoredRun
 
 COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b",
            AWAY: "#bfe3d0"}  # fmt: skip
@@ -26,12 +25,11 @@ MOST = 40
 Place = tuple[int, int]
 
 
-def draw_round(path: Path, run: StoredRun, network: Network, round: int, flops: float | None = None) -> None:
+def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> None:
     """Write the time line of one global round of a run, counted from 1."""
+    run, tree = ready.run, ready.recovered.story.tree
     if round > len(run.rounds):
         raise InvalidInput("--round", round, f"{run.name} has {len(run.rounds)} rounds")
-    ready = PricedRun.of(run, flops)
-    tree = ready.recovered.story.tree
     lines = _lines(tree)
     plt = pyplot()
     with plt.rc_context(STYLE):
