@@ -265,9 +265,10 @@ class Clock:
         sent_RN = families.transfer(begin_RN, size_RN, edges.up_N, edges.pipe_up_M, there_RN)
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
         policy = self.wait[level - 1]
-        came_RN, count_RM, last_RM = closed(policy, families, sent_RN + delay_RN, there_RN, walk.opened[level])
+        full_RN, heard_RN = messages.bytes_RN > 0, sent_RN + delay_RN
+        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, there_RN, full_RN, walk.opened[level])
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
-        got_RN = np.where(there_RN, sent_RN + delay_RN, done_RN)
+        got_RN = np.where(there_RN, heard_RN, done_RN)
         last_RN = families.spread(last_RM)
         if not policy.is_all:
             # who is late stops when the meeting closes
@@ -297,6 +298,7 @@ class Clock:
             done_RN + messages.count_RN * edges.overhead_s_N,
             messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N,
             delay_RN,
+            messages.bytes_RN > 0,
         )
         began_RN, told_RN = walk.open[level], families.spread(opened_RM)
         flights = Flights.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
@@ -304,7 +306,8 @@ class Clock:
         pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
         sent_RN = families.transfer(*pipes)
         heard_RN, asked_RN = sent_RN + report.delay_RN, flights.is_RN & families.spread(walk.open[level - 1])
-        came_RN, count_RM, last_RM = closed(self.wait[level - 1], families, heard_RN, asked_RN, opened_RM)
+        policy, full_RN = self.wait[level - 1], report.full_RN
+        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, asked_RN, full_RN, opened_RM)
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
 
         last_RN = families.spread(last_RM)
