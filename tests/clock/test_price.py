@@ -174,11 +174,19 @@ def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path)
         (["-n", "lan_wan", "--target", "much"], "must look like 0.75 or loss=0.3"),
         (["-n", "lan_wan", "--figure", "f.jpg"], "--figure = 'f.jpg': must be a file that ends in .png"),
         (["-n", "lan_wan", "--flops", "-1"], "must be a finite number above 0"),
+        (["-n", "lan_wan", "--flops", "1e300"], "must be a finite number above 0 and at most 1e+60"),
+        (["-n", "lan_wan", "-n", "plato", "-n", "lan_wan"], "--network = 'lan_wan': two networks of this name"),
     ],
 )
 def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: Path) -> None:
     ran = CliRunner().invoke(app, ["price", str(runs), *words])
     assert isinstance(ran.exception, InvalidInput) and told in str(ran.exception)
+
+
+@pytest.mark.parametrize("flops", [-1, 0, float("nan"), 1e300, True])
+def test_operations_from_python_are_looked_at(flops: float, runs: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"flops_per_sample = .*: must be a finite number above 0 and at most"):
+        price(runs, "lan_wan", flops_per_sample=flops)
 
 
 def test_a_run_whose_participation_only_its_program_knows(runs: Path) -> None:

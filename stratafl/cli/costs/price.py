@@ -55,6 +55,7 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
+    from stratafl.clock.model.network import LARGEST
     from stratafl.clock.price.costs import Pricing
     from stratafl.clock.price.story import named_networks, resolved
     from stratafl.report.costs.picture import bars
@@ -65,7 +66,7 @@ def price_command(
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     named = named_networks(network)
     if flops_per_sample is not None:
-        number("--flops", flops_per_sample, above=0)
+        number("--flops", flops_per_sample, above=0, at_most=LARGEST)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
     pricing = Pricing(flops_per_sample)

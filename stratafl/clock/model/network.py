@@ -28,6 +28,11 @@ POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "s
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 CHANCES = ("availability", "dropout")
+LARGEST = 1e60
+"""No quantity is larger, and none that must be above 0 smaller than its inverse: so what is worked
+out from several of them is a number, too."""
+LONGEST = 300
+"""Characters of a text."""
 HOW_FAST = "how fast a leaf trains"
 
 
@@ -134,7 +139,7 @@ class Network:
             raise InvalidInput("tier", tiers, "needs one [[tier]] at least: the leaves' links to their parents")
         direct = values.get("direct")
         return Network(
-            name=_text("name", values.get("name", name)),
+            name=_text("name", values.get("name", name)) or name,
             tiers=tuple(_tier(f"tier {number}", each, folder) for number, each in enumerate(tiers, 1)),
             leaf=_device(values.get("leaf", {}), folder),
             direct=None if direct is None else _tier("direct", direct, folder),
@@ -196,6 +201,8 @@ def _table(quantities: Tier | Device) -> dict[str, Any]:
 def _text(key: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidInput(key, value, "must be a text")
+    if not value.isprintable() or len(value) > LONGEST:
+        raise InvalidInput(key, value, f"must be a line of printable text, of at most {LONGEST} characters")
     return value
 
 
@@ -217,8 +224,8 @@ def _quantity(where: str, key: str, value: Any, folder: Path | None) -> Distribu
     if key == "dropout" and drawn.at(1.0) >= 1:
         raise InvalidInput(where, value, "must be a finite number at least 0 and below 1")
     if key in POSITIVE:
-        return drawn.within(where, above=0)
-    return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else None)
+        return drawn.within(where, above=0).within(where, at_least=1 / LARGEST, at_most=LARGEST)
+    return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else LARGEST)
 
 
 def _tier(where: str, values: Any, folder: Path | None) -> Tier:

@@ -103,8 +103,13 @@ def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> li
 
 
 def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
-    """The same, now that the runs are known."""
-    return [own_network(runs, field) if each is None else each for each in named]
+    """The same, now that the runs are known; two of one name could not be told apart."""
+    found = [own_network(runs, field) if each is None else each for each in named]
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
+    return found
 
 
 class _Noted(NamedTuple):

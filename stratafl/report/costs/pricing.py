@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stratafl.base.errors import InvalidInput, listed, number
-from stratafl.clock.model.network import Network
+from stratafl.clock.model.network import LARGEST, Network
 from stratafl.clock.model.timeline import PARTS, Part
 from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
 from stratafl.clock.price.story import named_networks, resolved
@@ -86,6 +86,8 @@ def price(
     flops_per_sample: operations of training on one sample, where a network needs them and the
         run's model cannot be made again from its config.
     """
+    if flops_per_sample is not None:
+        number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     stored = [each for each in places if isinstance(each, StoredRun)]
     found, _ = gather([Path(each) for each in places if not isinstance(each, StoredRun)])
