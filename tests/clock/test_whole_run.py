@@ -51,7 +51,7 @@ def random_policies(random: np.random.Generator, depth: int, kind: str) -> list[
     """Per edge level, root first; late work counts only below levels where it does, too."""
     if kind == "all":
         return [{}] * depth
-    choices = [{}, {"deadline": 0.5}, {"deadline": 0.2, "first": 2}, {"first": 1}, {"first": 0.5}]
+    choices = [{}, {"deadline": 0.5}, {"deadline": 0.2, "first": 2}, {"first": 1}, {"first": 0.4}]
     found: list[dict[str, Any]] = []
     for _ in range(depth):
         policy = choices[int(random.integers(len(choices)))]
