@@ -28,9 +28,9 @@ POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "s
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 CHANCES = ("availability", "dropout")
-LARGEST = 1e60
-"""No quantity is larger, and none that must be above 0 smaller than its inverse: so what is worked
-out from several of them is a number, too."""
+SMALLEST, LARGEST = 1e-60, 1e60
+"""Of a quantity that must be above 0, and of any: so what is worked out from several of them is a
+number, too."""
 LONGEST = 300
 """Characters of a text."""
 HOW_FAST = "how fast a leaf trains"
@@ -224,7 +224,7 @@ def _quantity(where: str, key: str, value: Any, folder: Path | None) -> Distribu
     if key == "dropout" and drawn.at(1.0) >= 1:
         raise InvalidInput(where, value, "must be a finite number at least 0 and below 1")
     if key in POSITIVE:
-        return drawn.within(where, above=0).within(where, at_least=1 / LARGEST, at_most=LARGEST)
+        return drawn.within(where, above=0).within(where, at_least=SMALLEST, at_most=LARGEST)
     return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else LARGEST)
 
 
