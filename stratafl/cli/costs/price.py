@@ -120,7 +120,7 @@ def _priced(
     return found
 
 
-def _print(found: Sequence[PricedSetting], as_json: bool) -> None:
+def _print(found: Sequence[PricedSetting], as_json: bool = False) -> None:
     from stratafl.report.costs.pricing import as_rows
     from stratafl.report.costs.texts import cost_columns, part_columns
 
