@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -257,6 +257,17 @@ def integer(field: str, value: object, *, at_least: float | None = None, at_most
     if result != int(result):
         raise InvalidInput(field, value, "must be a whole number")
     return int(value)  # type: ignore[call-overload]  # exact also beyond 2^53
+
+
+def count_or_share(field: str, value: object, allowed: str) -> int | float:
+    """A number of children, where the value is of a type of whole numbers, Python's or NumPy's, or
+    else a share of them; the type tells one child from all of them, 1 from 1.0."""
+    is_whole = isinstance(value, Integral)
+    if not isinstance(value, Real) or isinstance(value, bool) or (isinstance(value, Rational) and not is_whole):
+        raise InvalidInput(field, value, allowed)
+    if is_whole:
+        return integer(field, value, at_least=1, at_most=1 << 31)
+    return number(field, value, above=0, at_most=1)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

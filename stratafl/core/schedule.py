@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, guarded, integer, number
+from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer
 from stratafl.base.streams import Purpose, generator
 from stratafl.base.tree import Tree
 
@@ -112,18 +112,13 @@ def check_participation(
             raise InvalidInput("participation", list(per_level), f"needs one entry per edge level, {depth} of them")
     else:
         per_level = (None,) * (depth - 1) + (participation,)
-    for each in per_level:
-        if each is None or callable(each):
-            continue
-        if isinstance(each, str):
-            if each == "all":
-                continue
-            raise InvalidInput("participation", each, 'must be "all", a fraction, a number or a function')
-        if isinstance(each, float):
-            number("participation", each, above=0, at_most=1)
-        else:
-            integer("participation", each, at_least=1, at_most=1 << 31)
-    return per_level
+    return tuple(_checked(each) for each in per_level)
+
+
+def _checked(each: Participation) -> Participation:
+    if each is None or callable(each) or (isinstance(each, str) and each == "all"):
+        return each
+    return count_or_share("participation", each, 'must be "all", a fraction, a number or a function')
 
 
 def draw(

@@ -14,6 +14,7 @@ from stratafl.clock.model.replay import Story
 from stratafl.clock.model.sharing import finished
 from stratafl.clock.model.sizes import message_sizes
 from stratafl.clock.model.timeline import Clock
+from stratafl.clock.model.waiting import ALL, Policy
 from stratafl.clock.model.watched import watched
 from stratafl.clock.price.costs import Costs, costs
 from stratafl.core.schedule import Schedule
@@ -154,3 +155,19 @@ def test_draws_are_the_runs_own_and_the_same_in_any_order() -> None:
     )
     assert (first == again).all() and (first != other).any()
     assert (spent(story("3x2", [2, 3], rounds=20, seed=1), MBIT, leaf=leaf).seconds_R == first[:20]).all()
+
+
+@pytest.mark.parametrize("wait", [ALL, Policy(first=1), Policy(first=2, late="counts")], ids=["all", "first", "buffer"])
+def test_the_largest_and_the_smallest_quantities_still_give_numbers(wait: Policy) -> None:
+    most = {"latency_s": 1e60, "jitter_s": 1e60, "overhead_s": 1e60, "overhead_bytes": 1e60, "merge_s": 1e60,
+            "up_watts": 1e60, "down_watts": 1e60, "merge_watts": 1e60, "money_per_gb_up": 1e60,
+            "parent_money_per_hour": 1e60}  # fmt: skip
+    slow = {"up_mbit_s": 1e-60, "pipe_up_mbit_s": 1e-60, "pipe_down_mbit_s": 1e-60}
+    leaf = {"gflop_s": 1e-60, "flops_per_sample": 1e60, "slowdown": 1e60, "watts": 1e60, "dropout": 0.9}
+    told = story("2x3", [2, 5], wait=(ALL, wait))
+    for found in (
+        spent(told, most | slow, leaf=leaf | {"money_per_hour": 1e60, "pause_s": 1e60}),
+        spent(told, {"up_mbit_s": 1e60, "pipe_up_mbit_s": 1e60}, leaf={"step_s": 1e-60}),
+    ):
+        for values_R in (found.seconds_R, found.joules_R, found.money_R, *found.bytes, *found.parts.values()):
+            assert np.isfinite(values_R).all() and (values_R >= 0).all()

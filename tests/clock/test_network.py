@@ -53,6 +53,37 @@ def test_values_from_a_csv_file(tmp_path: Path) -> None:
     assert set(placed.edge(1).up_N * 8 / 1e6) == {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["\ufeffsite,mbit\na,3\nb,1\n", "site, mbit \r\na, 3\r\n\r\nb,1 \r\n  \r\n", '"site","mbit"\n"a","3"\n"b","1"\n'],
+    ids=["a mark before it", "spaces and empty lines", "quoted"],
+)
+def test_tables_as_programs_write_them(text: str, tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text(text)
+    given = {"name": "empirical", "file": "links.csv", "column": "mbit"}
+    assert Distribution.of("x", given, tmp_path).values == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "needs a line with the names of its columns, and one with numbers"),
+        ("mbit\n", "needs a line with the names of its columns, and one with numbers"),
+        ("3\n1\n2\n", "begins with 3: its first line must name its columns"),
+        ("mbit\n3\nmany\n", "has 'many' where a number should be"),
+        ("site,mbit\na,3\nb\n", "has 'a' where a number should be"),
+        ("mbit\nnan\n", "x.values = nan: must be a finite number"),
+        ("mbit\n\xe9\n", "is no CSV file"),
+    ],
+    ids=["nothing", "no numbers", "no names", "words", "the first column", "no number", "another encoding"],
+)
+def test_a_table_that_cannot_be_used_gets_one_line(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_bytes(text.encode("latin1"))
+    with pytest.raises(InvalidInput) as problem:
+        Distribution.of("x", {"name": "empirical", "file": "links.csv"}, tmp_path)
+    assert told in str(problem.value)
+
+
 def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
     tree = Tree.of({"paris": ["a", "b"], "rome": ["c"]})
     nodes = {"paris/*": {"up_mbit_s": 1, "gflop_s": 2, "flops_per_sample": 1e9}, "paris/b": {"step_s": 7}}
@@ -60,6 +91,30 @@ def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
     np.testing.assert_allclose(placed.edge(2).up_N * 8 / 1e6, [1, 1, 10])
     np.testing.assert_allclose(placed.devices.step_s_N, [2, 7, 0.1])
     np.testing.assert_allclose(placed.edge(2).merge_s_M, [0, 3])
+
+
+def test_later_tables_win_also_where_they_say_how_fast_a_device_is_in_another_way() -> None:
+    tree, fast = Tree.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
+    placed = place(Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4])
+    np.testing.assert_allclose(placed.devices.step_s_N, 2)
+
+
+def test_a_nodes_own_way_up_is_its_way_down_unless_that_is_given() -> None:
+    tree, nodes = Tree.of("3"), {"0": {"down_mbit_s": 5}, "[01]": {"up_mbit_s": 1}}
+    placed = place(Network.of({**GOOD, "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(placed.edge(1).up_N * 8 / 1e6, [1, 1, 10])
+    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 1, 10])
+    tier = {"up_mbit_s": 10, "down_mbit_s": 20}
+    placed = place(Network.of({**GOOD, "tier": [tier], "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 20, 20])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    jitter = {"name": "empirical", "values": np.array([3, 1], dtype=np.float32)}
+    tier = {"up_mbit_s": np.int64(10), "latency_s": np.float16(0.5), "jitter_s": jitter}
+    given = Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": np.float32(0.5), "alpha": 2}}})
+    tier |= {"up_mbit_s": 10, "latency_s": 0.5, "jitter_s": {"name": "empirical", "values": [1, 3]}}
+    assert given == Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": 0.5, "alpha": 2}}})
 
 
 BAD = [
@@ -84,6 +139,15 @@ BAD = [
     ({"leaf": {"step_s": "fast"}}, "leaf.step_s.name = 'fast': unknown"),
     ({"leafs": {}}, "did you mean 'leaf'?"),
     ({"nodes": {"a": {"step": 1}}}, "did you mean 'step_s'?"),
+    ({"tier": [{"up_mbit_s": 1e300}]}, "1e+300: must be a finite number at least 1e-60 and at most 1e+60"),
+    ({"tier": [{"up_mbit_s": 5e-324}]}, "must be a finite number at least 1e-60"),
+    ({"leaf": {"step_s": 1, "watts": 1e308}}, "leaf.watts = 1e+308: must be a finite number at least 0 and at most"),
+    ({"tier": [{"up_mbit_s": 1, "latency_s": {"name": "lognormal", "median": 1, "sigma": 100}}]}, "can give = inf"),
+    ({"leaf": {"step_s": {"name": "pareto", "least": 1, "alpha": 0.01}}}, "of which pareto can give = inf"),
+    ({"leaf": {"step_s": {"name": "uniform", "low": 1, "high": 2, "at_least": 5, "at_most": 3}}}, "at_least = 5.0"),
+    ({"about": "one\x1b[31m"}, "about = 'one\\x1b[31m': must be a line of printable text"),
+    ({"name": "x" * 400}, "of at most 300 characters"),
+    ({"nodes": {"a": {"step_s": 1, "gflop_s": 1}}}, "takes either step_s or gflop_s"),
     ({"name": 3}, "name = 3: must be a text"),
 ]  # fmt: skip
 

@@ -174,6 +174,8 @@ def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path)
         (["-n", "lan_wan", "--target", "much"], "must look like 0.75 or loss=0.3"),
         (["-n", "lan_wan", "--figure", "f.jpg"], "--figure = 'f.jpg': must be a file that ends in .png"),
         (["-n", "lan_wan", "--flops", "-1"], "must be a finite number above 0"),
+        (["-n", "lan_wan", "--flops", "1e300"], "must be a finite number above 0 and at most 1e+60"),
+        (["-n", "lan_wan", "-n", "plato", "-n", "lan_wan"], "--network = 'lan_wan': two networks of this name"),
     ],
 )
 def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: Path) -> None:
@@ -181,11 +183,60 @@ def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: 
     assert isinstance(ran.exception, InvalidInput) and told in str(ran.exception)
 
 
+@pytest.mark.parametrize("flops", [-1, 0, float("nan"), 1e300, True])
+def test_operations_from_python_are_looked_at(flops: float, runs: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"flops_per_sample = .*: must be a finite number above 0 and at most"):
+        price(runs, "lan_wan", flops_per_sample=flops)
+
+
 def test_a_run_whose_participation_only_its_program_knows(runs: Path) -> None:
     run = list_runs(runs)[0]
     run.config["schedule"]["participation"] = {"name": "study:some"}
     with pytest.raises(InvalidInput, match="cannot be redrawn"):
         PricedRun.of(run)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Runs of two settings; what a step of the first takes cannot be told from its model."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    tables = config(run={"rounds": 2}).as_dict()
+    trained(Config.of({**tables, "model": {"name": f"{tmp_path / 'net.py'}:Net"}}), tmp_path / "runs")
+    trained(Config.of(tables), tmp_path / "runs")
+    (tmp_path / "net.py").unlink()
+    return tmp_path / "runs"
+
+
+def test_a_run_that_cannot_be_priced_stops_no_other(mixed: Path, tmp_path: Path) -> None:
+    own, model = list_runs(mixed)
+    line = tmp_path / "round.svg"
+    words = ["price", str(mixed), "-n", "lan_wan", "-n", "plato", "--timeline", str(line), "--json"]
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 1
+    told = [each for each in ran.stderr.splitlines() if each.startswith("left out: ")]
+    assert len(told) == 1 and own.name in told[0] and "cannot be priced on lan_wan: leaf.flops_per_sample" in told[0]
+    rows = json.loads(ran.stdout)
+    assert [row["network"] for row in rows] == ["lan_wan", "plato", "plato"]
+    (alone,) = json.loads(CliRunner().invoke(app, ["price", str(model.path), "-n", "lan_wan", "--json"]).stdout)
+    assert rows[0]["seconds"] == alone["seconds"] and line.stat().st_size > 1_000
+    assert CliRunner().invoke(app, [*words, "--flops", "1e4"]).exit_code == 0
+    with pytest.warns(UserWarning, match="cannot be priced on lan_wan"):
+        assert [each.network for each in price(mixed, ["lan_wan", "plato"])] == ["lan_wan", "plato", "plato"]
+    with pytest.raises(InvalidInput, match=rf"leaf.flops_per_sample = None: .*{own.name}"):
+        price(own.path, "lan_wan")
+
+
+def test_of_a_settings_seeds_those_are_priced_that_can_be(runs: Path) -> None:
+    stored = list_runs(runs)
+    stored[1].rounds.clear()
+    with pytest.warns(UserWarning, match=f"{stored[1].name} cannot be priced: .*has no round yet"):
+        found = price(stored, NETWORK)
+    assert [(each.setting, each.at("all rounds").runs) for each in found] == [("HFedAvg", 1), ("MTGC", 2)]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

@@ -5,9 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stratafl.base.errors import InvalidInput
+from stratafl.clock.model.waiting import check_wait
 from stratafl.clock.price.costs import costs
 from tests.clock.cases import Case, script, waiting_case
 from tests.clock.events import World
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_fractions_of_numpy_are_fractions(kind: type) -> None:
+    (policy,) = check_wait({"first": kind(0.5), "deadline": kind(2), "late": "counts", "staleness": kind(0.25)}, 1)
+    assert policy == check_wait({"first": 0.5, "deadline": 2, "late": "counts", "staleness": 0.25}, 1)[0]
+    assert type(policy.first) is float
+    with pytest.raises(InvalidInput, match=r"wait.first = np.float\d\d\(1.5\): must be a finite number above 0"):
+        check_wait({"first": kind(1.5)}, 1)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.int64])
+def test_whole_numbers_of_numpy_are_so_many_children(kind: type) -> None:
+    assert check_wait({"first": kind(3)}, 1) == check_wait({"first": 3}, 1)
+    assert check_wait({"buffer": kind(3)}, 1) == check_wait({"buffer": 3}, 1)
+
+
+@pytest.mark.parametrize("first", [np.True_, True, "half", [1]], ids=str)
+def test_what_is_no_number_is_told_what_could_be(first: object) -> None:
+    with pytest.raises(InvalidInput, match="must be a number, or a fraction with a point"):
+        check_wait({"first": first}, 1)
 
 
 def present_of(case: Case, world: World) -> dict[tuple[int, int], set[int]]:

@@ -196,6 +196,39 @@ def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
     assert [each.clock_seconds for each in groups] == pytest.approx([0.6, 0.0, 0.6])
 
 
+@pytest.mark.parametrize(
+    ("policy", "late"),
+    [
+        ("all", ()),
+        ({"first": 1}, ("2",)),
+        ({"first": 0.5}, ("2",)),
+        ({"deadline": 0.1}, ("2",)),
+        ({"buffer": 1}, ("2",)),
+    ],
+    ids=str,
+)
+def test_a_group_in_which_nobody_is_drawn_has_no_model_to_report(policy: Any, late: tuple[str, ...]) -> None:
+    """Its parent hears that there is none, which takes no transfer of one, and no child's place."""
+
+    def not_in_group_0(draw: Draw) -> np.ndarray:
+        return draw.tree.parents[draw.level] > 0
+
+    network = {
+        "tier": {"up_mbit_s": 1e12, "merge_s_per_child": 0.01},
+        "leaf": {"step_s": 0.1},
+        "nodes": {"0": {"up_mbit_s": 1e-6, "down_mbit_s": 1e12}, "1": {"latency_s": 0.0}, "2": {"latency_s": 0.01}},
+    }
+    given = {"network": network, "rounds": 1, "rules": place("hfedavg", 2), "periods": [2, 3]}
+    simulation = waiting([policy, "all"], participation=[None, not_in_group_0], **given)
+    (round,) = clocked(simulation)
+    # 2 x 3 steps and two meetings of 4 clients, then the root's: of both groups, or of the first
+    both, one = 0.6 + 0.08 + 0.02 + 0.02, 0.6 + 0.08 + 0.01
+    assert round.clock_seconds == pytest.approx(both if policy == "all" else one)
+    assert round.late == late and round.renewed
+    sent = simulation.result().communication
+    assert [sent.node(1, group).messages_up for group in range(3)] == [0, 1, int(policy == "all")]
+
+
 def test_of_equal_children_the_first_in_the_tree_come_first() -> None:
     even = {"tier": {"up_mbit_s": 1.0}, "leaf": {"step_s": 0.1}}
     (record,) = clocked(waiting({"first": 3}, network=even, participation=None, rounds=1))
@@ -253,6 +286,15 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     trained(config(), tmp_path / "none")
     ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own"])
     assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
+
+
+def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
+    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    (own,) = price(tmp_path, "own")
+    assert own == price([run], [Network.of(NETWORK)])[0] and own.network == "ours"
+    trained(config(), tmp_path / "none")
+    with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
+        price([tmp_path, tmp_path / "none"], ["own"])
 
 
 def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:

@@ -167,6 +167,13 @@ def test_one_participation_is_for_the_clients() -> None:
     assert check_participation([2, None, 0.5], 3) == (2, None, 0.5)
 
 
+def test_participation_in_numbers_of_numpy() -> None:
+    found = check_participation([np.int32(2), np.float32(0.5), np.float16(1.0)], 3)
+    assert found == (2, 0.5, 1.0) and list(map(type, found)) == [int, float, float]
+    with pytest.raises(InvalidInput, match="must be a finite number above 0 and at most 1"):
+        check_participation(np.float32(1.5), 1)
+
+
 @pytest.mark.parametrize(
     "participation",
     [

@@ -53,6 +53,17 @@ def test_a_target_that_is_never_reached_is_said_with_what_was(
     assert json.loads(Path("plans/tiny/plan.json").read_text())["networks"][0]["choice"] is None
 
 
+def test_a_budget_in_which_the_target_is_not_reached_is_named(
+    typed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "-n", "lan_wan", "--target", TARGET, "--budget", "seconds=1e-9", "--budget", "bytes=1e12"
+    assert command(monkeypatch, *typed, *words) == 1
+    told = capsys.readouterr()
+    assert "No setting reached the target here within the budget." in told.out
+    (line,) = told.err.splitlines()
+    assert "no setting of 3 reached accuracy >= 0.8 within 1e-09 seconds and 1e+12 bytes; the best got to 0." in line
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

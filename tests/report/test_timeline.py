@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,8 +86,12 @@ def test_bars_are_what_the_price_is_made_of(runs: Path) -> None:
         assert spent(shown["rows"][0], "merge") == pytest.approx(costs.parts["merge", 1][place], rel=1e-3)
 
 
-@pytest.mark.parametrize("wait", [(), (ALL, Policy(first=1)), (Policy(deadline=2.0), Policy(deadline=4.0))],
-                         ids=["all", "first", "deadline"])  # fmt: skip
+LATER = Policy(first=1, late="counts")
+NESTED = {"a buffer": (ALL, LATER), "buffers": (LATER, LATER), "late groups": (LATER, ALL)}
+
+
+@pytest.mark.parametrize("wait", [(), (ALL, Policy(first=1)), (Policy(deadline=2.0), Policy(deadline=4.0)),
+                                  *NESTED.values()], ids=["all", "first", "deadline", *NESTED])  # fmt: skip
 def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tuple[Policy, ...]) -> None:
     for shown in on_tree(runs, "3x3", wait=wait):
         for row in shown["rows"]:
@@ -94,6 +99,27 @@ def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tupl
             for begin, end, _ in bars(row):
                 assert before <= begin + 1e-3 and begin < end <= shown["seconds"] + 1e-3
                 before = end
+
+
+@pytest.mark.parametrize("wait", NESTED.values(), ids=NESTED)
+def test_who_is_late_and_counts_later_works_on_whatever_its_parent_does(runs: Path, wait: tuple[Policy, ...]) -> None:
+    """A client has nothing to do only from a meeting that merged its work to its next model; where
+    its group is late, as long as that goes on for itself."""
+    goes_on = 0
+    for shown in on_tree(runs, "3x4", wait=wait):
+        merges = {row["name"]: [end for _, end, what in bars(row) if what == "merge"] for row in shown["rows"]}
+        for row in shown["rows"]:
+            if row["level"] < 2 or not row["bars"]:
+                continue
+            did = list(bars(row))
+            for (_, end, what), (begin, _, after) in itertools.pairwise(did):
+                assert end == pytest.approx(begin, abs=1e-3) or (what in ("up", "wait") and after in ("away", "down"))
+            end, what = did[-1][1:]
+            assert end == pytest.approx(shown["seconds"], rel=1e-3) or what in ("up", "wait")
+            assert did[0][0] == 0.0 or did[0][2] in ("away", "down")
+            closed = max(merges[row["name"].rpartition("/")[0]], default=0.0)
+            goes_on += closed < shown["seconds"] - 0.1 and end > closed + 0.1
+    assert goes_on > 3
 
 
 def test_of_large_groups_three_stand_for_all(runs: Path) -> None:

@@ -42,7 +42,7 @@ def plan_command(
     trials: Annotated[int, typer.Option(help="Settings to try, besides the config as given.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each of the best settings, with as many seeds.")] = 3,
     space: Annotated[
-        Path | None, typer.Option(help="A TOML file with a [plan] table, instead of the config's own.")
+        Path | None, typer.Option(help="A TOML file whose plan table counts, instead of the config's.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The plan's folder; plans/ and the config's name unless given.")
@@ -92,9 +92,7 @@ def _show(made: Made, folder: Path, as_json: bool) -> None:
     if made.interrupted is not None:
         raise made.interrupted
     if not made.is_reached:
-        best = _best_value(made)
-        told = f"no setting of {len(made.search.tried)} reached {made.baseline.goal}; the best got to {best}"
-        print(printable(f"target not reached: {told}"), file=sys.stderr)
+        print(printable(f"target not reached: {_shortfall(made)}"), file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -135,10 +133,14 @@ def _question(
     return Question.of(settings, space_of(settings, searched), chosen, goal, **rest)
 
 
-def _best_value(made: Made) -> str:
+def _shortfall(made: Made) -> str:
+    """How far the best came, which may be there, and beyond the budget."""
+    budget = " and ".join(f"{limit:g} {kind}" for kind, limit in made.question.budgets.items())
+    goal, within = made.baseline.goal, f" within {budget}" if budget else ""
     values = [tried.best for _, _, tried in made.tried if tried.best is not None]
-    pick = min if made.baseline.goal.sign == "<=" else max
-    return f"{pick(values):.4g}" if values else "nothing"
+    pick = min if goal.sign == "<=" else max
+    best = f"{pick(values):.4g}" if values else "nothing"
+    return f"no setting of {len(made.search.tried)} reached {goal}{within}; the best got to {best}"
 
 
 def _print(made: Made) -> None:
@@ -148,7 +150,8 @@ def _print(made: Made) -> None:
         _candidates(made, answer)
         gained = gain(made, answer)
         if answer.choice is None:
-            print_sentence("No setting reached the target here.")
+            within = " within the budget" if made.question.budgets else ""
+            print_sentence(f"No setting reached the target here{within}.")
         elif answer.choice.is_baseline:
             print_sentence("The config as given is the cheapest that was found.")
         elif gained is not None:

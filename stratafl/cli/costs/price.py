@@ -18,6 +18,7 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
     from stratafl.clock.model.network import Network
+    from stratafl.clock.price.costs import Pricing
     from stratafl.report.costs.pricing import PricedSetting
     from stratafl.report.costs.texts import Column as Texts
     from stratafl.runs import StoredRun
@@ -41,7 +42,7 @@ def price_command(
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="Draw who does what in a global round of the first run.", show_default=False),
+        typer.Option(help="Draw who does what in a global round of the first run that is priced.", show_default=False),
     ] = None,
     timeline_round: Annotated[int, typer.Option("--round", help="Which round that is.", min=1)] = 1,
     csv_file: Annotated[
@@ -54,34 +55,35 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
+    from stratafl.clock.model.network import LARGEST
+    from stratafl.clock.price.costs import Pricing
     from stratafl.clock.price.story import named_networks, resolved
     from stratafl.report.costs.picture import bars
-    from stratafl.report.costs.pricing import ALL, as_csv, as_rows
+    from stratafl.report.costs.pricing import ALL, as_csv
     from stratafl.report.costs.timeline import draw_round
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     named = named_networks(network)
     if flops_per_sample is not None:
-        number("--flops", flops_per_sample, above=0)
+        number("--flops", flops_per_sample, above=0, at_most=LARGEST)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
-    chosen = resolved(named, runs)
-    found = _priced(runs, chosen, target or (), flops_per_sample)
-    if as_json:
-        print(json.dumps(as_rows(found)))
-    else:
-        _print(found)
+    pricing = Pricing(flops_per_sample)
+    found = _priced(runs, resolved(named, runs), target or (), pricing)
+    _print(found, as_json)
     if csv_file is not None:
         with writing(csv_file, sync=False) as file:
             file.write(as_csv(found).encode())
     if figure is not None:
         bars(figure, found, found[0].milestones[0].until if target else ALL)
     if timeline is not None:
-        draw_round(timeline, runs[0], chosen[0], timeline_round, flops_per_sample)
+        draw_round(timeline, *pricing.done[0], timeline_round)
     for drawn in (figure, timeline):
         if drawn is not None and not as_json:
             print(f"picture: {printable(drawn)}")
+    if pricing.problems:
+        raise typer.Exit(1)
 
 
 def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | None) -> None:
@@ -105,20 +107,26 @@ def _runs(places: Sequence[Path]) -> list[StoredRun]:
 
 
 def _priced(
-    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], flops: float | None
+    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: Pricing
 ) -> list[PricedSetting]:
     from stratafl.report.compare import settings
     from stratafl.report.costs.pricing import priced
 
-    found = priced(settings(runs), networks, targets, flops)
+    found = priced(settings(runs), networks, pricing, targets)
+    for line in pricing.problems:
+        print(printable(f"left out: {line}"), file=sys.stderr)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         print(printable(f"note: {note}"), file=sys.stderr)
     return found
 
 
-def _print(found: Sequence[PricedSetting]) -> None:
+def _print(found: Sequence[PricedSetting], as_json: bool = False) -> None:
+    from stratafl.report.costs.pricing import as_rows
     from stratafl.report.costs.texts import cost_columns, part_columns
 
+    if as_json:
+        print(json.dumps(as_rows(found)))
+        return
     for name in dict.fromkeys(each.network for each in found):
         here = [each for each in found if each.network == name]
         about = f": {here[0].about}" if here[0].about else ""

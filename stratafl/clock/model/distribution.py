@@ -93,6 +93,9 @@ class Distribution:
             raise unknown(f"{field}.name", name, KNOWN)
         own = {key: value for key, value in parameters.items() if key not in COMMON}
         common = {key: number(f"{field}.{key}", parameters[key]) for key in COMMON if key in parameters}
+        if common.get(AT_LEAST, -math.inf) > common.get(AT_MOST, math.inf):
+            allowed = f"must be at most at_most, which is {common[AT_MOST]:g}"
+            raise InvalidInput(f"{field}.{AT_LEAST}", common[AT_LEAST], allowed)
         if name == EMPIRICAL:
             return Distribution(name, tuple(common.items()), _observed(field, own, folder))
         return Distribution(name, (*_parameters(field, name, own).items(), *common.items()))
@@ -108,7 +111,9 @@ class Distribution:
         if self.name == EMPIRICAL:
             drawn = np.asarray(self.values)[np.floor(u * len(self.values)).astype(np.int64)]
         else:
-            drawn = FAMILIES[self.name].quantile(u, given)
+            # a tail that is too long for a number is refused by `within`
+            with np.errstate(over="ignore"):
+                drawn = FAMILIES[self.name].quantile(u, given)
         drawn = drawn + given.get(SHIFT, 0.0)
         if AT_LEAST in given or AT_MOST in given:
             drawn = np.clip(drawn, given.get(AT_LEAST, -math.inf), given.get(AT_MOST, math.inf))
@@ -169,6 +174,8 @@ def _observed(field: str, given: Mapping[str, Any], folder: Path | None) -> tupl
     if ("values" in given) == ("file" in given):
         raise InvalidInput(field, dict(given), "empirical needs either values or a file")
     listed = given["values"] if "values" in given else _column(field, given, folder)
+    if isinstance(listed, np.ndarray):
+        listed = listed.tolist()
     if not isinstance(listed, list | tuple) or not listed:
         raise InvalidInput(f"{field}.values", listed, "must be a list of numbers, one at least")
     return tuple(sorted(number(f"{field}.values", each) for each in listed))
@@ -182,15 +189,28 @@ def _column(field: str, given: Mapping[str, Any], folder: Path | None) -> list[f
     if not path.is_file():
         raise InvalidInput(f"{field}.file", path, "no such file")
     try:
-        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8"))))
+        # a program for tables may have put a mark before the first name
+        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error):
         raise InvalidInput(f"{field}.file", path, "is no CSV file") from None
-    rows = [row for row in rows if row]
-    column = given.get("column", rows[0][0] if rows else "")
-    if not rows or column not in rows[0]:
-        raise unknown(f"{field}.column", column, rows[0] if rows else ())
+    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+    if len(rows) < 2:
+        raise InvalidInput(f"{field}.file", path, "needs a line with the names of its columns, and one with numbers")
+    column = given.get("column", rows[0][0])
+    if column not in rows[0]:
+        raise unknown(f"{field}.column", column, rows[0])
+    if "column" not in given and _is_number(column):
+        raise InvalidInput(f"{field}.file", path, f"begins with {column}: its first line must name its columns")
     place = rows[0].index(column)
     return [_cell(field, path, row[place] if place < len(row) else "") for row in rows[1:]]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _cell(field: str, path: Path, text: str) -> float:

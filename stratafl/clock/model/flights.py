@@ -30,6 +30,8 @@ class Report(NamedTuple):
     bytes_RN: np.ndarray
     delay_RN: np.ndarray
     """Between the last byte's sending and its arrival."""
+    full_RN: np.ndarray
+    """Whether there is a model in it."""
 
 
 @dataclass(eq=False)
@@ -50,7 +52,7 @@ class Flights:
         shape = who_RN.shape
         whats = tuple(phase.what for phase in phases)
         bounds = np.stack([np.broadcast_to(each, shape) for each in (told_RN, *(phase.end_RN for phase in phases))])
-        new = Report(*(np.broadcast_to(each, shape).astype(np.float64) for each in report))
+        new = Report(*(np.broadcast_to(each, shape).copy() for each in report))
         if before is None:
             return Flights(who_RN.copy(), whats, bounds, new)
         mixed = Report(*(np.where(who_RN, one, other) for one, other in zip(new, before.report, strict=True)))

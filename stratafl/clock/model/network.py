@@ -28,6 +28,12 @@ POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "s
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 CHANCES = ("availability", "dropout")
+SMALLEST, LARGEST = 1e-60, 1e60
+"""Of a quantity that must be above 0, and of any: so what is worked out from several of them is a
+number, too."""
+LONGEST = 300
+"""Characters of a text."""
+HOW_FAST = "how fast a leaf trains"
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Tier:
     up_mbit_s: Distribution | None = None
     """Of the child's own link, towards its parent, in 10^6 bits per second."""
     down_mbit_s: Distribution | None = None
-    """The other way; as up unless given."""
+    """The other way; drawn from what up is unless given."""
     latency_s: Distribution = ZERO
     """One way."""
     jitter_s: Distribution = ZERO
@@ -133,7 +139,7 @@ class Network:
             raise InvalidInput("tier", tiers, "needs one [[tier]] at least: the leaves' links to their parents")
         direct = values.get("direct")
         return Network(
-            name=_text("name", values.get("name", name)),
+            name=_text("name", values.get("name", name)) or name,
             tiers=tuple(_tier(f"tier {number}", each, folder) for number, each in enumerate(tiers, 1)),
             leaf=_device(values.get("leaf", {}), folder),
             direct=None if direct is None else _tier("direct", direct, folder),
@@ -195,6 +201,8 @@ def _table(quantities: Tier | Device) -> dict[str, Any]:
 def _text(key: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidInput(key, value, "must be a text")
+    if not value.isprintable() or len(value) > LONGEST:
+        raise InvalidInput(key, value, f"must be a line of printable text, of at most {LONGEST} characters")
     return value
 
 
@@ -216,8 +224,8 @@ def _quantity(where: str, key: str, value: Any, folder: Path | None) -> Distribu
     if key == "dropout" and drawn.at(1.0) >= 1:
         raise InvalidInput(where, value, "must be a finite number at least 0 and below 1")
     if key in POSITIVE:
-        return drawn.within(where, above=0)
-    return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else None)
+        return drawn.within(where, above=0).within(where, at_least=SMALLEST, at_most=LARGEST)
+    return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else LARGEST)
 
 
 def _tier(where: str, values: Any, folder: Path | None) -> Tier:
@@ -230,7 +238,7 @@ def _tier(where: str, values: Any, folder: Path | None) -> Tier:
 def _device(values: Any, folder: Path | None) -> Device:
     device = Device(**_filled(Device, "leaf", values, folder))
     if (device.step_s is None) == (device.gflop_s is None):
-        raise InvalidInput("leaf", dict(values), "needs either step_s or gflop_s: how fast a leaf trains")
+        raise InvalidInput("leaf", dict(values), f"needs either step_s or gflop_s: {HOW_FAST}")
     return device
 
 
@@ -245,6 +253,8 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
         for key in given:
             if key not in (*TIER, *DEVICE):
                 raise unknown(f"{where} key", key, (*TIER, *DEVICE))
+        if "step_s" in given and "gflop_s" in given:
+            raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {HOW_FAST}")
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
         found.append((pattern, quantities))
     return tuple(found)

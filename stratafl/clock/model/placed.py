@@ -152,7 +152,8 @@ def place(network: Network, tree: Tree, seed: int, samples_N: Sequence[int] | np
     edges = []
     for level in range(1, tree.depth + 1):
         tier = network.tier(level, tree.depth)
-        links = {name: _quantity(name, level, getattr(tier, name), tree.sizes[level], changes) for name in LINK}
+        own = _symmetric(changes, level) if tier.down_mbit_s == tier.up_mbit_s else changes
+        links = {name: _quantity(name, level, getattr(tier, name), tree.sizes[level], own) for name in LINK}
         above = {
             name: _quantity(name, level - 1, getattr(tier, name), tree.sizes[level - 1], changes) for name in PARENT
         }
@@ -161,12 +162,15 @@ def place(network: Network, tree: Tree, seed: int, samples_N: Sequence[int] | np
     return PlacedNetwork(network, tree, seed, tuple(edges), _devices(leaves, seed, samples_N, flops))
 
 
-Changes = Mapping[tuple[int, str], list[tuple[np.ndarray, Distribution]]]
+Changes = Mapping[tuple[int, str], list[tuple[np.ndarray, Distribution | None]]]
+OTHER = {"step_s": "gflop_s", "gflop_s": "step_s"}
+"""A device that says one of the two does not mean the other."""
 
 
 def _changes(network: Network, tree: Tree) -> Changes:
-    """By level and quantity, the nodes at which it is different."""
-    found: dict[tuple[int, str], list[tuple[np.ndarray, Distribution]]] = {}
+    """By level and quantity, the nodes at which it is different, in the order of the tables; None
+    where it is no longer meant."""
+    found: dict[tuple[int, str], list[tuple[np.ndarray, Distribution | None]]] = {}
     for pattern, quantities in network.nodes:
         masks = [np.array([fnmatchcase(name, pattern) for name in names]) for names in tree.names]
         if not any(mask.any() for mask in masks):
@@ -174,7 +178,15 @@ def _changes(network: Network, tree: Tree) -> Changes:
         for level, mask in enumerate(masks):
             for name, distribution in quantities if mask.any() else ():
                 found.setdefault((level, name), []).append((mask, distribution))
+                if name in OTHER:
+                    found.setdefault((level, OTHER[name]), []).append((mask, None))
     return found
+
+
+def _symmetric(changes: Changes, level: int) -> Changes:
+    """With the way down as the way up at nodes of a level that say nothing else of it."""
+    up, down = ((level, name) for name in ("up_mbit_s", "down_mbit_s"))
+    return {**changes, down: [*changes.get(up, ()), *changes.get(down, ())]}
 
 
 def _quantity(name: str, level: int, usual: Distribution | None, count: int, changes: Changes) -> Quantity:
@@ -183,21 +195,15 @@ def _quantity(name: str, level: int, usual: Distribution | None, count: int, cha
     for mask_N, distribution in changes.get((level, name), ()):
         kind_N[mask_N] = len(kinds)
         kinds.append(distribution)
-    # a device that says one of the two does not mean the other
-    other = {"step_s": "gflop_s", "gflop_s": "step_s"}.get(name)
-    for mask_N, _ in changes.get((level, other), ()) if other else ():
-        own = np.any([mine_N for mine_N, _ in changes.get((level, name), ())] or [np.zeros_like(mask_N)], axis=0)
-        kind_N[mask_N & ~own] = len(kinds)
-    return Quantity(name, level, (*kinds, None) if other else tuple(kinds), kind_N)
+    return Quantity(name, level, tuple(kinds), kind_N)
 
 
 def _edges(links: Mapping[str, Quantity], above: Mapping[str, Quantity], seed: int) -> Edges:
     link = {name: quantity.once(seed) for name, quantity in links.items() if name != "jitter_s"}
     parent = {name: quantity.once(seed) for name, quantity in above.items()}
-    down_N = np.where(np.isnan(link["down_mbit_s"]), link["up_mbit_s"], link["down_mbit_s"])
     return Edges(
         up_N=link["up_mbit_s"] * BYTES_PER_MBIT,
-        down_N=down_N * BYTES_PER_MBIT,
+        down_N=link["down_mbit_s"] * BYTES_PER_MBIT,
         latency_N=link["latency_s"],
         jitter=links["jitter_s"],
         overhead_bytes_N=link["overhead_bytes"],

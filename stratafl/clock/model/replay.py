@@ -158,6 +158,8 @@ class Replay:
         self.active = [np.ones(n, dtype=bool) for n in story.tree.sizes]
         self.busy = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
         """By level at which late work counts: whose is under way."""
+        self.moved = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
+        """By level: who has a model to report, which an aggregator without anybody has not."""
         self.walk = Walk(1)
 
     def round(self, watch: Observer | None = None) -> Row:
@@ -189,12 +191,13 @@ class Replay:
                 active = {level: self.active[level] for level in range(begin, depth + 1)}
                 counter = {level: self.begun[level] - 1 for level in range(begin, depth + 1)}
             down = self._taken("down", range(begin, depth + 1), totals)
+            self._work(event.top)
             up = {level: self._reports(level) for level in range(event.top, depth + 1)}
             counter |= {level: self.begun[level] - 1 for level in range(event.top, depth + 1)}
             row.stages.append((begin, event.top, active, down, up, counter, None))
             came = self._clocked(row, walk)
             for level in range(depth, event.top - 1, -1):
-                self._meet(level, came[level], relayed=level > event.top)
+                self._meet(level, came[level] & self.moved[level], relayed=level > event.top)
                 self.busy[level] = self.busy[level] & ~came[level]
             self._taken("up", range(event.top, depth + 1), totals)
             has = [None] + [self._flag(level) for level in range(1, depth + 1)]
@@ -213,9 +216,19 @@ class Replay:
         return row
 
     def _reports(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """What children are about to send, whether it comes in time or not."""
+        """What children are about to send, whether it comes in time or not: of one without a model,
+        that there is none."""
         count_N = self.active[level].astype(np.int64)
-        return count_N, count_N * self.story.sizes.edge(level).report
+        return count_N, count_N * self.moved[level] * self.story.sizes.edge(level).report
+
+    def _work(self, top: int) -> None:
+        """Let the nodes work, up to those whose children meet at the edge level `top`; of children
+        with models one at least is heard."""
+        leaves = self.tree.depth
+        self.moved[leaves] = self.moved[leaves] | self.active[leaves]
+        for level in range(leaves, top - 1, -1):
+            works_N = (self.active[level] | self.busy[level]) & self.moved[level]
+            self.moved[level - 1][self.tree.parents[level][works_N]] = True
 
     def _clocked(self, row: Row, walk: Walk) -> ByLevel:
         """Let the last stage pass on the clock: by level that meets, who is heard in time."""
@@ -247,6 +260,7 @@ class Replay:
             drawing = story.participation[level - 1], self.tree, level, self.begun[level], story.seed
             drawn_N = draw(*drawing, self.busy[level])
             self.active[level] = drawn_N & self.active[level - 1][self.tree.parents[level]]
+            self.moved[level] = self.moved[level] & ~self.active[level]
             if story.counts_late(level):
                 self.busy[level] = self.busy[level] | self.active[level]
             self.begun[level] += 1

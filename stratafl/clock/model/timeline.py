@@ -148,6 +148,8 @@ class Walk:
         """By edge level: what those do that begin, until they report."""
         self.flights: dict[int, Flights] = {}
         """By edge level at which late work counts."""
+        self.closed: dict[int, np.ndarray] = {}
+        """Likewise, when the parents' last meetings closed."""
 
     def begin_round(self, watch: Observer | None = None) -> float:
         """Forget what the rounds before came to; the time at which this one begins."""
@@ -217,9 +219,8 @@ class Clock:
         if level == self.tree.depth:
             sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
         sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
-        if not self.wait[level - 1].counts_late:
-            sums.see(AWAY, level, told_RN, told_RN + away_RN, active_RN & (away_RN > 0))
-            sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
+        sums.see(AWAY, level, told_RN, told_RN + away_RN, active_RN & (away_RN > 0))
+        sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
         return got_RN, [Phase(AWAY, told_RN + away_RN), Phase(DOWN, got_RN)]
 
     def _away(self, counter_R: np.ndarray) -> np.ndarray:
@@ -249,9 +250,8 @@ class Clock:
         sums.work_RN = work_RN * active_RN
         sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
         begin_RN, end_RN = ready_RN + pause_RN, ready_RN + pause_RN + work_RN
-        if not self.wait[level - 1].counts_late:
-            sums.see(AWAY, level, ready_RN, begin_RN, active_RN & (pause_RN > 0))
-            sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
+        sums.see(AWAY, level, ready_RN, begin_RN, active_RN & (pause_RN > 0))
+        sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
         return end_RN, [Phase(AWAY, begin_RN), Phase(COMPUTE, end_RN)]
 
     def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
@@ -265,9 +265,10 @@ class Clock:
         sent_RN = families.transfer(begin_RN, size_RN, edges.up_N, edges.pipe_up_M, there_RN)
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
         policy = self.wait[level - 1]
-        came_RN, count_RM, last_RM = closed(policy, families, sent_RN + delay_RN, there_RN, walk.opened[level])
+        full_RN, heard_RN = messages.bytes_RN > 0, sent_RN + delay_RN
+        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, there_RN, full_RN, walk.opened[level])
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
-        got_RN = np.where(there_RN, sent_RN + delay_RN, done_RN)
+        got_RN = np.where(there_RN, heard_RN, done_RN)
         last_RN = families.spread(last_RM)
         if not policy.is_all:
             # who is late stops when the meeting closes
@@ -297,6 +298,7 @@ class Clock:
             done_RN + messages.count_RN * edges.overhead_s_N,
             messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N,
             delay_RN,
+            messages.bytes_RN > 0,
         )
         began_RN, told_RN = walk.open[level], families.spread(opened_RM)
         flights = Flights.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
@@ -304,7 +306,8 @@ class Clock:
         pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
         sent_RN = families.transfer(*pipes)
         heard_RN, asked_RN = sent_RN + report.delay_RN, flights.is_RN & families.spread(walk.open[level - 1])
-        came_RN, count_RM, last_RM = closed(self.wait[level - 1], families, heard_RN, asked_RN, opened_RM)
+        policy, full_RN = self.wait[level - 1], report.full_RN
+        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, asked_RN, full_RN, opened_RM)
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
 
         last_RN = families.spread(last_RM)
@@ -313,8 +316,7 @@ class Clock:
             begin_RN, end_RN = np.maximum(begin_RN, told_RN), np.minimum(end_RN, last_RN)
             long_RN = asked_RN & (end_RN > begin_RN)
             sums.part(what, level, weight_RN, np.where(long_RN, end_RN - begin_RN, 0.0))
-            if what != WORK:
-                sums.see(what, level, begin_RN, end_RN, long_RN)
+        self._see_way_up(level, walk, heard_RN, last_RN, asked_RN)
         sums.part(MERGE, level, walk.weight[level - 1], merge_RM)
         sending_RN = np.maximum(np.minimum(sent_RN, last_RN) - report.begin_RN, 0.0) * asked_RN
         sums.joules_R += (sending_RN * edges.up_watts_N).sum(axis=1) + (merge_RM * edges.merge_watts_M).sum(axis=1)
@@ -322,7 +324,25 @@ class Clock:
         # a parent that holds no meeting leaves everything as it is
         until_RM = np.where(families.sum(asked_RN.astype(float)) > 0, last_RM, -np.inf)
         flights.merged(came_RN, families.left(*pipes, until_RM), sent_RN, families.spread(until_RM))
+        walk.closed[level] = np.maximum(walk.closed.get(level, opened_RM), until_RM)
         return came_RN, last_RM + merge_RM
+
+    def _see_way_up(self, level: int, walk: Walk, heard_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray) -> None:
+        """What has not been seen of reports on their way, and of waiting with them, up to a moment;
+        also while their parent is busy above."""
+        since_RM = walk.closed.get(level, walk.opened[level])
+        ready_RN, since_RN = walk.flights[level].bounds_FRN[-1], self._families[level - 1].spread(since_RM)
+        for what, begin_RN, until_RN in ((UP, ready_RN, heard_RN), (WAIT, heard_RN, end_RN)):
+            begin_RN, until_RN = np.maximum(begin_RN, since_RN), np.minimum(until_RN, end_RN)
+            walk.sums.see(what, level, begin_RN, until_RN, who_RN & (until_RN > begin_RN))
+
+    def see_rest(self, walk: Walk) -> None:
+        """What children are up to whose parents have closed their meetings of the round."""
+        for level, flights in walk.flights.items():
+            edges, report = self.placed.edge(level), flights.report
+            pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
+            heard_RN = self._families[level - 1].transfer(*pipes) + report.delay_RN
+            self._see_way_up(level, walk, heard_RN, np.full_like(heard_RN, walk.seconds_R[0]), flights.is_RN)
 
 
 def wire_bytes(edges: Edges, messages: Messages) -> np.ndarray:

@@ -9,7 +9,9 @@ A meeting opens when the parent has the model that it hands out, and closes
 
 and with both of the last two, whichever comes first. A parent that heard nobody by its deadline
 waits for the first child, whenever that comes. Of children that are heard at the same moment, the
-first in the tree's order counts as the first.
+first in the tree's order counts as the first. An aggregator to which nobody came has no model to
+report, and says so; that counts as nobody, and is waited for where there is nobody else, or by one
+that waits for all.
 
 A child that is not heard by then is late. Unless late work counts, it is told to stop, which takes
 no time, and is free when its parent's next round begins, for which it gets a new model if it is
@@ -30,9 +32,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, choice, integer, number, unknown
+from stratafl.base.errors import InvalidInput, choice, count_or_share, integer, number, unknown
 from stratafl.clock.model.families import Families
 
+FIRST = "must be a number, or a fraction with a point"
 KINDS = (
     'must be "all", { deadline = seconds }, { first = a number, or a fraction with a point } or { buffer = a number }'
 )
@@ -124,16 +127,10 @@ def _policy(given: Any, field: str) -> Policy:
         raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
     return Policy(
         None if deadline is None else number(f"{field}.deadline", deadline, above=0),
-        None if first is None else _first(f"{field}.first", first),
+        None if first is None else count_or_share(f"{field}.first", first, FIRST),
         late,
         number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
     )
-
-
-def _first(field: str, given: Any) -> int | float:
-    if isinstance(given, float):
-        return number(field, given, above=0, at_most=1)
-    return integer(field, given, at_least=1, at_most=1 << 31)
 
 
 class Closed(NamedTuple):
@@ -142,27 +139,36 @@ class Closed(NamedTuple):
     came_RN: np.ndarray
     """Who was heard before they closed."""
     count_RM: np.ndarray
-    """How many."""
+    """Of how many there is a model."""
     end_RM: np.ndarray
     """When they closed, not before they opened; as soon as they opened where nobody was asked."""
 
 
 def closed(
-    policy: Policy, families: Families, heard_RN: np.ndarray, asked_RN: np.ndarray, opened_RM: np.ndarray
+    policy: Policy,
+    families: Families,
+    heard_RN: np.ndarray,
+    asked_RN: np.ndarray,
+    full_RN: np.ndarray,
+    opened_RM: np.ndarray,
 ) -> Closed:
-    """heard_RN: when each child that was asked would be heard, if its parent waited for it."""
-    asked_RM = families.sum(asked_RN.astype(np.float64))
+    """heard_RN: when each child that was asked would be heard, if its parent waited for it;
+    full_RN: of whom there is a model, and not only the word that there is none."""
+    full_RN = asked_RN & full_RN
+    asked_RM, full_RM = (families.sum(each_RN.astype(np.float64)) for each_RN in (asked_RN, full_RN))
+    all_RM = np.where(asked_RM > 0, families.max(np.where(asked_RN, heard_RN, -np.inf)), opened_RM)
     if policy.is_all:
-        last_RM = families.max(np.where(asked_RN, heard_RN, -np.inf))
-        return Closed(asked_RN, asked_RM, np.where(asked_RM > 0, last_RM, opened_RM))
-    heard_RN = np.where(asked_RN, heard_RN, np.inf)
-    place_RN = families.earliest(heard_RN)
-    wanted_RM, limit_RM = policy.enough(asked_RM), np.full_like(asked_RM, np.inf)
+        return Closed(asked_RN, full_RM, all_RM)
+    model_RN = np.where(full_RN, heard_RN, np.inf)
+    place_RN = families.earliest(model_RN)
+    wanted_RM, limit_RM = policy.enough(full_RM), np.full_like(full_RM, np.inf)
     if policy.deadline is not None:
-        limit_RM = np.maximum(opened_RM + policy.deadline, families.min(heard_RN))
-    came_RN = asked_RN & (place_RN < families.spread(wanted_RM)) & (heard_RN <= families.spread(limit_RM))
+        limit_RM = np.maximum(opened_RM + policy.deadline, families.min(model_RN))
+    came_RN = full_RN & (place_RN < families.spread(wanted_RM)) & (model_RN <= families.spread(limit_RM))
     count_RM = families.sum(came_RN.astype(np.float64))
-    last_RM = families.max(np.where(came_RN, heard_RN, -np.inf))
+    last_RM = families.max(np.where(came_RN, model_RN, -np.inf))
     # work that was late may have come before the meeting opened
-    end_RM = np.maximum(np.where(count_RM < wanted_RM, limit_RM, last_RM), opened_RM)
-    return Closed(came_RN, count_RM, np.where(asked_RM > 0, end_RM, opened_RM))
+    end_RM = np.where(count_RM < wanted_RM, limit_RM, last_RM)
+    end_RM = np.maximum(np.where(full_RM > 0, end_RM, all_RM), opened_RM)
+    came_RN = came_RN | (asked_RN & ~full_RN & (heard_RN <= families.spread(end_RM)))
+    return Closed(came_RN, count_RM, end_RM)

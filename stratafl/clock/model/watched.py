@@ -16,15 +16,21 @@ def watched(story: Story, round: int, clock: Clock, watch: Observer) -> None:
     if not story.goes_on:
         clock.spent(_stages_of(story, round, clock), 1, watch)
         return
-    machine = Replay(story, clock)
+    machine, seen = Replay(story, clock), list[Interval]()
     for _ in range(round):
-        machine.round()
-    began, seen = float(machine.walk.seconds_R[0]), list[Interval]()
+        machine.round(seen.append)
+        now = machine.walk.seconds_R[0]
+        seen = [each for each in seen if (each.end_RN > now)[each.who_RN].any()]
+    began = float(machine.walk.seconds_R[0])
     machine.round(seen.append)
+    clock.see_rest(machine.walk)
+    ended = float(machine.walk.seconds_R[0])
     for each in seen:
         # what began before, or goes on afterwards, is cut off
-        span = np.clip((each.begin_RN - began, each.end_RN - began), 0.0, machine.walk.seconds_R[0] - began)
-        watch(each._replace(begin_RN=span[0], end_RN=span[1]))
+        begin_RN, end_RN = (np.broadcast_to(times, each.who_RN.shape) for times in (each.begin_RN, each.end_RN))
+        is_now_RN = (begin_RN <= ended) & ((begin_RN >= began) | (end_RN > began))
+        span = np.clip((begin_RN - began, end_RN - began), 0.0, ended - began)
+        watch(each._replace(begin_RN=span[0], end_RN=span[1], who_RN=each.who_RN & is_now_RN))
 
 
 def _stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:

@@ -102,6 +102,35 @@ class PricedRun:
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
 
 
+class Pricing:
+    """Runs on networks one after another, where one that cannot be priced stops no other."""
+
+    def __init__(self, flops: float | None = None):
+        """flops: as `PricedRun.of` takes them."""
+        self._flops = flops
+        self.done: list[tuple[PricedRun, Network]] = []
+        self.problems: dict[str, InvalidInput] = {}
+        """By a line that names the run, and says what is in the way."""
+
+    def ready(self, run: StoredRun) -> PricedRun | None:
+        """A run for any network; None where it cannot be priced anywhere."""
+        try:
+            return PricedRun.of(run, self._flops)
+        except InvalidInput as problem:
+            self.problems[f"{run.name} cannot be priced: {problem}"] = problem
+            return None
+
+    def on(self, run: PricedRun, network: Network) -> Costs | None:
+        """What it costs there; None where it cannot be priced there."""
+        try:
+            found = run.on(network)
+        except InvalidInput as problem:
+            self.problems[f"{run.run.name} cannot be priced on {network.name}: {problem}"] = problem
+            return None
+        self.done.append((run, network))
+        return found
+
+
 def costs(story: Story, placed: PlacedNetwork) -> Costs:
     """What a run with this story costs on a network."""
     clock, network, depth = Clock(placed, story.wait), placed.network, story.tree.depth

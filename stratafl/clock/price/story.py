@@ -17,7 +17,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
-from stratafl.clock.model.presets import network
+from stratafl.clock.model.presets import NetworkLike, network
 from stratafl.clock.model.replay import Story, leaf_steps, replay
 from stratafl.clock.model.sizes import MessageSizes, message_sizes
 from stratafl.clock.model.waiting import check_wait
@@ -89,22 +89,27 @@ def recover(run: StoredRun) -> Recovered:
     return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)))
 
 
-def own_network(runs: Sequence[StoredRun]) -> Network:
+def own_network(runs: Sequence[StoredRun], field: str) -> Network:
     """That in whose virtual time runs went on, if it is one for all of them."""
     known = [_noted(run, len(run.tree["levels"]) - 1).network for run in runs if run.clock]
     if not known or len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
-        raise InvalidInput("--network", OWN, "is for runs in the virtual time of a network, the same for all of them")
+        raise InvalidInput(field, OWN, "is for runs in the virtual time of a network, the same for all of them")
     return known[0]
 
 
-def named_networks(names: Sequence[str]) -> list[Network | None]:
+def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> list[Network | None]:
     """Of these names, or files; None where the runs' own is meant."""
-    return [None if each == OWN else network(each) for each in names]
+    return [None if each == OWN else network(each, field) for each in given]
 
 
-def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun]) -> list[Network]:
-    """The same, now that the runs are known."""
-    return [own_network(runs) if each is None else each for each in named]
+def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
+    """The same, now that the runs are known; two of one name could not be told apart."""
+    found = [own_network(runs, field) if each is None else each for each in named]
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
+    return found
 
 
 class _Noted(NamedTuple):

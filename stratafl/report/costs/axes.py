@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.network import Network
-from stratafl.clock.price.costs import PricedRun
+from stratafl.clock.price.costs import PricedRun, Pricing
 from stratafl.report.curves import Points, number
 from stratafl.runs import StoredRun
 
@@ -37,42 +36,26 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> Netw
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
     on: dict[Path, list[tuple[PricedRun, Network]]] = {}
-    notes: list[str] = []
-    ready = {run.path: _ready(run, notes) for run in runs if run.rounds} if networks else {}
+    pricing = Pricing()
+    ready = [pricing.ready(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
         titles[seconds] = seconds
-        for path, each in ready.items():
-            priced = None if each is None else _priced(each, network, notes)
-            if each is None or priced is None:
+        for each in ready:
+            costs = None if each is None else pricing.on(each, network)
+            if each is None or costs is None:
                 continue
-            on.setdefault(path, []).append((each, network))
-            points[path][seconds] = _points(priced[0])
-            if priced[1].any():
+            on.setdefault(each.run.path, []).append((each, network))
+            points[each.run.path][seconds] = _points(costs.seconds_R)
+            if costs.money_R.any():
                 titles[cost] = f"{cost} ({network.currency})" if network.currency else cost
-                points[path][cost] = _points(priced[1])
+                points[each.run.path][cost] = _points(costs.money_R)
     for run in runs:
         for axis in titles:
             points[run.path].setdefault(axis, [None] * len(run.rounds))
-    return NetworkAxes(titles, points, on, tuple(dict.fromkeys(notes)))
+    return NetworkAxes(titles, points, on, tuple(pricing.problems))
 
 
-def _ready(run: StoredRun, notes: list[str]) -> PricedRun | None:
-    try:
-        return PricedRun.of(run)
-    except InvalidInput as problem:
-        notes.append(f"{run.name} cannot be priced: {problem}")
-        return None
-
-
-def _priced(run: PricedRun, network: Network, notes: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
-    try:
-        costs = run.on(network)
-    except InvalidInput as problem:
-        notes.append(f"{run.run.name} cannot be priced on {network.name}: {problem}")
-        return None
-    return np.cumsum(costs.seconds_R), np.cumsum(costs.money_R)
-
-
-def _points(values: np.ndarray) -> Points:
-    return [number(float(value)) for value in values]
+def _points(each_R: np.ndarray) -> Points:
+    """Up to the end of each round."""
+    return [number(float(value)) for value in np.cumsum(each_R)]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.base.errors import InvalidInput, listed, number
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.presets import network as found_network
+from stratafl.clock.model.network import LARGEST, Network
 from stratafl.clock.model.timeline import PARTS, Part
-from stratafl.clock.price.costs import Costs, PricedRun, Total
+from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
+from stratafl.clock.price.story import named_networks, resolved
 from stratafl.report.compare import Setting, settings
+from stratafl.report.curves import Curve
 from stratafl.report.gather import gather
 from stratafl.report.measures import Measure
 from stratafl.report.payload import judged_by
@@ -74,38 +76,52 @@ def price(
 ) -> list[PricedSetting]:
     """Price stored runs under networks, afterwards: their learning does not depend on these.
 
+    A run that cannot be priced is left out with a warning, unless there is no other.
+
     runs: run folders, folders of runs, or what `read_run` returned.
-    networks: names of presets, paths of TOML files, or `Network` objects.
+    networks: names of presets, paths of TOML files, or `Network` objects; "own" is the one in whose
+        virtual time the runs went on.
     targets: values of a metric, such as 0.75 or "loss=0.3"; what it took to get there is priced
         besides all rounds.
     flops_per_sample: operations of training on one sample, where a network needs them and the
         run's model cannot be made again from its config.
     """
+    if flops_per_sample is not None:
+        number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     stored = [each for each in places if isinstance(each, StoredRun)]
     found, _ = gather([Path(each) for each in places if not isinstance(each, StoredRun)])
     if not stored and not found:
         raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
     given = [networks] if isinstance(networks, str | Path | Network) else list(networks)
-    chosen = [found_network(each, "networks") for each in given]
-    return priced(settings([*stored, *found]), chosen, targets, flops_per_sample, "targets")
+    named, known = named_networks(given, "networks"), [*stored, *found]
+    chosen, pricing = resolved(named, known, "networks"), Pricing(flops_per_sample)
+    settled = priced(settings(known), chosen, pricing, targets, "targets")
+    for line in pricing.problems:
+        warnings.warn(line, stacklevel=2)
+    return settled
 
 
 def priced(
     compared: Sequence[Setting],
     networks: Sequence[Network],
+    pricing: Pricing,
     targets: Sequence[str | float] = (),
-    flops: float | None = None,
     field: str = "--target",
 ) -> list[PricedSetting]:
-    """Settings under networks, all settings of a network together."""
+    """Settings under networks, all settings of a network together; what cannot be priced is left
+    out, and in `pricing`."""
     goals = [target_of(each, compared, field) for each in targets]
-    ready = [[PricedRun.of(run, flops) for run in setting.runs] for setting in compared]
-    return [
-        _setting(setting, runs, network, goals)
+    ready = [[pricing.ready(run) for run in setting.runs] for setting in compared]
+    found = [
+        _setting(setting, network, on_it, goals)
         for network in networks
         for setting, runs in zip(compared, ready, strict=True)
+        if (on_it := _on(network, setting, runs, pricing))
     ]
+    if not found:
+        raise next(iter(pricing.problems.values()))
+    return found
 
 
 def target_of(given: str | float, compared: Sequence[Setting], field: str) -> Target:
@@ -123,14 +139,32 @@ def target_of(given: str | float, compared: Sequence[Setting], field: str) -> Ta
     return measure, goal
 
 
-def _setting(setting: Setting, runs: Sequence[PricedRun], network: Network, targets: Sequence[Target]) -> PricedSetting:
-    each = [run.on(network) for run in runs]
+class _Priced(NamedTuple):
+    """A run of a setting on a network."""
+
+    run: PricedRun
+    curve: Curve
+    costs: Costs
+
+
+def _on(network: Network, setting: Setting, runs: Sequence[PricedRun | None], pricing: Pricing) -> list[_Priced]:
+    """Those of a setting's runs that can be priced there."""
+    tried = [
+        (run, curve, pricing.on(run, network))
+        for run, curve in zip(runs, setting.curves, strict=True)
+        if run is not None
+    ]
+    return [_Priced(run, curve, costs) for run, curve, costs in tried if costs is not None]
+
+
+def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> PricedSetting:
+    each = [priced_run.costs for priced_run in runs]
     made = []
     for measure, value in targets:
-        when = [first_round(curve, measure, value) for curve in setting.curves]
+        when = [first_round(priced_run.curve, measure, value) for priced_run in runs]
         ends = [None if round is None else int(round) for round in when]
         made.append(_milestone(f"{measure.name} {measure.goal_text(value)}", each, ends))
-    made.append(_milestone(ALL, each, [len(run.run.rounds) for run in runs]))
+    made.append(_milestone(ALL, each, [len(priced_run.run.run.rounds) for priced_run in runs]))
     return PricedSetting(
         setting=setting.label,
         network=network.name,
@@ -138,7 +172,7 @@ def _setting(setting: Setting, runs: Sequence[PricedRun], network: Network, targ
         currency=network.currency,
         levels=each[0].levels,
         milestones=tuple(made),
-        notes=tuple(dict.fromkeys(note for run in runs for note in run.recovered.notes)),
+        notes=tuple(dict.fromkeys(note for priced_run in runs for note in priced_run.run.recovered.notes)),
     )
 
 

@@ -48,7 +48,7 @@ def timelines(clocked: Sequence[Clocked]) -> list[dict[str, Any]]:
         room = ROOM // (3 * len(clocked) * BARS * int(story.schedule.meetings[-1]))
         middle = (last + 1) // 2
         for round in sorted({1, middle, last} if room >= LEAST else {middle}):
-            seen = _Seen(story.tree, run.intervals(network, round))
+            seen = Seen(story.tree, run.intervals(network, round))
             rows = seen.rows(min(MOST, max(LEAST, room)))
             shown = {"run": title, "network": network.name, "round": round, "rounds": last}
             found.append({**shown, "seconds": seen.seconds, "nodes": seen.taking_part, "rows": rows})
@@ -64,7 +64,7 @@ class _Row(NamedTuple):
     """How many of its group take part, with itself."""
 
 
-class _Seen:
+class Seen:
     """One round, by node."""
 
     def __init__(self, tree: Tree, intervals: Sequence[Interval]):
@@ -119,17 +119,17 @@ class _Seen:
     def _plain(self, row: _Row) -> dict[str, Any]:
         """A row as the page has it; of bars, when they begin and how long they are, by turns."""
         bars: dict[str, list[float]] = {}
-        for begin, end, what in self._bars(row):
+        for begin, end, what in self.bars(row.level, row.node):
             bars.setdefault(what, []).extend((float(f"{begin:.6g}"), float(f"{end - begin:.4g}")))
         name = self.tree.names[row.level][row.node]
         return {"name": name, "level": row.level, "role": row.role, "siblings": row.siblings, "bars": bars}
 
-    def _bars(self, row: _Row) -> list[tuple[float, float, str]]:
-        """When each begins and ends, in order."""
+    def bars(self, level: int, node: int) -> list[tuple[float, float, str]]:
+        """What a node does, when each begins and ends, in order."""
         found: list[tuple[float, float, str]] = []
-        for each in self._of[row.level]:
-            if each.who_RN[0, row.node]:
-                begin, end = (float(times[0, row.node]) for times in (each.begin_RN, each.end_RN))
+        for each in self._of[level]:
+            if each.who_RN[0, node]:
+                begin, end = (float(times[0, node]) for times in (each.begin_RN, each.end_RN))
                 # who is late is told to stop, and what it would have done then never was
                 while found and found[-1][0] >= begin:
                     found.pop()

@@ -11,12 +11,12 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
-from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, Interval
+from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT
 from stratafl.clock.price.costs import PricedRun
+from stratafl.report.costs.rounds import Seen
 from stratafl.report.costs.texts import TIME, Unit
 from stratafl.report.figures import STYLE
 from stratafl.report.plots import pyplot, save
-from stratafl.runs import StoredRun
 
 COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b",
            AWAY: "#bfe3d0"}  # fmt: skip
@@ -26,18 +26,17 @@ MOST = 40
 Place = tuple[int, int]
 
 
-def draw_round(path: Path, run: StoredRun, network: Network, round: int, flops: float | None = None) -> None:
+def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> None:
     """Write the time line of one global round of a run, counted from 1."""
+    run, tree = ready.run, ready.recovered.story.tree
     if round > len(run.rounds):
         raise InvalidInput("--round", round, f"{run.name} has {len(run.rounds)} rounds")
-    ready = PricedRun.of(run, flops)
-    tree = ready.recovered.story.tree
     lines = _lines(tree)
     plt = pyplot()
     with plt.rc_context(STYLE):
         size = (7.2, 0.95 + 0.17 * len(lines))
         figure, axes = plt.subplots(figsize=size, layout="constrained")
-        _bars(axes, ready.intervals(network, round), lines)
+        _bars(axes, Seen(tree, ready.intervals(network, round)), lines)
         names = [f"{'   ' * (tree.depth - level)}{tree.names[level][node]}" for level, node in lines]
         axes.set_yticks(range(len(lines)), list(map(printable, names)), fontsize=7)
         axes.set(ylim=(len(lines) - 0.4, -0.6))
@@ -67,21 +66,16 @@ def _lines(tree: Tree) -> list[Place]:
     return found
 
 
-def _bars(axes: Any, seen: Sequence[Interval], lines: Sequence[Place]) -> None:
-    end = max(float(each.end_RN[each.who_RN].max()) for each in seen if each.who_RN.any())
-    unit = Unit.of(TIME, [end])
-    row_of = {place: row for row, place in enumerate(lines)}
-    for each in seen:
-        # parents merge, one level above their edges
-        level = each.level - 1 if each.what == MERGE else each.level
-        begin_RN, end_RN = (np.broadcast_to(values, each.who_RN.shape) for values in (each.begin_RN, each.end_RN))
-        for node in np.flatnonzero(each.who_RN[0]):
-            if (level, int(node)) in row_of:
-                first, last = begin_RN[0, node] / unit.factor, end_RN[0, node] / unit.factor
-                axes.barh(row_of[level, int(node)], last - first, left=first, height=0.72, color=COLOURS[each.what])
+def _bars(axes: Any, seen: Seen, lines: Sequence[Place]) -> None:
+    unit, drawn = Unit.of(TIME, [seen.seconds]), set[str]()
+    for row, place in enumerate(lines):
+        for begin, end, what in seen.bars(*place):
+            first, last = begin / unit.factor, end / unit.factor
+            axes.barh(row, last - first, left=first, height=0.72, color=COLOURS[what])
+            drawn.add(what)
     for what, word in WORDS.items():
-        if any(each.what == what and (each.end_RN > each.begin_RN)[each.who_RN].any() for each in seen):
+        if what in drawn:
             axes.barh(0, 0, color=COLOURS[what], label=word)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
-    axes.set(xlabel=unit.name, xlim=(0, end / unit.factor))
+    axes.set(xlabel=unit.name, xlim=(0, seen.seconds / unit.factor))
     axes.spines[["top", "right"]].set_visible(False)
