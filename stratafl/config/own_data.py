@@ -21,11 +21,12 @@ from stratafl.data.own.found import Found
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
+FILES = (*tables.SUFFIXES, *arrays.SUFFIXES)
 
 
 def is_own(name: str) -> bool:
     """Whether a data set's name is that of a user's own."""
-    return ":" in name or os.sep in name or name.endswith((*tables.SUFFIXES, *arrays.SUFFIXES))
+    return ":" in name or os.sep in name or name.lower().endswith(FILES)
 
 
 def is_function(name: str) -> bool:
@@ -46,10 +47,12 @@ def find(config: DataConfig, clients: int, seed: int) -> Found:
     if os.path.isdir(path):
         refuse(config, "is not for a folder", "columns")
         return images.read(path, config.test)
-    if not os.path.isfile(path) or path.suffix not in (*tables.SUFFIXES, *arrays.SUFFIXES):
+    kind = path.suffix.lower()
+    if not os.path.isfile(path) or kind not in FILES:
         allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
-        raise InvalidInput("data.name", name, f"{allowed}: there is none")
-    if path.suffix in tables.SUFFIXES:
+        found = "this is none" if os.path.exists(path) else "there is none"
+        raise InvalidInput("data.name", path, f"{allowed}; {found}")
+    if kind in tables.SUFFIXES:
         return tables.read(path, config.test, columns)
     refuse(config, "is not for an .npz file", "columns")
     return arrays.read(path, config.test)

@@ -40,7 +40,8 @@ class OnScores:
 
     @property
     def __name__(self) -> str:
-        return str(getattr(self.loss, "__name__", self.loss))
+        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        return str(getattr(loss, "__name__", loss))
 
 
 def bare(loss: Loss) -> Loss:
@@ -116,6 +117,8 @@ def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
     if not isinstance(given, str | Mapping):
         if not callable(given):
             raise InvalidInput(field, given, "must be a name, a table with one, or a function (outputs, targets)")
+        if inspect.isclass(given):
+            raise InvalidInput(field, given.__name__, f"is a class: give an object of it, {given.__name__}()")
         return OnScores(given) if _is_library(given) else given
     name, params = named(field, given)
     if ":" in name:
