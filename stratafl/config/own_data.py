@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stratafl.base.errors import InvalidInput, guarded, unknown
 from stratafl.base.generators import seeded
@@ -86,7 +88,10 @@ def _called(name: str, given: Mapping[str, Any], clients: int, seed: int) -> Fou
         if found.get("train") is None:
             raise InvalidInput("data.name", name, "must return something to train on")
         named = {key: found[key] for key in RETURNED if found.get(key) is not None}
-        return Found(**{**named, "classes": tuple(map(str, named.get("classes", ())))})
+        classes = named.get("classes", ())
+        if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
+            raise InvalidInput("data.name returned classes", classes, "must be a list of their names")
+        return Found(**{**named, "classes": tuple(map(str, classes))})
     if not isinstance(found, tuple) or len(found) != 2:
         allowed = f"must return (train, test), or a table with some of {', '.join(RETURNED)}"
         raise InvalidInput("data.name", name, f"{allowed}; not {type(found).__name__}")
