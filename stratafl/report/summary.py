@@ -73,7 +73,13 @@ def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple
     for metric in metrics:
         before.append(Column(_titled(metric), [_final(setting, metric) for setting in found], metric.better))
     after = [
-        _cost("MB per client", found, lambda curve: _last(curve, "bytes"), lambda mean: f"{mean:.2f}", MEGA),
+        _cost(
+            "MB per client",
+            found,
+            lambda curve: _last(curve, "bytes"),
+            lambda mean: f"{mean:.2f}" if mean >= 1 else f"{mean:.3g}",
+            MEGA,
+        ),
         _cost("s per round", found, _per_round, lambda mean: f"{mean:.3g}"),
     ]
     for why in ("refused", "absent", "late"):
@@ -196,6 +202,11 @@ def _cost(
 
 def _last(curve: Curve, axis: str) -> float | None:
     return curve.x[axis][-1] if curve.x[axis] else None
+
+
+def _megabytes(count: float) -> str:
+    """Of a small model there are fewer than two decimals show."""
+    return f"{count:.2f}" if count >= 1 else f"{count:.3g}"
 
 
 def _per_round(curve: Curve) -> float | None:

@@ -46,7 +46,7 @@ def test_the_summary_by_hand() -> None:
     cell = found["accuracy, %"].cells[0]
     assert (cell.mean, cell.deviation) == (pytest.approx(80), pytest.approx(10))
     assert [texts(found[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
-    assert found["MB per client"].cells == [Cell("0.00", 0.003, 0.0)]
+    assert found["MB per client"].cells == [Cell("0.003", 0.003, 0.0)]
     assert texts(found["s per round"]) == ["1"] and texts(found["refused"]) == ["3"]
 
 
