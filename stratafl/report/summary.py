@@ -105,7 +105,9 @@ def chosen_columns(found: Sequence[Setting], metric: Measure, targets: Sequence[
 
 def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
     """When a target was reached, as the paper writes it: "52.7 ± 1.2", or ">500" where a run did
-    not get there."""
+    not get there; of a metric that none of them has, nothing."""
+    if not any(metric.name in curve.y for curve in curves):
+        return Cell(ABSENT)
     when = [first_round(curve, metric, target) for curve in curves]
     mean = of_all(when)
     if mean is None:
