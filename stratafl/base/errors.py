@@ -95,7 +95,7 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     begun = [choice for choice in choices if text and choice.startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices)}")
+    return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
 
 
 def choice(field: str, name: object, known: Iterable[Known]) -> Known:

@@ -22,6 +22,8 @@ INSTALLED = ("site-packages", "dist-packages")
 """What the folders of libraries are called, whose environment they may be of."""
 TYPED = ("<stdin>", "<string>", "<ipython")
 """How code is called that is in no file since it was typed."""
+COMPILED = (".pyx", ".pxd", ".pxi")
+"""Of files that a library's compiled code names, from a folder that is not there."""
 
 
 class Frame(NamedTuple):
@@ -74,6 +76,8 @@ def is_own(file: str, function: str = "") -> bool:
     if file.startswith("<"):
         # what a dataclass makes is a text, too
         return file.startswith(TYPED) and not function.startswith("__")
+    if file.endswith(COMPILED):
+        return False
     path = os.path.realpath(file)
     return not any(path.startswith(root + os.sep) for root in _others())
 

@@ -52,8 +52,10 @@ def load_attribute(field: str, path: str) -> Any:
     source, _, attribute = path.rpartition(":")
     module = load_module(field, Path(source)) if source.endswith(".py") else import_module(field, path, source)
     found = getattr(module, attribute, None)
-    if not callable(found):
-        raise unknown(field, attribute, [name for name in vars(module) if not name.startswith("_")])
+    if found is not None and not callable(found):
+        raise InvalidInput(field, path, f"must be something to call, and is {type(found).__name__}")
+    if found is None:
+        raise unknown(field, attribute, [n for n, each in vars(module).items() if callable(each) and n[0] != "_"])
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import signal
 from pathlib import Path
 from types import FrameType
@@ -91,8 +92,8 @@ def up_command(
 
             this_machine.run(out, show)
     except KeyboardInterrupt:
-        place = "" if out == Path("sites") else f" --out {out}"
-        again = f"stopped; go on with: stratafl deploy up {topology} --local{place}"
+        place = "" if out == Path("sites") else f" --out {shlex.quote(str(out))}"
+        again = f"stopped; go on with: stratafl deploy up {shlex.quote(str(topology))} --local{place}"
         raise Interrupted(signal.SIGINT, again) from None
     print(f"the model: {out / 'root' / 'model.safetensors'}", flush=True)
     missing = attendance.never(out / "root")

@@ -33,6 +33,7 @@ from stratafl.cli.reproduce.command import reproduce_command
 from stratafl.cli.run import run_command
 from stratafl.cli.runs import runs_command
 from stratafl.cli.sweep import sweep_command
+from stratafl.cli.tables import spell_out
 
 app = typer.Typer(
     cls=Commands,
@@ -69,6 +70,7 @@ def version_option(
 def main() -> None:
     """Errors a user can mend are one line and exit code 2, those in their own code come with its
     lines and are 4; an interrupt is 130, a SIGTERM 143."""
+    spell_out()
     try:
         with own_code():
             app(prog_name="stratafl", standalone_mode=True)

@@ -18,6 +18,7 @@ from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tra
 from stratafl.runs import layout
 
 if TYPE_CHECKING:
+    from stratafl.config.schema import Config
     from stratafl.core.measure.record import RoundResult
     from stratafl.ranks.collectives import Ranks
     from stratafl.runs.launch import Launch
@@ -48,14 +49,12 @@ def run_command(
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
     from stratafl.config.schema import Config
-    from stratafl.ranks.launcher import start, without_option
     from stratafl.ranks.session import session
     from stratafl.runs.launch import Launch
     from stratafl.runs.trackers import check_trackers
 
     if nproc is not None:
-        count = integer("--nproc", nproc, at_least=1, at_most=4096)
-        raise typer.Exit(start(count, without_option(sys.argv[1:], "--nproc")))
+        raise typer.Exit(_shared(nproc, None if config is None else Config.load(config, change or ())))
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)
     with session() as ranks:
@@ -79,6 +78,19 @@ def run_command(
             _show(launch, tracked, quiet, as_json)
         else:
             launch.run()
+
+
+def _shared(nproc: int, settings: Config | None) -> int:
+    """Have so many processes do it, and return the exit code."""
+    from stratafl.base.tree import Tree
+    from stratafl.ranks.launcher import start, without_option
+
+    count = integer("--nproc", nproc, at_least=1, at_most=4096)
+    clients = count if settings is None else Tree.of(settings.tree.shape).leaves
+    if count > clients:
+        # said before so many processes are started that would have nothing to do
+        raise InvalidInput("--nproc", count, f"the tree has {clients:,} clients; every process needs one at least")
+    return start(count, without_option(sys.argv[1:], "--nproc"))
 
 
 def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:

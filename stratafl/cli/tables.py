@@ -3,12 +3,16 @@
 No cell is cut and no word broken. A column of names, numbers or commands is as wide as its longest
 cell; a column of prose is broken between words. Where the columns do not fit beside each other,
 those that matter least are left out, and where even the others do not fit, every row becomes a
-heading with its values below it, each with its title.
+heading with its values below it, each with its title. What an encoding has no letters for is spelt
+out in those it has.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -24,6 +28,24 @@ GAP = "  "
 READABLE = 24
 """Columns of a terminal that prose needs if it is to be read beside other columns."""
 HELD = "\N{NO-BREAK SPACE}"
+PLAIN = {"─": "-", "±": "+-", "×": "x", "→": "->"}
+"""What the commands' own texts have beyond ASCII."""
+SPELT = "stratafl.spelt"
+
+
+def spell_out() -> None:
+    """Let both streams write any text, so that in ASCII, too, a table is no traceback."""
+    codecs.register_error(SPELT, _spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=SPELT)
+
+
+def _spelt(problem: UnicodeError) -> tuple[str, int]:
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    text = problem.object[problem.start : problem.end]
+    return "".join(PLAIN.get(each) or each.encode("unicode_escape").decode("ascii") for each in text), problem.end
 
 
 def unbroken(text: str) -> str:

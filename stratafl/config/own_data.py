@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stratafl.base.errors import InvalidInput, guarded, unknown
 from stratafl.base.generators import seeded
@@ -21,11 +23,12 @@ from stratafl.data.own.found import Found
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
+FILES = (*tables.SUFFIXES, *arrays.SUFFIXES)
 
 
 def is_own(name: str) -> bool:
     """Whether a data set's name is that of a user's own."""
-    return ":" in name or os.sep in name or name.endswith((*tables.SUFFIXES, *arrays.SUFFIXES))
+    return ":" in name or os.sep in name or name.lower().endswith(FILES)
 
 
 def is_function(name: str) -> bool:
@@ -47,10 +50,12 @@ def find(config: DataConfig, clients: int, seed: int) -> Found:
     if os.path.isdir(path):
         refuse(config, "is not for a folder", "columns")
         return images.read(path, config.test)
-    if not os.path.isfile(path) or path.suffix not in (*tables.SUFFIXES, *arrays.SUFFIXES):
+    kind = path.suffix.lower()
+    if not os.path.isfile(path) or kind not in FILES:
         allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
-        raise InvalidInput("data.name", name, f"{allowed}: there is none")
-    if path.suffix in tables.SUFFIXES:
+        found = "this is none" if os.path.exists(path) else "there is none"
+        raise InvalidInput("data.name", path, f"{allowed}; {found}")
+    if kind in tables.SUFFIXES:
         return tables.read(path, config.test, columns)
     refuse(config, "is not for an .npz file", "columns")
     return arrays.read(path, config.test)
@@ -84,7 +89,10 @@ def _called(name: str, given: Mapping[str, Any], clients: int, seed: int) -> Fou
         if found.get("train") is None:
             raise InvalidInput("data.name", name, "must return something to train on")
         named = {key: found[key] for key in RETURNED if found.get(key) is not None}
-        return Found(**{**named, "classes": tuple(map(str, named.get("classes", ())))})
+        classes = named.get("classes", ())
+        if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
+            raise InvalidInput("data.name returned classes", classes, "must be a list of their names")
+        return Found(**{**named, "classes": tuple(map(str, classes))})
     if not isinstance(found, tuple) or len(found) != 2:
         allowed = f"must return (train, test), or a table with some of {', '.join(RETURNED)}"
         raise InvalidInput("data.name", name, f"{allowed}; not {type(found).__name__}")

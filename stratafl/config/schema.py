@@ -224,7 +224,7 @@ def read_tables(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or the complaint."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError:
         raise InvalidInput("config", path, "is not UTF-8 text") from None
     except (OSError, ValueError) as problem:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stratafl.base.errors import InvalidInput, reason, unknown
-from stratafl.core.objective.losses import Loss
+from stratafl.core.objective.losses import Loss, checked
 from stratafl.data.inputs import Inputs, arguments
 
 FROZEN = "frozen weights"
@@ -158,7 +158,7 @@ class Flat:
             # again on the way
             with forward():
                 value = loss(called(working.module, inputs), targets)
-            value.backward()
+            checked(loss, value).backward()
         self.wrote = working.leave(x_P, b_B, integers)
         return working.gradients()
 

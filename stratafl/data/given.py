@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from stratafl.base.errors import InvalidInput, guarded, unknown
 from stratafl.base.generators import seeded, states
 from stratafl.base.streams import Purpose, seed_of
-from stratafl.data.inputs import Fields, Inputs, Pair, merged, named_inputs, tensor, tensors_of
+from stratafl.data.inputs import Fields, Inputs, Pair, is_array, merged, named_inputs, targets, tensors_of
 from stratafl.data.supply import Held, Lazy
 
 TARGETS = ("labels", "label")
@@ -111,13 +111,13 @@ def is_several(data: object) -> bool:
     """Whether these are the data sets of several clients."""
     if not isinstance(data, list | tuple) or not data:
         return False
-    return all(
-        is_items(each) or (isinstance(each, list | tuple) and len(each) == 2 and _is_array(each[0])) for each in data
-    )
+    return all(is_items(each) or _is_pair(each) for each in data)
 
 
-def _is_array(value: object) -> bool:
-    return isinstance(value, Tensor | np.ndarray | Mapping)
+def _is_pair(data: object) -> bool:
+    if not isinstance(data, list | tuple) or len(data) != 2:
+        return False
+    return isinstance(data[0], Mapping) or is_array(data[0])
 
 
 def given(field: str, data: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
@@ -157,12 +157,12 @@ def one_each(field: str, several: object, *, columns: object = None, lazy: bool 
 def _pair(field: str, data: object) -> Pair:
     if not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) != 2:
         raise InvalidInput(field, type(data).__name__, WANTED)
-    inputs, targets = named_inputs(field, data[0]), tensor(field, data[1])
-    parts = [*tensors_of(inputs).values(), targets]
-    if any(each.ndim == 0 or len(each) != len(targets) or len(each) == 0 for each in parts[::-1]):
+    inputs, targets_N = named_inputs(field, data[0]), targets(field, data[1])
+    parts = [*tensors_of(inputs).values(), targets_N]
+    if any(each.ndim == 0 or len(each) != len(targets_N) or len(each) == 0 for each in parts[::-1]):
         shapes = tuple(tuple(each.shape) for each in parts)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
-    return inputs, targets
+    return inputs, targets_N
 
 
 class _Items:
@@ -186,10 +186,10 @@ class _Items:
             chosen = columns.chosen(field, known)
             inputs = item[chosen] if isinstance(chosen, str) else {name: item[name] for name in chosen}
             owner = None if columns.owner is None else item[_known(field, columns.owner, known)]
-            return Sample(named_inputs(field, inputs), tensor(field, item[columns.target(field, known)]), owner)
+            return Sample(named_inputs(field, inputs), targets(field, item[columns.target(field, known)]), owner)
         if not isinstance(item, Sequence) or len(item) != 2:
             raise InvalidInput(field, self.kind, WANTED)
-        return Sample(named_inputs(field, item[0]), tensor(field, item[1]))
+        return Sample(named_inputs(field, item[0]), targets(field, item[1]))
 
 
 def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
@@ -222,8 +222,8 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
         supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
         return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else ())
     with guarded(field, kind, "its samples must be of one shape"):
-        targets = torch.stack([each.target for each in samples])
-    return Given(Lazy(read, targets), owner=owner, notes=_unrepeatable(field, kind, sample, key))
+        targets_N = torch.stack([each.target for each in samples])
+    return Given(Lazy(read, targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
 
 
 def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> Held:

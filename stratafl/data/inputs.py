@@ -53,6 +53,8 @@ Pair = tuple[Inputs, Tensor]
 """Inputs and targets."""
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 """A sample's; by name where inputs have names."""
+AS_GIVEN = (torch.bool, torch.uint8, torch.int64)
+"""Whole numbers that are left as they are: masks, and what losses take."""
 
 
 def mapped(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
@@ -99,8 +101,8 @@ def sample_bytes(inputs: Inputs) -> int:
 
 
 def tensor(field: str, value: object) -> Tensor:
-    """A dense tensor with values, from one, from an array or from an image."""
-    if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array_interface__"):
+    """A dense tensor with values, from one, from an array, from an image or from a pandas table."""
+    if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
         if np.ma.is_masked(value):
@@ -115,6 +117,30 @@ def tensor(field: str, value: object) -> Tensor:
     if odd:
         raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {odd}")
     return made
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array, or gives itself as one: an image, or a table of pandas. A number of
+    NumPy's does, too, and is none."""
+    return hasattr(value, "__array__") and not isinstance(value, np.generic)
+
+
+def targets(field: str, value: object) -> Tensor:
+    """Targets; whole numbers in the type that PyTorch's losses take class numbers in."""
+    if _are_texts(value):
+        allowed = "are texts: number the classes, as numpy.unique(targets, return_inverse=True)[1] does"
+        raise InvalidInput(f"{field} targets", type(value).__name__, allowed)
+    made = tensor(f"{field} targets", value)
+    return made if made.is_floating_point() or made.is_complex() or made.dtype in AS_GIVEN else made.long()
+
+
+def _are_texts(value: object) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    if isinstance(value, Tensor) or not is_array(value):
+        return isinstance(value, str)
+    array = np.asarray(value)
+    return array.dtype.kind in "US" or (array.dtype.kind == "O" and isinstance(next(array.flat, None), str))
 
 
 def peculiar(given: Tensor) -> str:

@@ -92,7 +92,10 @@ def model_fits(field: str, subject: Subject, inputs: Inputs, targets: Tensor, cl
             )
         labels = targets[targets != IGNORED]
         low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if low < 0 or high >= scores.shape[1]:
+        if low < 0:
+            told = f"of {field} begin at {low}: classes are counted from 0, and {IGNORED} is a label to ignore"
+            raise InvalidInput("labels", f"{low} to {high}", told)
+        if high >= scores.shape[1]:
             raise InvalidInput(
                 "model output",
                 f"{scores.shape[1]} classes",

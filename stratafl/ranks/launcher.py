@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -139,7 +140,7 @@ def _verdict(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[in
     if first > 0 and first != LOST:
         return first  # and it said why
     path = store.get(RUN).decode() if store.check([RUN]) else ""
-    go_on = f"; go on with: stratafl run --resume {path}" if path else ""
+    go_on = f"; go on with: stratafl run --resume {shlex.quote(path)}" if path else ""
     if signals:
         print(f"interrupted{go_on}", file=sys.stderr)
         return 128 + signals[0]

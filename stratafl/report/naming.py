@@ -39,6 +39,9 @@ def names(flats: Sequence[Flat]) -> list[str]:
     name shows."""
     keys = sorted({key for flat in flats for key in flat}, key=_rank)
     differing = [key for key in keys if key != METHOD and len({_value(flat, key) for flat in flats}) > 1]
+    # a rate is also in the schedule that it begins: one of the same word and values says it all
+    differing = list({(_word(key), *(_value(flat, key) for flat in flats)): key for key in differing[::-1]}.values())
+    differing.sort(key=_rank)
     # what some do not have at all is often a parameter of another method, or of a later version;
     # and how long or where a run ran is the last thing to name it by
     first = [key for key in differing if len({_value(flat, key) for flat in flats if key in flat}) > 1]
@@ -72,9 +75,11 @@ def method_name(flat: Flat) -> str:
 
 def plain(value: object) -> str:
     """A value as people write it: a named table is its name and its values, a list is divided by
-    strokes."""
+    strokes, and of what was in memory there is the beginning of its digest."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping) and "sha256" in value:
+        return f"#{str(value['sha256'])[:6]}"
     if isinstance(value, Mapping):
         return " ".join(plain(each) for each in value.values())
     if isinstance(value, list | tuple):
@@ -92,8 +97,12 @@ def _name(flat: Flat, chosen: Sequence[str], flats: Sequence[Flat]) -> str:
     return ", ".join(filter(None, parts)) or "run"
 
 
+def _word(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
 def _part(key: str, value: object) -> str:
-    word = key.rpartition(".")[2]
+    word = _word(key)
     if value is None or value is False:
         return f"no {word}"
     if value is True:

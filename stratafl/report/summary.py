@@ -73,7 +73,13 @@ def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple
     for metric in metrics:
         before.append(Column(_titled(metric), [_final(setting, metric) for setting in found], metric.better))
     after = [
-        _cost("MB per client", found, lambda curve: _last(curve, "bytes"), lambda mean: f"{mean:.2f}", MEGA),
+        _cost(
+            "MB per client",
+            found,
+            lambda curve: _last(curve, "bytes"),
+            lambda mean: f"{mean:.2f}" if mean >= 1 else f"{mean:.3g}",
+            MEGA,
+        ),
         _cost("s per round", found, _per_round, lambda mean: f"{mean:.3g}"),
     ]
     for why in ("refused", "absent", "late"):
@@ -99,7 +105,9 @@ def chosen_columns(found: Sequence[Setting], metric: Measure, targets: Sequence[
 
 def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
     """When a target was reached, as the paper writes it: "52.7 ± 1.2", or ">500" where a run did
-    not get there."""
+    not get there; of a metric that none of them has, nothing."""
+    if not any(metric.name in curve.y for curve in curves):
+        return Cell(ABSENT)
     when = [first_round(curve, metric, target) for curve in curves]
     mean = of_all(when)
     if mean is None:
@@ -196,6 +204,11 @@ def _cost(
 
 def _last(curve: Curve, axis: str) -> float | None:
     return curve.x[axis][-1] if curve.x[axis] else None
+
+
+def _megabytes(count: float) -> str:
+    """Of a small model there are fewer than two decimals show."""
+    return f"{count:.2f}" if count >= 1 else f"{count:.3g}"
 
 
 def _per_round(curve: Curve) -> float | None:

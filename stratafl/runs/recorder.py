@@ -12,6 +12,7 @@ tells the others, who need not see it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Recorder:
     @property
     def go_on(self) -> str:
         """How to, once it was stopped."""
-        return f"go on with: stratafl run --resume {self.folder.path}"
+        return f"go on with: stratafl run --resume {shlex.quote(str(self.folder.path))}"
 
     def run(self, watch: Watch = lambda record: None, say: Say = silent) -> Launched:
         """Do the rounds that are left."""

@@ -1,11 +1,13 @@
 """How a run shows itself while it goes on.
 
-On a terminal that is a live bar, in a notebook a line that is written over, elsewhere plain lines,
-or nothing at all. It moves with every group round.
+On a terminal that is a live bar, in a notebook a line that is written over, elsewhere, and on a
+terminal that can only go on writing, plain lines, or nothing at all. A bar moves with every group
+round.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from types import TracebackType
@@ -13,6 +15,9 @@ from typing import Any, TextIO
 
 from stratafl.base.errors import listed, printable
 from stratafl.core.measure.record import RoundResult
+
+NARROW = 60
+"""Columns of a terminal below which a line has no room for a bar."""
 
 
 def in_notebook() -> bool:
@@ -26,6 +31,11 @@ def is_watched() -> bool:
     return in_notebook() or sys.stderr.isatty()
 
 
+def is_dumb() -> bool:
+    """Whether a terminal cannot write over what it shows."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
 class Display:
     """Writes to the error stream, so that what a command prints can be piped; in a notebook below
     the cell."""
@@ -33,7 +43,7 @@ class Display:
     def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
         self.title, self.rounds, self.quiet, self.done = title, rounds, quiet, done
         self._bar = None if quiet or in_notebook() else _bar()
-        self._rewrites = not quiet and self._bar is None and is_watched()
+        self._rewrites = not quiet and self._bar is None and (in_notebook() or (is_watched() and not is_dumb()))
         self._task = None if self._bar is None else self._bar.add_task(
             _escaped(title), total=rounds, completed=done, done=done, inside="", metrics=""
         )  # fmt: skip
@@ -116,12 +126,18 @@ def _bar() -> Any:
     except ImportError:
         return None
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or is_dumb():
         return None
 
     def text(words: str) -> TextColumn:
         return TextColumn(words, table_column=Column(no_wrap=True, overflow="ellipsis"))
 
+    if console.width < NARROW:
+        # one column, so that it is the end of it that is cut
+        return Progress(
+            text("round {task.fields[done]}/{task.total:.0f} {task.fields[inside]} {task.fields[metrics]}"),
+            console=console,
+        )
     return Progress(
         text("{task.description}"),
         BarColumn(bar_width=20 if console.width >= 80 else 8),

@@ -306,6 +306,8 @@ class Simulation(Shown):
         tensorboard: whether its events are written, too.
         force: go on also where arguments, files or data are no longer what they were, and note it.
         """
+        if not isinstance(path, str | Path):
+            raise InvalidInput("save", path, "must be the path of a folder")
         if self.saving is None:
             raise InvalidInput("save", path, "is for what `simulate` returns; `stratafl run` keeps a config's run")
         self._recorder = self.saving(self, Path(path), checkpoint_every, keep_state, tensorboard, force)

@@ -29,6 +29,7 @@ def test_every_command_of_its_readme_works_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "my study"
     assert sorted(path.name for path in folder.iterdir()) == sorted(project("my study"))
     assert all(f"my study/{name}" in made for name in project("my study"))
+    assert made.splitlines()[-1] == "next: cd 'my study' && stratafl run study.toml"
     readme = (folder / "README.md").read_text()
     assert readme.startswith("# my study\n")
     commands = re.findall(r"^    stratafl (.+?)(?: +#.*)?$", readme, re.M)

@@ -59,6 +59,13 @@ def wrong():
     return 1, 2, 3
 
 
+SAMPLES = 40
+
+
+def miscounted():
+    return {"train": arrays()[0], "classes": 2}
+
+
 def misspelt():
     return {"trian": None}
 

@@ -79,6 +79,8 @@ def test_inputs_with_names_reach_a_model_of_ones_own(folder: Path) -> None:
         ('name = "my_data.py:wrong"', r"must return \(train, test\)"),
         ('name = "my_data.py:misspelt"', "did you mean 'train'"),
         ('name = "my_data.py:failing"', "the disk is gone"),
+        ('name = "my_data.py:SAMPLES"', "must be something to call, and is int"),
+        ('name = "my_data.py:miscounted"', r"returned classes = 2: must be a list of their names"),
         ('name = "nothing.py:load"', "no such Python file"),
         ('name = "my_data.py:arrays"\nlazy = true', "item by item"),
         ('name = "my_data.py:arrays"\ntest = 0.5', "is not for a function"),

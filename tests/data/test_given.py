@@ -72,6 +72,19 @@ class Tables(Dataset):
         return {**item, "label": int(labels[number]), "speaker": f"s{number % 4}"}
 
 
+class Numbers(Dataset):
+    """Pairs of an input and a number of NumPy's."""
+
+    def __init__(self, x: Tensor, y: np.ndarray):
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, np.generic]:
+        return self.x[number], self.y[number]
+
+
 class Noisy(Dataset):
     """Its items are drawn anew from all three generators whenever they are read."""
 
@@ -108,6 +121,34 @@ def test_every_form_trains_as_its_tensors_do() -> None:
     assert torch.equal(rows(trained(linear, [TensorDataset(*pair) for pair in each], None)), wanted)
     with_test = trained(linear, (x, y), test=each).run()
     assert with_test.history[-1].metrics == trained(linear, (x, y), test=(x, y)).run().history[-1].metrics
+
+
+def test_whole_numbers_of_any_type_are_labels() -> None:
+    x, y = samples()
+    wanted = rows(trained(linear, (x, y)))
+    for kind in (np.int8, np.int32, np.uint16, np.uint32, np.uint64):
+        labels = y.numpy().astype(kind)
+        assert torch.equal(rows(trained(linear, (x, labels), test=(x, labels))), wanted)
+        assert torch.equal(rows(trained(linear, Numbers(x, labels))), wanted)
+
+
+def test_tables_of_pandas_are_arrays() -> None:
+    import pandas as pd
+
+    x, y = samples()
+    wanted = rows(trained(linear, (x, y)))
+    frame, column = pd.DataFrame(x.numpy()), pd.Series(y.numpy(), index=range(5, 5 + len(y)))
+    assert torch.equal(rows(trained(linear, (frame, column))), wanted)
+    each = [(frame.iloc[list(part)], column.iloc[list(part)]) for part in PARTS]
+    assert torch.equal(rows(trained(linear, each, None)), wanted)
+
+
+def test_texts_as_targets_are_told_apart_from_inputs() -> None:
+    x, y = samples()
+    texts = [f"class {label}" for label in y]
+    for given in (texts, np.array(texts), np.array(texts, dtype=object)):
+        with pytest.raises(InvalidInput, match=r"data targets = .*are texts: number the classes"):
+            trained(linear, (x, given))
 
 
 def test_the_librarys_own_partition_is_one() -> None:

@@ -106,6 +106,7 @@ NUMBERS: list[Wrong] = [
     ("decay huge", lambda: study(leaf=leaf(0.1, weight_decay=1e300)), "leaf.weight_decay", "1e+300", "at most"),
     ("pull huge", lambda: study(rules={"name": "fedprox", "mu": 10**40}), "rules", "1e+40", "at most"),
     ("lr function", lambda: study(leaf=leaf(raising)), "leaf.lr", "'raising'", "KeyError"),
+    ("save", lambda: study(save=3), "save", "3", "the path of a folder"),
     ("ranks", lambda: study(ranks=3), "ranks", "3", "docs/ranks.md"),
 ]
 SHAPES: list[Wrong] = [

@@ -63,3 +63,7 @@ def test_what_an_exception_says_is_one_short_printable_line() -> None:
     assert reason(ValueError()) == "ValueError"
     assert reason(Mute()) == "Mute"
     assert len(reason(ValueError("a" * 10_000))) < 220
+
+
+def test_where_nothing_is_known_a_complaint_says_so() -> None:
+    assert str(unknown("model key", "hiden", [])) == "model key = 'hiden': unknown; known: none at all"

@@ -3,6 +3,7 @@ then the user's own lines; in any round, in a deployed tree and on several ranks
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from stratafl.core.leaf import Leaf, constant, corrections
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.guard import Called
 from tests.deploy.trees import Deployed, simulation
-from tests.mistakes.own_code import complaint_of, run
+from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
 
 # -- models, losses, transforms and the like, in any round -----------------------------------------
 
@@ -48,6 +49,28 @@ class Later:
         if self.calls > self.after:
             raise RuntimeError("not now")
         return self.function(*given)
+
+
+ODD = {
+    "nothing": (lambda outputs, each: None, "gave NoneType"),
+    "without a gradient": (lambda outputs, each: torch.zeros(()), "gave a number without a gradient"),
+    "each sample's": (lambda outputs, each: each, r"gave a tensor of shape \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("name", ODD)
+def test_a_loss_that_gives_something_else_for_some_samples(name: str, engine: str) -> None:
+    wrong, told = ODD[name]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Any:
+        each = F.cross_entropy(outputs, targets % 2, reduction="none")
+        return wrong(outputs, each) if (targets == 7).any() else each.mean()
+
+    labels = torch.where(torch.arange(16) == 14, 7, TARGETS)  # not among the few that it is tried on
+    problem = complaint_of(lambda: run(loss=loss, engine=engine, data=(INPUTS, labels), test=None).run())
+    assert re.search(rf"loss = 'loss': {told}.* one number with a gradient for all", str(problem))
+    assert problem.frames[0].function == "loss" and problem.frames[0].file == __file__
 
 
 def warming(round: int) -> float:

@@ -146,7 +146,7 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
         ("my_own_model:exits", "cannot be made: SystemExit: 0"),
         ("my_own_model:sleep", "a Python function that makes one"),
         ("my_own_model:made", "a Python function that makes one"),
-        ("my_own_model:functools", "unknown"),
+        ("my_own_model:functools", "must be something to call, and is module"),
         ("time:sleep", "part of Python itself"),
         ("builtins:exit", "part of Python itself"),
         (":Net", "cannot be imported"),

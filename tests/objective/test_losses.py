@@ -120,7 +120,7 @@ def test_by_import_path(tmp_path: Path) -> None:
     assert loss_of("torch.nn.functional:mse_loss")({"logits": VALUES}, TARGETS) == F.mse_loss(VALUES, TARGETS)
     for given, said in (
         (f"{path}:powr", "did you mean 'power'"),
-        (f"{path}:notaloss", "unknown"),
+        (f"{path}:notaloss", "must be something to call, and is int"),
         ({"name": f"{path}:power", "exponents": 3}, "unexpected keyword argument 'exponents'"),
     ):
         with pytest.raises(InvalidInput, match=re.escape(said)):

@@ -68,6 +68,14 @@ def test_of_values_as_scikit_learn_has_them() -> None:
     )
 
 
+def test_of_several_columns_of_values_as_scikit_learn_has_them() -> None:
+    offset = torch.tensor([0.0, 100.0])
+    true, values = TRUE.view(100, 2) + offset, VALUES.view(100, 2) + offset
+    found = measured(["r2"], values, true, "mse")
+    assert found["r2"] == pytest.approx(sklearn.r2_score(true, values), rel=1e-4)
+    assert found["r2"] < 0.9, "an offset explains nothing"
+
+
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_of_yes_and_no(column: bool, whole: bool) -> None:
@@ -227,6 +235,13 @@ TRIED = [
 def test_a_metric_is_tried_before_the_first_round(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         run(metrics=given)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "balanced_accuracy", "perplexity"])
+def test_values_are_no_yes_and_no(name: str) -> None:
+    for targets in (TRUE, torch.full_like(TRUE, math.nan), (YES - 100).long()):
+        with pytest.raises(InvalidInput, match=f"{name} = .* yes or no, and targets that are not from 0 to 1"):
+            measured([name], VALUES[:, None], targets, lambda outputs, targets: outputs.mean())
 
 
 def test_no_test_data_no_metrics() -> None:

@@ -298,11 +298,22 @@ class Forgetful(NamedTuple):
         return {}, lr * direction
 
 
+class OneThing(NamedTuple):
+    """Forgets to return its state."""
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def step(self, state: dict[str, Tensor], direction: Tensor, x: Tensor, lr: Any) -> Any:
+        return lr * direction
+
+
 IMPURE = {
     "again": (Counting(Calls()), "all it remembers must be in its state"),
     "neighbours": (Coupled(), "among others"),
     "in place": (InPlace(), "changes m in place"),
     "forgets": (Forgetful(), "a state like the one of init"),
+    "one thing": (OneThing(), "step must return two things, the next state and what is subtracted"),
 }
 
 

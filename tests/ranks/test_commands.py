@@ -258,5 +258,5 @@ def test_what_is_wrong_is_said_once(commands: Commands) -> None:
     small = ("--set", "tree.shape=[2, 1]", "--set", "run.plugins=[]")
     code, _, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 4, *small)
     assert code == 2
-    assert complained == "error: ranks = 4: the tree has 3 clients; every rank needs one at least\n"
+    assert complained == "error: --nproc = 4: the tree has 3 clients; every process needs one at least\n"
     assert not (commands.folder / "runs").exists()

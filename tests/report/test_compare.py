@@ -141,6 +141,10 @@ def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
         ([flat(data__name="digits", model__name="mlp"), flat(data__name="mnist", model__name="cnn")],
          ["MTGC, digits, mlp", "MTGC, mnist, cnn"]),
         ([{}, {"run.rounds": 3}], ["run", "rounds 3"]),
+        # a rate is also in the schedule that it begins
+        ([flat(leaf__lr=lr, leaf__schedule__lr=lr) for lr in (0.1, 0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
+        ([flat(data__test=[{"name": "in memory", "shape": [9], "sha256": f"{n}3d99aa5df8c4b46"}] * 2) for n in (0, 1)],
+         ["MTGC, test #03d99a / #03d99a", "MTGC, test #13d99a / #13d99a"]),
     ],
 )  # fmt: skip
 def test_settings_are_named_by_what_differs(configs: list[dict[str, object]], expected: list[str]) -> None:

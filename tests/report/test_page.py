@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from stratafl import simulate
 from stratafl.clock.model.presets import network
 from stratafl.report.costs.axes import network_axes
 from stratafl.report.gather import gather
@@ -33,6 +36,25 @@ def test_curves_are_drawn(page: Page, report: Path) -> None:
     assert page.js("document.querySelectorAll('#tree .sample').length") == 4
     assert page.js("document.querySelectorAll('#tree .share').length") > 4
     assert page.errors() == []
+
+
+def test_ticks_are_told_apart(page: Page, report: Path) -> None:
+    page.open(report)
+    texts = "labelled([%s], %s).map((tick) => tick.text)"
+    assert page.js(texts % ("0.021671, 0.021672, 0.021673", "short")) == ["0.021671", "0.021672", "0.021673"]
+    assert page.js(texts % ("0.5, 0.55, 0.6", "percentText")) == ["50 %", "55 %", "60 %"]
+
+
+def test_what_was_in_memory_gives_a_page_no_title(page: Page, tmp_path: Path) -> None:
+    x, y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
+    parts = torch.arange(24).chunk(4)
+    simulate(
+        lambda: nn.Linear(3, 2), (x, y), parts, "2x2", periods=[1, 1], rounds=2, test=(x, y), save=tmp_path / "run"
+    ).run()
+    written = page_of(payload(gather([tmp_path])[0]))
+    (tmp_path / "page.html").write_text(written)
+    page.open(tmp_path / "page.html")
+    assert page.text("subtitle").startswith("1 run, 1 setting · tree 2x2 · ")
 
 
 def test_a_setting_can_be_hidden_and_seen_alone(page: Page, report: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_summary_by_hand() -> None:
     cell = found["accuracy, %"].cells[0]
     assert (cell.mean, cell.deviation) == (pytest.approx(80), pytest.approx(10))
     assert [texts(found[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
-    assert found["MB per client"].cells == [Cell("0.00", 0.003, 0.0)]
+    assert found["MB per client"].cells == [Cell("0.003", 0.003, 0.0)]
     assert texts(found["s per round"]) == ["1"] and texts(found["refused"]) == ["3"]
 
 
@@ -58,6 +58,11 @@ def test_one_run_has_no_deviation() -> None:
 
 def test_a_setting_with_an_unfinished_run_reached_no_target() -> None:
     assert texts(table([stored([0.5, 0.9], 0), stored([0.5], 1)], [0.9])["rounds to 90 %"]) == [">1"]
+
+
+def test_a_target_of_a_metric_that_a_run_does_not_have_is_not_missed() -> None:
+    runs = [with_metric("f1", [0.5, 0.9]), with_metric("mae", [0.5, 0.9], leaf={"lr": 0.5})]
+    assert texts(table(runs, [0.9], "f1")["rounds to 0.9"]) == ["2", "—"]
 
 
 def test_a_run_without_rounds() -> None:

@@ -213,6 +213,18 @@ def test_data_in_any_form(model, data, parts, more, tmp_path: Path) -> None:
     assert again.done and torch.equal(again.run().models[2], result.models[2])
 
 
+def test_tables_to_test_on_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    import pandas as pd
+
+    table, column = pd.DataFrame(INPUTS.numpy()), pd.Series(TARGETS.numpy())
+    given = {"periods": [1, 1], "rounds": 1, "save": tmp_path / "x"}
+    run = partial(simulate, lambda: nn.Linear(4, 3), (INPUTS, TARGETS), PARTS, "2x2", **given)
+    run(test=(table, column)).run()
+    assert run(test=(table.copy(), column)).done
+    with pytest.raises(InvalidInput, match=r"data\.test was"):
+        run(test=(table + 1, column))
+
+
 def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:
     whole = study(save=tmp_path / "whole")
     whole.run()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stratafl import RoundResult, Simulation, simulate
+from stratafl.cli.display import SweepDisplay
 from stratafl.simulation import progress
 from stratafl.simulation.progress import Display
 
@@ -43,6 +44,8 @@ def test_a_bar_is_one_line_and_moves_inside_a_round(width: int, monkeypatch: pyt
     assert shown[0] != shown[1]
     (task,) = display._bar.tasks
     assert task.completed == pytest.approx(3.4) and task.total == 20
+    if width < 60:
+        assert all(line.startswith("round 3/20 ") for line in shown)
     if width >= 120:
         assert "round 3/20" in shown[1] and "group round 12/30" in shown[1] and "[name]" in shown[1]
         assert "group round" not in shown[0]
@@ -52,6 +55,17 @@ def drawn(display: Display) -> str:
     console = display._bar.console
     (line,) = console.render_lines(display._bar.make_tasks_table(display._bar.tasks), pad=False)
     return "".join(segment.text for segment in line)
+
+
+def test_plain_lines_on_a_terminal_that_cannot_write_over_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Display("study", 20) as display:
+        display.show(RECORD)
+    assert capsys.readouterr().err.startswith("study: round 3/20  accuracy 0.9877")
+    assert not SweepDisplay("sweep", 3).live
 
 
 def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -27,7 +28,7 @@ def init_command(
         with writing(name / file, sync=False) as written:
             written.write(text.encode())
         print(printable(name / file))
-    here = "" if name.absolute() == Path.cwd() else f"cd {name} && "
+    here = "" if name.absolute() == Path.cwd() else f"cd {shlex.quote(str(name))} && "
     print(printable(f"next: {here}stratafl run study.toml"))
 
 

@@ -151,7 +151,7 @@ class Network:
     def load(path: Path) -> Network:
         """From a TOML file."""
         try:
-            values = tomllib.loads(read_bytes(path).decode("utf-8"))
+            values = tomllib.loads(read_bytes(path).decode("utf-8-sig"))
         except (ValueError, RecursionError) as problem:
             raise InvalidInput("network", path, f"not valid TOML: {first_line(problem)}") from None
         return Network.of(values, path.stem, path.parent)

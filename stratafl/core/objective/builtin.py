@@ -3,7 +3,7 @@
 All but r2 add up: of some samples there are sums, of the sums of all samples the value. Labels
 below zero, and the one that the loss passes over, are not asked for.
 
-Shape suffixes: N samples or places of them, K classes.
+Shape suffixes: N samples or places of them, K classes, C columns of values.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def _asked(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tenso
         return scores.movedim(1, -1)[counted], class_N
     if scores.numel() == targets.numel() == len(targets):
         # one score for yes or no: above zero it is yes
+        if not bool(((targets >= 0) & (targets <= 1)).all()):
+            raise ValueError("there is one score, which is for yes or no, and targets that are not from 0 to 1")
         yes_N1 = scores.reshape(-1, 1)
         return torch.cat([torch.zeros_like(yes_N1), yes_N1], dim=1), (targets.reshape(-1) > 0.5).long()
     shapes = f"{tuple(scores.shape)} and {tuple(targets.shape)} of {targets.dtype}"
@@ -139,10 +141,12 @@ def _mean(found: Sequence[float]) -> float:
 
 
 def _r2(scores: Tensor, targets: Tensor) -> float:
-    """The share of the targets' variance that is explained; not a number where they have none."""
-    values, true = (each.double() for each in matched(scores, targets))
-    variance = float((true - true.mean()).square().sum())
-    return 1 - float((values - true).square().sum()) / variance if variance else math.nan
+    """The share of the targets' variance that is explained, of several columns the mean of theirs;
+    not a number where they have no variance."""
+    values_NC, true_NC = (each.double().reshape(len(each), -1) for each in matched(scores, targets))
+    variance_C = (true_NC - true_NC.mean(dim=0)).square().sum(dim=0)
+    share_C = 1 - (values_NC - true_NC).square().sum(dim=0) / variance_C
+    return float(share_C[variance_C > 0].mean())
 
 
 METRICS = {

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, guarded, named, unknown
+from stratafl.base.errors import InvalidInput, UserCodeError, guarded, named, unknown
+from stratafl.base.frames import definition
 from stratafl.base.user_code import load_attribute
 from stratafl.core.objective.outputs import scores
 
@@ -40,12 +41,25 @@ class OnScores:
 
     @property
     def __name__(self) -> str:
-        return str(getattr(self.loss, "__name__", self.loss))
+        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        return str(getattr(loss, "__name__", loss))
 
 
 def bare(loss: Loss) -> Loss:
     """The loss itself, without what hands it the scores."""
     return loss.loss if isinstance(loss, OnScores) else loss
+
+
+def checked(loss: Loss, value: object) -> Tensor:
+    """What a loss gave, if there is a gradient of it: one that was tried on a few samples may still
+    give something else on others."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+        return value
+    given = type(value).__name__
+    if isinstance(value, Tensor):
+        given = "a number without a gradient" if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
+    told = f"gave {given} for some samples, and must give one number with a gradient for all"
+    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition(bare(loss)))
 
 
 def adds_up(loss: Loss) -> bool:
@@ -116,6 +130,8 @@ def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
     if not isinstance(given, str | Mapping):
         if not callable(given):
             raise InvalidInput(field, given, "must be a name, a table with one, or a function (outputs, targets)")
+        if inspect.isclass(given):
+            raise InvalidInput(field, given.__name__, f"is a class: give an object of it, {given.__name__}()")
         return OnScores(given) if _is_library(given) else given
     name, params = named(field, given)
     if ":" in name:

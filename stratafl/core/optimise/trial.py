@@ -6,7 +6,7 @@ Shape suffixes: N clients, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -79,7 +79,10 @@ def _two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
     for factor in (1.0, -0.5):
         given = {**state, "x": x_NP, "direction": factor * x_NP.flip(1)}
         before = {key: rows.clone() for key, rows in given.items()}
-        state, change_NP = optimiser.step(state, given["direction"], x_NP, 0.1)
+        stepped = optimiser.step(state, given["direction"], x_NP, 0.1)
+        if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[0], Mapping)):
+            raise ValueError("step must return two things, the next state and what is subtracted from the models")
+        state, change_NP = stepped
         for key, rows in given.items():
             if not same_values(rows, before[key]):
                 raise ValueError(f"step changes {key} in place")

@@ -15,14 +15,15 @@ SUFFIXES = (".npz",)
 def read(path: Path, test: object) -> Found:
     """The arrays as they are."""
     arrays = _arrays("data.name", path)
-    if "x_train" in arrays:
+    part = "_train" if "x_train" in arrays else ""
+    x, y = _pair("data.name", path, arrays, part)
+    owner = arrays.get(f"owner{part}")
+    if owner is not None and owner.shape != y.shape[:1]:
+        raise InvalidInput("data.name", str(path), f"must have as many of owner{part} as of y{part}")
+    if "x_test" in arrays:
         if test is not None:
-            raise InvalidInput("data.test", test, f"{path.name} has x_train, and so its own x_test")
-        train = _pair("data.name", path, arrays, "_train")
-        tested = _pair("data.name", path, arrays, "_test") if "x_test" in arrays else None
-        return Found(train=train, test=tested, owner=arrays.get("owner_train"))
-    x, y = _pair("data.name", path, arrays)
-    owner = arrays.get("owner")
+            raise InvalidInput("data.test", test, f"{path.name} has an x_test of its own")
+        return Found(train=(x, y), test=_pair("data.name", path, arrays, "_test"), owner=owner)
     if test is None or isinstance(test, str):
         tested = None if test is None else _pair("data.test", Path(test), _arrays("data.test", Path(test)))
         return Found(train=(x, y), test=tested, owner=owner)

@@ -20,6 +20,9 @@ def read(path: Path, test: object) -> Found:
     inside = {each.name for each in path.iterdir() if each.is_dir()}
     if {"train", "test"} <= inside and test is None:
         train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
+    elif "train" in inside:
+        allowed = "has a folder train: leave test out where there is a folder test beside it, or name both folders"
+        raise InvalidInput("data.name", str(path), f'{allowed}: name = ".../train", test = ".../..."')
     elif test is None:
         raise needs_test("data.name", path)
     else:
@@ -43,9 +46,9 @@ def _images(field: str, path: Path) -> dict[str, np.ndarray]:
     """All images of a folder, by class."""
     found: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
-    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
         files: Files = open_files(folder)
-        names = sorted(name for name in files.names if name.lower().endswith(KINDS))
+        names = sorted(name for name in files.names if name.lower().endswith(KINDS) and not _is_hidden(name))
         pictures = {}
         for name, data in files.each(names):
             pictures[name] = picture(files, name, data, size)
@@ -55,6 +58,11 @@ def _images(field: str, path: Path) -> dict[str, np.ndarray]:
     if not found:
         raise InvalidInput(field, str(path), "must have a folder of PNG, JPEG or WebP images for each class")
     return found
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether it is a file that an editor or a file system keeps for itself."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,8 @@ from stratafl.data.given import Columns
 from stratafl.data.own.found import Found, codes, held_out
 
 SUFFIXES = (".csv", ".parquet")
+NO_NAME = "Unnamed: "
+"""How pandas begins the name of a column that has none."""
 
 
 def read(path: Path, test: object, columns: Columns) -> Found:
@@ -24,6 +26,10 @@ def read(path: Path, test: object, columns: Columns) -> Found:
     target = columns.target("data", known)
     chosen = columns.chosen("data", known)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
+    for name in inputs if columns.inputs is None else ():
+        if name.startswith(NO_NAME):
+            allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
+            raise InvalidInput("data column", name, f"{allowed} (pandas: to_csv(index=False))")
     if columns.owner is not None and columns.owner not in known:
         raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(known)}")
     parts = [frame]
@@ -46,7 +52,7 @@ def _frame(field: str, path: Path) -> Any:
         raise MissingExtra("reading tables", "pandas", "tables") from None
     with guarded(field, str(path), "cannot be read"):
         try:
-            frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+            frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
         except ImportError:
             raise MissingExtra("reading parquet files", "pyarrow", "tables") from None
     if not len(frame):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from stratafl.core.objective.losses import Loss, bare
+from stratafl.core.objective.losses import Loss, bare, checked
 from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
 from stratafl.engine import ops
@@ -95,12 +95,19 @@ class Losses:
 
         def one(targets_B: Tensor, *rows_B: Tensor) -> Tensor:
             rows = iter(rows_B)
-            return self.loss(replaced(outputs_CB, lambda _: next(rows)), targets_B).reshape(())
+            return self.loss(replaced(outputs_CB, lambda _: next(rows)), targets_B)
+
+        def number(*given: Tensor) -> Tensor:
+            value = one(*given)
+            is_number = isinstance(value, Tensor) and value.numel() == 1
+            return (value if is_number else checked(self.loss, value)).reshape(())
 
         if self._maps:
             try:
                 with by_rules():
-                    return vmap(one)(targets_CB, *rows_CB)
+                    losses_C = vmap(number)(targets_CB, *rows_CB)
+                checked(self.loss, losses_C[0])
+                return losses_C
             except RuntimeError:
                 # it looks at values, draws or does what cannot be mapped; this shows when the
                 # engine first tries it
@@ -110,7 +117,7 @@ class Losses:
             # a slice: to choose by a list, a GPU waits for the host
             stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
             with nullcontext() if stream is None else Draws(Source(stream, drawn)):
-                losses.append(one(*own))
+                losses.append(checked(self.loss, one(*own)).reshape(()))
         return torch.stack(losses)
 
 

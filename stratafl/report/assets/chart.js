@@ -33,8 +33,8 @@ function render(host) {
   const xs = zoom ?? extent(shown.flatMap((line) => [line.x[0], ...line.x.slice(-1), ...(xAxis.log ? line.x : [])]), { ...xAxis, air: xAxis.log ? 0.02 : 0 });
   const inside = (line) => line.y.map((value, place) => (line.x[place] !== null && line.x[place] >= xs[0] && line.x[place] <= xs[1] ? value : null));
   const ys = extent(shown.flatMap(inside).concat(zoom ? [] : edges(shown, yAxis.log), zoom ? [] : reachedGoals(shown, spec.goals)), yAxis);
-  const yTicks = ticks(ys, Math.max(2, Math.floor(height / 46)), yAxis.log);
-  const left = Math.min(width / 3, 12 + Math.max(20, ...yTicks.map((value) => textWidth(yAxis.format(value)))));
+  const yTicks = labelled(ticks(ys, Math.max(2, Math.floor(height / 46)), yAxis.log), yAxis.format);
+  const left = Math.min(width / 3, 12 + Math.max(20, ...yTicks.map(({ text }) => textWidth(text))));
   const box = { left, right: width - 16, top: 28, bottom: height - 44 };
   const across = scale(xs, [box.left, box.right], xAxis.log);
   const up = scale(ys, [box.bottom, box.top], yAxis.log);
@@ -73,10 +73,10 @@ function reachedGoals(lines, goals) {
 function grid(box, across, up, xAxis, yAxis, yTicks, width) {
   const made = [];
   const label = (attributes, text) => svg("text", { "font-size": 12, fill: "var(--quiet)", ...attributes }, text);
-  for (const value of yTicks) {
+  for (const { value, text } of yTicks) {
     const y = up.at(value);
     made.push(svg("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)", "stroke-width": 1 }),
-      label({ class: "ytick", x: box.left - 8, y: y + 4, "text-anchor": "end" }, fitted(yAxis.format(value), box.left - 8)));
+      label({ class: "ytick", x: box.left - 8, y: y + 4, "text-anchor": "end" }, fitted(text, box.left - 8)));
   }
   let end = -Infinity;
   const widest = Math.max(36, textWidth(xAxis.format(across.domain[1])) + 18);

@@ -59,9 +59,9 @@ function drawCard(figure, { id, title, note = "", name, yAxis, goals = [] }) {
 }
 
 function metricAxis(metric, log) {
-  const format = metric.percent ? (value) => percentText(value) : (value) => short(value);
+  const format = metric.percent ? percentText : short;
   const arrow = metric.better === "higher" ? "higher is better" : "lower is better";
-  return { title: `${metric.name}${metric.percent ? " (%)" : ""} · ${arrow}`, format, exact: metric.percent ? (value) => percentText(value) : (value) => short(value), log };
+  return { title: `${metric.name}${metric.percent ? " (%)" : ""} · ${arrow}`, format, exact: (value) => format(value), log };
 }
 
 function namesOfCurves() {
@@ -90,7 +90,7 @@ function drawDrift() {
   drawCards("drift", levels.map((level) => {
     const { title, note } = state.data.levels[level] || { title: `Level ${level}`, note: "" };
     const { title: what, unit } = state.data.quantities[state.quantity];
-    const yAxis = { title: `${what} (${unit})`, format: (value) => short(value), exact: (value) => short(value), log: state.driftLog, zero: !state.driftLog && state.quantity !== "cosine" };
+    const yAxis = { title: `${what} (${unit})`, format: short, exact: (value) => short(value), log: state.driftLog, zero: !state.driftLog && state.quantity !== "cosine" };
     return { id: `drift-${level}`, title, note: state.quantity === "drift" ? note : `level ${level}`, name: `drift.${level}.${state.quantity}`, yAxis };
   }));
 }

@@ -87,6 +87,14 @@ function ticks([low, high], most, log) {
   return found;
 }
 
+// Each tick with its text, in as many digits as it takes to tell them apart.
+function labelled(values, format) {
+  for (let digits = 4; ; digits += 1) {
+    const texts = values.map((value) => format(value, digits));
+    if (digits === 12 || new Set(texts).size === texts.length) return values.map((value, place) => ({ value, text: texts[place] }));
+  }
+}
+
 // What an axis shows: all values and a little air, or from zero.
 function extent(values, { log = false, zero = false, whole = false, air = 0.04 } = {}) {
   let [low, high] = [Infinity, -Infinity];

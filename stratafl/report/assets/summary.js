@@ -23,6 +23,10 @@ function costOf(setting, metric, target, axis) {
   }));
 }
 
+function isMeasured(setting, metric) {
+  return setting.runs.some(({ curve }) => metric.name in curve.y);
+}
+
 function notWithin(setting, metric, target) {
   return Math.min(...setting.runs.filter(({ curve }) => firstAt(curve, metric, target) < 0).map(({ curve }) => curve.x.rounds.length));
 }
@@ -43,7 +47,7 @@ function chosenColumns() {
   for (const target of state.targets[metric.name]) {
     const cells = settings.map((setting) => {
       const found = costOf(setting, metric, target, "rounds");
-      if (!found) return { text: `>${notWithin(setting, metric, target)}`, mean: null, deviation: null };
+      if (!found) return { text: isMeasured(setting, metric) ? `>${notWithin(setting, metric, target)}` : "—", mean: null, deviation: null };
       const { mean, deviation } = found;
       return { ...found, text: deviation === null ? fixed(mean, 0) : `${fixed(mean, 1)} ± ${fixed(deviation, 1)}` };
     });
@@ -167,7 +171,7 @@ function drawBars() {
   found.sort((a, b) => (a.cost === null) - (b.cost === null) || (a.cost?.mean ?? 0) - (b.cost?.mean ?? 0));
   const longest = Math.max(...found.map(({ cost }) => (cost ? cost.mean + (cost.deviation ?? 0) : 0)), 0) || 1;
   const soonest = found[0]?.cost?.mean;
-  fill("bars", ...found.map(({ setting, number, cost }) => barRow(setting, number, cost, longest, soonest, () => `not within ${plural(notWithin(setting, metric, target), "round")}`)));
+  fill("bars", ...found.map(({ setting, number, cost }) => barRow(setting, number, cost, longest, soonest, () => (isMeasured(setting, metric) ? `not within ${plural(notWithin(setting, metric, target), "round")}` : "not measured"))));
 }
 
 function barRow(setting, number, cost, longest, soonest, lacking) {

@@ -27,6 +27,7 @@ from stratafl.base.tree import Tree
 from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
+from stratafl.data.inputs import is_array, tensor
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
 
@@ -123,7 +124,7 @@ def described(value: Any, depth: int = 0) -> Any:
         return str(value)
     if isinstance(value, Schedule):
         return list(value.periods)
-    if isinstance(value, Tensor | np.ndarray):
+    if is_array(value):
         return {"name": IN_MEMORY, "shape": list(value.shape), "sha256": digest(value)}
     if depth > DEEPEST:
         return IN_MEMORY
@@ -234,7 +235,7 @@ def _is_plain(value: object) -> bool:
 
 def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
     """A digest of an array's numbers, or of rows at equal distances where there are very many."""
-    rows = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
+    rows = tensor("array", values)
     if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
         rows = rows[:: -(-rows.nbytes // MOST_BYTES)]
     return hashlib.sha256(rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]

@@ -16,6 +16,8 @@ from stratafl.data.sets.on_disk import Samples
 _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
 # The package's own spelling of "labels", and the right one.
 _ROW_LABELS = {part: rf"{part}_(?:lables|labels)\.json" for part in ("train", "test")}
+WIDE = ("I", "F")
+"""How the modes begin of images with more than 8 bits a channel."""
 _TILES = {"train": r"train_\d+\.webp", "test": r"test_\d+\.webp"}
 
 
@@ -29,6 +31,8 @@ def picture(files: Files, name: str, data: bytes, size: tuple[int, int] | None) 
         with Image.open(io.BytesIO(data), formats=("PNG", "WEBP", "JPEG")) as image:
             if size and image.size != size:
                 raise files.broken(name, f"{size[0]} x {size[1]} pixels", image.size)
+            if image.mode.startswith(WIDE):
+                raise files.broken(name, "8 bits a channel, since Pillow would cut off what is above them", image.mode)
             return np.asarray(image.convert("RGB"))
     except InvalidInput:
         raise
