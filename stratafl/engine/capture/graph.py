@@ -32,6 +32,8 @@ RANDOM = {
     "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_",
 }  # fmt: skip
 """Operations that draw, of which clients have values of their own."""
+CUTTING = {"detach_"}
+"""What changes where gradients go, and no value."""
 WRITES_UNSAID = {"batch_norm", "instance_norm", "native_batch_norm"}
 """What writes its statistics though its schema does not say so."""
 
@@ -156,7 +158,7 @@ def writes(node: fx.Node) -> Iterator[fx.Node]:
         return
     if packet(node) in WRITES_UNSAID:
         yield from (each for each in node.args[3:5] if isinstance(each, fx.Node) and node.args[5])
-    if not schema.is_mutable:
+    if not schema.is_mutable or packet(node) in CUTTING:
         return
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     for argument in schema.arguments:
@@ -225,8 +227,7 @@ class _Flow:
     def fixed(self, stacked: set[fx.Node]) -> set[fx.Node]:
         """The nodes that are made of numbers and constants alone, and whose memory nothing is
         written to."""
-        writing = {node: targets for node, targets in self._targets.items() if packet(node) != "detach_"}
-        written = {self._memory[target] for targets in writing.values() for target in targets} - {None}
+        written = {self._memory[target] for targets in self._targets.values() for target in targets} - {None}
         found = set(self._constants)
         for node in self._nodes:
             is_made = node.op == "call_function" and node.target not in SWITCHES and node not in stacked
@@ -244,7 +245,7 @@ class _Flow:
             if node.op != "call_function" or node in self._counting:
                 continue
             # gradients switched on or off, too
-            effect = self._targets[node] or packet(node) in (RANDOM | DRAWING) or node.target in SWITCHES
+            effect = self._targets[node] or packet(node) in (RANDOM | DRAWING | CUTTING) or node.target in SWITCHES
             if node in found or effect:
                 found |= {node, *node.all_input_nodes}
         return [node for node in self._nodes if node in found and node.op == "call_function"]

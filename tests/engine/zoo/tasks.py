@@ -177,7 +177,8 @@ def _(m, x, edges):
     "body": nn.Transformer(8, 2, 1, 1, 8, 0.1, batch_first=True),
 }, targets=codes(9, 4), draws=True)  # fmt: skip
 def _(m, source, target):
-    ahead = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=m.out.weight.dtype)
+    like = m.out.weight
+    ahead = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=like.dtype, device=like.device)
     empty = (source == 0) & (torch.arange(5, device=source.device) > 0)
     y = m.body(m.embed(source), m.embed(target), tgt_mask=ahead, src_key_padding_mask=empty)
     return m.out(y).transpose(1, 2)
