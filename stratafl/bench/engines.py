@@ -49,6 +49,7 @@ once."""
 KINDS = {
     "_fetch": "samples",
     **dict.fromkeys(("_forward", "_max"), "forward"),
+    "_drop": "dropout",
     "_cross_entropy": "loss",
     **dict.fromkeys(("_input_gradient", "_max_gradient"), "input gradients"),
     **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
