@@ -190,7 +190,9 @@ OFTEN: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "three levels" else []) for name in OFTEN]
+)
 @pytest.mark.parametrize("rules", [{"name": "mtgc", "restart": "keep"}, "scaffold"])
 def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules: Any) -> None:
     shape, wait = OFTEN[name]
@@ -207,6 +209,7 @@ def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules
     assert distance < 1e-3 * drifted
 
 
+@pytest.mark.slow
 def test_corrections_that_begin_anew_lead_closer_the_longer_they_last() -> None:
     shape, wait = OFTEN["clients"]
     problem = LeastSquares(shape, seed=5)

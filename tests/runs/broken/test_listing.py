@@ -99,6 +99,7 @@ def damage(run: Path, name: str, line: int | None, where: tuple, new: Any) -> No
     path.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_every_field_damaged_in_some_way(stored: Path, runs: Path, monkeypatch, capsys) -> None:
     """Each field once, with odd values in turn; the page, which takes longer, of some."""
     chance = random.Random(17)
