@@ -298,7 +298,7 @@ def _(m, x):
     draws=True,
 )
 def _(m, x):
-    when, noise = torch.randint(0, 5, (len(x),)), torch.randn_like(x)
+    when, noise = torch.randint(0, 5, (len(x),), device=x.device), torch.randn_like(x)
     share = m.kept[when][:, None]
     return m.body(torch.cat([share.sqrt() * x + (1 - share).sqrt() * noise, m.time(when)], 1)), noise
 
