@@ -54,7 +54,7 @@ def counted(run: Run, site: str, name: str, what: str) -> int:
 
 
 def test_killed_processes_are_asked_again_or_go_on(runs: Callable[[str, list[int]], Run]) -> None:
-    run = runs("2", [12_000])
+    run = runs("2", [25_000])  # so many that leaf 1 trains all the while
     run.start("root", apart=[["0"], ["1"]])
     run.wait(lambda: run.is_inside(1, "0") and run.is_inside(1, "1"))
     kill(run, "0", "node", works_since(run, "0"))
@@ -62,7 +62,7 @@ def test_killed_processes_are_asked_again_or_go_on(runs: Callable[[str, list[int
     kill(run, "1", "supernode", lambda at: counted(run, "1", "supernode", RECEIVED) > asked)
     begun = counted(run, "root", "superlink", BEGUN)
     kill(run, "root", "superlink", lambda at: counted(run, "root", "superlink", BEGUN) > begun)
-    assert run.processes("1")["node"] == trains  # all the while
+    assert run.processes("1")["node"] == trains  # the same as before
     run.wait()
     (line,) = run.rounds
     assert line["absent"] == line["refused"] == []
