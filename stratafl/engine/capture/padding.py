@@ -28,6 +28,7 @@ MOVING = {
     "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "mT", "mH", "numpy_T", "adjoint",
 }  # fmt: skip
 ONE_AS_MANY = {"aten.expand.default", "aten.expand_as.default"}
+"""What a module may leave out for a batch of one sample."""
 SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
 MAKING = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
 COUNTING = {"arange", "rand", "randn", "randint", "normal"}
@@ -42,6 +43,7 @@ PLAIN = {
 FIRST_AXIS = {"group_norm", "pixel_shuffle", "pixel_unshuffle", "grid_sampler", "grid_sampler_2d", *samples.BATCHED}
 """What takes a batch by its first axis, and treats each entry of it alone."""
 SEVERAL_INPUTS = {"grid_sampler", "grid_sampler_2d", "max_unpool2d", *(f"{kind}_cell" for kind in recurrent.CELLS)}
+"""What has samples in others of its inputs, too."""
 SEVERAL = -1
 """In the place of an axis, where an operation has several results."""
 END = (1 << 63) - 1
@@ -141,7 +143,7 @@ class Followed:
         return kinds.pop() if axis == SEVERAL else self._checked(node, kinds.pop())
 
     def _part(self, node: fx.Node) -> Samples | None:
-        """Of the several results of an operation."""
+        """Where the samples are in one of an operation's several results."""
         of_all, axis = self._at[node.all_input_nodes[0]], self._axis(node)
         self._demand((of_all is None) == (axis is None) or not node.users)
         return None if of_all is None or axis is None else self._checked(node, of_all._replace(axis=axis))
@@ -169,7 +171,6 @@ class Followed:
         """As many values lie in front of the samples as before."""
         given = node.all_input_nodes[0]
         at = self._at[given]
-        self._demand(at is not None)
         assert at is not None
         outer, rest = divmod(math.prod(_shape(given)[: at.axis]) * at.outer, math.prod(_shape(node)[:axis]))
         self._demand(rest == 0 and outer > 0)
@@ -210,8 +211,8 @@ class Followed:
         return len({self._right(each, sources) for each in sources}) == 1
 
     def _first_axis(self, node: fx.Node, sources: Sources, rank: int | None = None) -> bool:
-        """Whether samples, and nothing else, are on the first axis of what comes before the
-        parameters."""
+        """Whether samples are on the first axis of the inputs that come before the parameters, and
+        in no parameter."""
         first, *others = node.all_input_nodes
         if str(packet(node)).startswith("conv"):
             rank, others = len(_shape(others[0])), []

@@ -9,7 +9,7 @@ also where images lie channels-last.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.base.streams import MIXING, Purpose, prefix
+from stratafl.engine import ops
 from stratafl.engine.draws.stream import Source, bound_of
 from stratafl.engine.kernels.common import cdiv, mixed
 
@@ -43,19 +44,34 @@ def _drop(
     tl.store(y_ptr + row * count + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def _dropped(x: Tensor, draw: Any) -> Tensor:
-    client_C, step, start, number, below, scale, channels, pixels = draw
+class Draw(NamedTuple):
+    """Which values are kept, and how they lie."""
+
+    client_C: Tensor
+    step: Tensor
+    """One for all clients, or one each."""
+    start: int
+    number: int
+    """Which draw of the step it is."""
+    below: int
+    """The largest half of a word by which a value is kept."""
+    scale: float
+    channels: int
+    pixels: int
+
+
+def _dropped(x: Tensor, draw: Draw) -> Tensor:
     y, count = torch.empty_like(x), x[0].numel()
     _drop[(cdiv(count, BLOCK), len(x))](
-        x, y, client_C, step, 1 if step.dim() else 0, start, number, below, scale, *MIXING, count,
-        channels, pixels, BLOCK,
+        x, y, draw.client_C, draw.step, draw.step.dim(), draw.start, draw.number, draw.below, draw.scale, *MIXING,
+        count, draw.channels, draw.pixels, BLOCK,
     )  # fmt: skip
     return y
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, draw: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, draw: Draw) -> Tensor:
         ctx.draw = draw
         return _dropped(x.contiguous(), draw)
 
@@ -66,14 +82,12 @@ class _Dropout(torch.autograd.Function):
 
 def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
     """What `ops.dropout` does."""
-    if p == 1 or x.numel() == 0 or x.dtype == torch.float64:
-        from stratafl.engine import ops
-
+    if p == 1 or x.numel() == 0:
         return ops.dropout(x, p, source, last)
     stream = source.stream
     client_C = torch.as_tensor(stream.client, device=x.device)
     step = torch.as_tensor(stream.step, dtype=torch.long, device=x.device)
     channels, pixels = (x.shape[-1], x.shape[2:-1].numel()) if last else (1, 1)
     start, scale = prefix(stream.seed, Purpose.MODULE), 1 / (1 - p)
-    draw = client_C, step, start, source.number(), bound_of(1 - p), scale, channels, pixels
+    draw = Draw(client_C, step, start, source.number(), bound_of(1 - p), scale, channels, pixels)
     return _Dropout.apply(x, draw)  # type: ignore[no-any-return, no-untyped-call]
