@@ -28,6 +28,8 @@ from stratafl.deploy.sites.site import Site, stored_config, subtrees, tree_of
 from stratafl.deploy.sites.state_file import status
 
 NEWS = "news.json"
+FORMAT = 1
+"""Of that file; one without a number has this one, too."""
 LOOK = 0.5
 """Seconds between two looks."""
 STEADY = 5.0
@@ -49,11 +51,16 @@ def parents(tree: Tree, top: str) -> dict[str, str]:
 def read(folder: Path) -> Sites:
     """What a site last knew of itself and of all below it; nothing where there is no such file."""
     with contextlib.suppress(InvalidInput):
-        found = files.read_json(folder / NEWS)
-        if isinstance(found, dict) and isinstance(found.get("sites"), dict):
-            later = max(0.0, time.time() - found["at"]) if isinstance(found.get("at"), float) else 0.0
-            return {str(name): Entry.of(entry).older(later) for name, entry in found["sites"].items()}
+        return current(files.read_json(folder / NEWS))
     return {}
+
+
+def current(found: object) -> Sites:
+    """The news in what a news.json holds, as old as they are by now; another format's are none."""
+    if not isinstance(found, dict) or found.get("format", FORMAT) != FORMAT or not isinstance(found.get("sites"), dict):
+        return {}
+    later = max(0.0, time.time() - found["at"]) if isinstance(found.get("at"), float) else 0.0
+    return {str(name): Entry.of(entry).older(later) for name, entry in found["sites"].items()}
 
 
 class Newsroom:
@@ -107,7 +114,7 @@ class Newsroom:
         if now - self._written > entries.EVERY or stopping:
             self._written = now
             with contextlib.suppress(InvalidInput):  # a full disk
-                content = {"at": time.time(), "site": self._site.name, "sites": told}
+                content = {"format": FORMAT, "at": time.time(), "site": self._site.name, "sites": told}
                 files.write_json(self._folder / NEWS, content, indent=None, sync=False, mode=files.PRIVATE)
 
     def _own(self, running: Mapping[str, Forked], boards: Mapping[str, Any], stopping: bool) -> Entry:

@@ -25,6 +25,9 @@ from stratafl.core.refusal import FACTOR, Limits, update_factors, update_limits
 from stratafl.core.rule import Edge, Rule
 from stratafl.core.schedule import Participation, Schedule, draw
 
+VERSION = "stratafl"
+"""The part of what a node is made of that is the version of the package."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -81,8 +84,9 @@ class Job:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of what this node is made of, empty where that is not said: no two with
-        different ones work together."""
-        parts = json.dumps(dict(self.made_of), sort_keys=True)
+        different ones work together. The version of the package is told, but no part of it: what
+        must be the same has a number of its own, the protocol's."""
+        parts = json.dumps({key: value for key, value in self.made_of.items() if key != VERSION}, sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest() if self.made_of else ""
 
     @cached_property

@@ -1,7 +1,9 @@
 """Messages and states as bytes: one safetensors file whose metadata is the message itself, as JSON.
 
-No pickle. A receiver says what type it expects, and gets exactly that or a refusal that names the
-field.
+No pickle. A receiver says what type it expects, and gets that or a refusal that names the field. A
+field with a default may be missing, as in what an older version wrote, and then has it; a field
+that is not known, as a newer version's, is passed over. What must not be passed over raises
+`FORMAT`, for states, or `PROTOCOL`, for messages.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Bundle, Parcel, Reply
 
 T = TypeVar("T")
+
+
+class OtherFormat(InvalidInput):
+    """Something of another kind, or of a format that this version of stratafl does not read."""
+
+
 MESSAGE = "message"
+FORMAT = 1
+"""Of states and messages as bytes; what has no number has this one, as it was written before there
+were numbers."""
 LARGEST_HEADER = 1 << 24
 """Bytes: names, numbers and shapes; what is longer is no header of ours."""
 
@@ -31,7 +42,7 @@ def encode(value: object, once: bool = False) -> bytes:
     """A dataclass of plain data, tensors and other such dataclasses. `once`: a tensor that it holds
     twice is written once, which is for states; a message's bytes are those of what it says."""
     tensors: dict[str, Tensor] = {}
-    plain = json.dumps(_plain(value, "", tensors, {} if once else None))
+    plain = json.dumps(_heading(type(value)) | _plain(value, "", tensors, {} if once else None))
     return save(tensors, metadata={MESSAGE: plain})
 
 
@@ -44,11 +55,20 @@ def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> 
     """What `encode` made of a `kind`; anything else is refused, before room is made for what it
     says it holds."""
     try:
-        return _typed(_header(data, largest_header), kind, kind.__name__.lower(), load(data))
+        plain = _header(data, largest_header)
+        for key, value in _heading(kind).items():
+            if plain.get(key, value) != value:
+                raise OtherFormat(key[1:], plain[key], f"must be {value!r} for this version of stratafl")
+        return _typed(plain, kind, kind.__name__.lower(), load(data))
     except InvalidInput:
         raise
     except Exception:  # whatever it was that the bytes led to
         raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
+
+
+def _heading(kind: type) -> dict[str, Any]:
+    """Words before the fields, which no field has: what kind this is, and its format."""
+    return {"_kind": kind.__name__, "_format": FORMAT}
 
 
 def _header(data: bytes, largest: int) -> Any:
@@ -101,12 +121,14 @@ def _typed(plain: Any, kind: Any, where: str, tensors: dict[str, Tensor]) -> Any
         return tensors[plain]
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        if not isinstance(plain, dict) or set(plain) != set(hints):
+        needed = [each.name for each in dataclasses.fields(kind) if _has_no_default(each)]
+        if not isinstance(plain, dict) or not plain.keys() >= set(needed):
             raise InvalidInput(
-                where, sorted(plain) if isinstance(plain, dict) else plain, f"must have {', '.join(hints)}"
+                where, sorted(plain) if isinstance(plain, dict) else plain, f"must have {', '.join(needed)}"
             )
         make: Any = kind
-        return make(**{name: _typed(plain[name], hints[name], f"{where}.{name}", tensors) for name in hints})
+        known = {name: hints[name] for name in hints if name in plain}
+        return make(**{name: _typed(plain[name], hint, f"{where}.{name}", tensors) for name, hint in known.items()})
     if origin is dict:
         if not isinstance(plain, dict):
             raise InvalidInput(where, plain, "must be a table")
@@ -120,6 +142,10 @@ def _typed(plain: Any, kind: Any, where: str, tensors: dict[str, Tensor]) -> Any
     if type(plain) is not kind or (kind is float and not math.isfinite(plain)):
         raise InvalidInput(where, plain, f"must be a {'finite ' if kind is float else ''}{kind.__name__}")
     return plain
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 # -- what the arrays must be -----------------------------------------------------------------------

@@ -1,5 +1,10 @@
-"""What a site works with: its config, its version of stratafl and the user's files. All of a run
-must have the same."""
+"""What a site works with: its config, the version of the protocol and the user's files. All of a
+run must have the same; the version of stratafl is told beside it.
+
+What has its default is left out, so that a version with one more key of the config works with one
+that has not got it. A version in which a default is another one, or a key means something else, has
+another `PROTOCOL`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from pathlib import Path
 from stratafl.base import files, version
 from stratafl.base.errors import line
 from stratafl.config.schema import Config
+from stratafl.deploy.protocol.job import VERSION
 from stratafl.deploy.protocol.messages import PROTOCOL
 from stratafl.deploy.sites.user_files import CODE
 from stratafl.runs import layout
@@ -23,21 +29,32 @@ LONGEST = 60
 def made_of(folder: Path, config: Config, code: Mapping[str, str]) -> dict[str, str]:
     """One short text for each part. `code` are the files as `init` put them there; they are read as
     they are now."""
-    told = {"stratafl": version.__version__, "protocol": str(PROTOCOL)}
-    for key, value in layout.flat_config(config.as_dict()).items():
-        text = json.dumps(value)
-        told[key] = text if len(text) <= LONGEST else _digest(text.encode())
+    told = {VERSION: version.__version__, "protocol": str(PROTOCOL)}
+    texts, usual = _texts(config), _texts(Config())
+    # a table without fields of its own, such as a model's, has no defaults
+    free = tuple(f"{name}." for name, table in vars(config).items() if isinstance(table, Mapping))
+    told |= {key: text for key, text in texts.items() if text != usual.get(key) or key.startswith(free)}
     for place in code:
         told[f"{CODE}/{place}"] = _digest(files.read_bytes(folder / CODE / place))
     return told
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """What differs, in one line, as far as both sides told of it."""
+    """What differs, in one line, as far as both sides told of it. What only one of them did has its
+    default with the other, if they speak the same protocol."""
+    if mine.get("protocol") == theirs.get("protocol"):
+        usual = {key: text for key, text in _texts(Config()).items() if key in mine.keys() ^ theirs.keys()}
+        mine, theirs = {**usual, **mine}, {**usual, **theirs}
     both = [key for key in sorted(mine.keys() & theirs.keys()) if mine[key] != theirs[key]]
     told = [f"{key} is {line(theirs[key], LONGEST)} there and {line(mine[key], LONGEST)} here" for key in both]
     alone = sorted(mine.keys() ^ theirs.keys())
     return in_short(told or [f"{line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
+
+
+def _texts(config: Config) -> dict[str, str]:
+    """Each key of a config, and its value as a short text."""
+    texts = {key: json.dumps(value) for key, value in layout.flat_config(config.as_dict()).items()}
+    return {key: text if len(text) <= LONGEST else _digest(text.encode()) for key, text in texts.items()}
 
 
 def _digest(data: bytes) -> str:

@@ -36,7 +36,7 @@ from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.deploy.sites.assemble import study_of
-from stratafl.deploy.sites.site import HUGE_PAGES, TOPOLOGY, Site, slug, tree_of
+from stratafl.deploy.sites.site import FORMAT, HUGE_PAGES, TOPOLOGY, Site, slug, stored_topology, tree_of
 from stratafl.deploy.sites.topology import PORTS, Topology
 from stratafl.deploy.sites.user_files import UserFiles
 from stratafl.rules.registry import rules_for
@@ -75,7 +75,7 @@ def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, o
         own_files.write(folder)
         if site.is_root:
             sources = {str(path): own_files.digests[place] for place, path in own_files.sources.items()}
-            files.write_json(folder / TOPOLOGY, Origins(topology.as_dict(), sources)._asdict())
+            files.write_json(folder / TOPOLOGY, {"format": FORMAT, **Origins(topology.as_dict(), sources)._asdict()})
         _write_secrets(folder, site, topology.host(site.name), authority, keys)
         _start_script(folder)
     return {site.name: slug(site.name) for site in sites}
@@ -183,12 +183,29 @@ def _one_input(made: Study) -> Tensor:
 def check_made_from(root: Path, topology: Topology) -> None:
     """Refuse to go on with folders that were made from something else, as if nothing had
     changed."""
-    path = root / TOPOLOGY
-    before = Origins.read(path, files.read_json(path))
+    stored = stored_topology(root)
+    before = stored._replace(config=_by_present_keys(root / TOPOLOGY, stored.config))
     changed = changes(before, Origins(topology.as_dict(), Origins.of({}, before.files).files))
     if changed:
         told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")
+
+
+def _by_present_keys(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored topology with the keys that this version has: another version's have no meaning
+    here, and one that did not have a key went by what is now its default."""
+    layout.check_fields(path, stored, {"config": dict})
+    usual, sections = Topology(path, path, Config()).as_dict(), vars(Config())
+    tables = _filled(stored["config"], usual["config"])
+    for name, table in tables.items():
+        if not isinstance(sections[name], Mapping):  # a model's own table has any keys
+            tables[name] = _filled(table, usual["config"][name])
+    return {**_filled(stored, usual), "config": tables}
+
+
+def _filled(stored: Any, usual: Mapping[str, Any]) -> Any:
+    """The table with these keys and no others; what it does not have is as usual."""
+    return {key: stored.get(key, value) for key, value in usual.items()} if isinstance(stored, Mapping) else stored
 
 
 def _type_name(dtype: torch.dtype) -> str:

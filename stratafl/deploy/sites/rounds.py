@@ -19,12 +19,11 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import CPU, RootSetup
 from stratafl.core.measure.record import RoundResult
-from stratafl.deploy.sites.site import TOPOLOGY, Site
+from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import honoured
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder, summary
-from stratafl.runs.origins import Origins
 
 
 class RootRun:
@@ -99,6 +98,5 @@ def _whole_lines(text: bytes) -> list[bytes]:
 
 def _with_own_data(folder: Path, leaves: Sequence[str]) -> list[int]:
     """The numbers of the leaves whose labels only they know."""
-    path = folder / TOPOLOGY
-    topology: dict[str, Any] = Origins.read(path, files.read_json(path)).config if path.exists() else {}
+    topology: dict[str, Any] = stored_topology(folder).config if (folder / TOPOLOGY).exists() else {}
     return [number for number, name in enumerate(leaves) if name in topology.get("data", {})]

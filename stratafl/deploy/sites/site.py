@@ -37,6 +37,7 @@ from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
+from stratafl.runs.origins import Origins
 
 HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 """A variable of the environment that the C library reads when a process starts, and its value.
@@ -45,6 +46,10 @@ takes new ones: in huge pages that takes a third of the time."""
 TOPOLOGY = "topology.json"
 DIGITS = 8
 """How many digits of a digest a folder's name has."""
+FORMAT = 1
+"""Of site.json, and of the topology as it is stored at the root. A field that is not known, as a
+newer version's, is passed over, and one with a default may be missing; what must not be passed over
+raises the number. A file without one has this one, as it was written before there were numbers."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,15 @@ class Site:
         if not path.exists():
             raise InvalidInput("site folder", folder, "no site.json in it: `stratafl deploy init` makes such folders")
         found = files.read_json(path)
-        wanted = {field.name for field in dataclasses.fields(Site)}
-        if not isinstance(found, dict) or set(found) != wanted:
-            raise files.unreadable(path, f"must have {', '.join(sorted(wanted))}")
-        return Site(**found)
+        check_format(path, found)
+        fields = dataclasses.fields(Site)
+        missing = [each.name for each in fields if each.default is dataclasses.MISSING and each.name not in found]
+        if missing:
+            raise files.unreadable(path, f"must have {', '.join(missing)}")
+        return Site(**{each.name: found[each.name] for each in fields if each.name in found})
 
     def write(self, folder: Path) -> None:
-        files.write_json(folder / "site.json", dataclasses.asdict(self))
+        files.write_json(folder / "site.json", {"format": FORMAT, **dataclasses.asdict(self)})
 
     @property
     def addresses(self) -> list[str]:
@@ -118,6 +125,24 @@ class Site:
     @property
     def is_root(self) -> bool:
         return self.level == 0
+
+
+def check_format(path: Path, found: object) -> None:
+    """Refuse a file of a format that this version cannot read."""
+    if not isinstance(found, dict):
+        raise files.unreadable(path, "not a table")
+    number = found.get("format", FORMAT)
+    if number != FORMAT or type(number) is not int:
+        wanted = f"it has format {number!r}, and this version of stratafl reads {FORMAT}: use the one that wrote it"
+        raise files.unreadable(path, wanted)
+
+
+def stored_topology(folder: Path) -> Origins:
+    """What the folders of all sites were made from, as the root has it."""
+    path = folder / TOPOLOGY
+    found = files.read_json(path)
+    check_format(path, found)
+    return Origins.read(path, found)
 
 
 def slug(name: str) -> str:

@@ -20,7 +20,7 @@ from stratafl.base import files
 from stratafl.base.errors import InvalidInput
 from stratafl.deploy.notes import boards
 from stratafl.deploy.protocol.node import NodeState
-from stratafl.deploy.protocol.wire import decode, encode
+from stratafl.deploy.protocol.wire import OtherFormat, decode, encode
 from stratafl.runs import layout
 from stratafl.runs.lock import Lock
 
@@ -63,13 +63,7 @@ class Durable:
     def read(self) -> NodeState | None:
         """Where the node stood, None before its first round; a damaged state is refused, never
         guessed at."""
-        state = checked(self.folder, self._job)
-        if state is None:
-            return None
-        try:
-            return decode(state, NodeState)
-        except InvalidInput as problem:
-            raise Damaged(self.folder, f"written by another version? {problem}") from None
+        return stored(self.folder, self._job)
 
     def write(self, kept: NodeState) -> None:
         digest = hashlib.sha256()
@@ -89,6 +83,19 @@ class Durable:
 
     def close(self) -> None:
         self._lock.release()
+
+
+def stored(folder: Path, job: str) -> NodeState | None:
+    """The state of a node as it lies in a folder; None where there is none."""
+    state = checked(folder, job)
+    if state is None:
+        return None
+    try:
+        return decode(state, NodeState)
+    except OtherFormat as problem:  # nothing is wrong with it, so that it is not to be set aside
+        raise files.unreadable(folder / STATE, str(problem)) from None
+    except InvalidInput as problem:
+        raise Damaged(folder, f"written by another version? {problem}") from None
 
 
 def checked(folder: Path, job: str) -> bytes | None:

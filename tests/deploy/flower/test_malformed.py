@@ -180,7 +180,7 @@ def test_malformed_replies(depth: int, keys: Any, tmp_path: Path, capsys: Any, c
         else:
             harmless += 1
         assert bool(model.isfinite().all()) and model.abs().max() < 100
-    assert harmless < EACH // 10
+    assert harmless < EACH // 5, "fields that are not known, or that may be missing"
     del size[liar]
     assert one_more()[:2] == ((), ())
     assert grown(started) < ROOM

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from stratafl import InvalidInput
 from stratafl.deploy.protocol.messages import Answer, Begin, Bundle, Parcel, Reply, Report
@@ -107,8 +107,25 @@ def test_bytes_that_are_no_message_are_refused(deployed: Deployed) -> None:
     for data in [b"", b"x" * 100, good[:-1], good[:40], pickle.dumps(bundle()), save({"a": row()})]:
         with pytest.raises(InvalidInput):
             receive_bundle(data, deployed.job)
-    with pytest.raises(InvalidInput, match="must have"):
+    with pytest.raises(InvalidInput, match="must be 'Bundle'"):
         receive_bundle(encode(reply()), deployed.job)
+
+
+def rewritten(data: bytes, **fields: Any) -> bytes:
+    """A message with other fields: those that are None are left out."""
+    with_arrays = {name: rows.clone() for name, rows in load(data).items()}
+    plain = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["message"])
+    plain = {name: value for name, value in {**plain, **fields}.items() if value is not None}
+    return save(with_arrays, metadata={"message": json.dumps(plain)})
+
+
+def test_fields_of_another_version_are_no_reason_to_refuse(deployed: Deployed) -> None:
+    newer = rewritten(encode(bundle()), priority=3, hint=["a"])
+    assert same(receive_bundle(newer, deployed.job), bundle())
+    older = rewritten(encode(reply()), made_of=None, _kind=None, _format=None)
+    assert same(receive_reply(older, deployed.job, NAMES), reply())
+    with pytest.raises(InvalidInput, match=r"must have.*samples"):
+        receive_reply(rewritten(encode(reply()), samples=None), deployed.job, NAMES)
 
 
 @pytest.mark.parametrize(

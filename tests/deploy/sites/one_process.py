@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ shape = "{shape}"
 weights = "samples"
 [model]
 name = "mlp"
-hidden = [6]
+hidden = [{hidden}]
 [schedule]
 periods = {periods}
 [leaf]
@@ -76,12 +77,25 @@ class Grid:
 class Tree:
     """A tree's sites, as they are on disk."""
 
-    def __init__(self, folder: Path, shape: str = "3", periods: Sequence[int] = (3,), run: str = ""):
-        (folder / "run.toml").write_text(CONFIG.format(shape=shape, periods=list(periods), run=run))
+    def __init__(self, folder: Path, shape: str = "3", periods: Sequence[int] = (3,), run: str = "", hidden: int = 6):
+        (folder / "run.toml").write_text(CONFIG.format(shape=shape, periods=list(periods), run=run, hidden=hidden))
         (folder / "topology.toml").write_text('config = "run.toml"\n')
         self.config = Config.load(folder / "run.toml")
         self.folders = provision(Topology.load(folder / "topology.toml"), folder / "sites")
         self.opened: list[Assembled] = []
+
+    @staticmethod
+    def begun(folder: Path) -> Tree:
+        """A run of which two of four rounds are done, as the first version of stratafl with a
+        deployment left it."""
+        tree, stored = Tree(folder, "2x2", [2, 2], hidden=2), Path(__file__).parent / "first_format"
+        for site in tree.folders.values():
+            shutil.copytree(stored / site.name, site / "state")
+            (site / "state" / "site.json").replace(site / "site.json")
+            for name in ("topology.json", "rounds.jsonl"):
+                if (site / "state" / name).exists():
+                    (site / "state" / name).replace(site / name)
+        return tree
 
     def edit(self, name: str, old: str, new: str) -> None:
         path = self.folders[name] / "config.toml"

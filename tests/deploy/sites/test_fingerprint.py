@@ -4,16 +4,18 @@ else is refused."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
 import stratafl
+from stratafl.config.schema import Config
 from stratafl.deploy.protocol.messages import PROTOCOL, Reply
 from stratafl.deploy.protocol.wire import encode, receive_reply
 from stratafl.deploy.sites.assemble import study_of
-from stratafl.deploy.sites.fingerprint import differences
+from stratafl.deploy.sites.fingerprint import differences, made_of
 from tests.deploy.sites.one_process import Tree
 
 pytestmark = pytest.mark.usefixtures("in_a_task")
@@ -55,14 +57,30 @@ def test_a_whole_group_with_another_config_is_refused(tmp_path: Path) -> None:
     assert [line["refused"] for line in tree.rounds] == [["0"]] * 4
 
 
-def test_another_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_protocol_is_refused_and_another_version_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tree = Tree(tmp_path)
-    here = tree.open("2")
-    made_of = {**here.job.made_of, "stratafl": "9.9"}
+    made_of = tree.open("2").job.made_of
     tree.close()
-    tree.run(**{"2": {"made_of": made_of}})
+    changed = {"1": {"made_of": {**made_of, "stratafl": "9.9"}}, "2": {"made_of": {**made_of, "protocol": "9"}}}
+    tree.run(**changed)
     assert [line["refused"] for line in tree.rounds] == [["2"]] * 4
-    assert f"stratafl is 9.9 there and {stratafl.__version__} here" in capsys.readouterr().err
+    assert f"protocol is 9 there and {PROTOCOL} here" in capsys.readouterr().err
+
+
+def test_a_version_with_one_more_key_works_with_one_that_has_not_got_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, tables = Tree(tmp_path), Config.as_dict
+    older = made_of(tmp_path, tree.config, {})
+
+    def with_one_more(config: Config) -> dict[str, Any]:
+        found = tables(config)
+        return {**found, "run": {**found["run"], "novel": None}}
+
+    monkeypatch.setattr(Config, "as_dict", with_one_more)
+    assert made_of(tmp_path, tree.config, {}) == older
 
 
 def test_one_that_speaks_another_protocol_is_told_who_it_is_from(tmp_path: Path) -> None:
