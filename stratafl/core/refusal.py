@@ -27,14 +27,10 @@ off."""
 ROOM = 100.0
 """How many times larger than the model it began from, or than 1, it may be whatever the siblings
 do: some may have next to nothing to learn any more."""
-FACTOR = 8.0
-"""How many times longer than its siblings' median, by its norm, an update may be in a deployment,
-where not all who take part are one's own. Healthy ones were measured at up to 4 times, and 8 where
-data are most unlike."""
 REST = 0.025
 """The share of the norm of the model that children were given which the siblings' median is taken
-for at least, since who has little left to learn is no measure for the others. With `FACTOR`, an
-update of a fifth of the model is in line with any."""
+for at least, since who has little left to learn is no measure for the others. With a factor of 8,
+an update of a fifth of the model is in line with any."""
 LITTLE = 1e-3
 """The share of that norm below which the siblings' median is no measure at all: they have nothing
 left to learn."""
@@ -73,11 +69,11 @@ def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | No
     return [float(given) or None for _ in rules]
 
 
-def update_factors(given: object, rules: Sequence[Rule], default: float | None = None) -> list[float | None]:
-    """The factor of each edge level, None for none; one number stands for all levels, 0 for
-    none."""
+def update_factors(given: object, rules: Sequence[Rule]) -> list[float | None]:
+    """The factor of each edge level, None for none, as it is unless one is given; one number stands
+    for all levels, 0 for none."""
     if given is None:
-        return [default if rule.reduce is None else None for rule in rules]
+        return [None for _ in rules]
     each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
     if len(each_level) != len(rules):
         raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")

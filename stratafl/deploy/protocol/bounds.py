@@ -24,9 +24,10 @@ SMALLEST_RATE = 1e-30
 ROUNDING = 1e-6
 """The share by which a sum of learning rates may differ from what it must be."""
 OFFENCES = 20
-"""Messages sealed with a child's own key that break these bounds, or updates far larger than its
-siblings': after so many it is asked no more in this run. What anybody else could have sent in its
-place does not count."""
+"""Messages sealed with a child's own key that break these bounds: after so many it is asked no
+more, until its parent is told to readmit it. What anybody else could have sent in its place does
+not count, nor does an update that is far larger than its siblings': an honest child may have
+one."""
 NAMES = 10
 """How often, in one report, a name may be in `refused` or `absent` for every meeting there can have
 been: an aggregator that was interrupted tells of several rounds."""

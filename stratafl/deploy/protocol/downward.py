@@ -7,7 +7,7 @@ Shape suffixes: K children, P parameters, B buffer values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,7 +46,11 @@ class Child:
     answer: Answer | None = None
     """What it must still be told; kept until it replied to it."""
     offences: int = 0
-    """Messages that broke the bounds; past a limit it is out for the run."""
+    """Messages that broke the bounds; from a limit on it is out until it is readmitted."""
+    offence: str = ""
+    """What the last of them was."""
+    out_round: int | None = None
+    """The global round, counted from 1, in which it came to be out."""
     account: Account = field(default_factory=Account)
 
 
@@ -138,7 +142,14 @@ class Downward:
     def forget(self, name: str) -> None:
         """A child that has lost its state is to get everything, as a new one."""
         before = self.child(name)
-        fresh = Child(samples=before.samples, owed=True, offences=before.offences, account=before.account)
+        fresh = Child(
+            samples=before.samples,
+            owed=True,
+            offences=before.offences,
+            offence=before.offence,
+            out_round=before.out_round,
+            account=before.account,
+        )
         self.now.children = tuple(fresh if child is before else child for child in self.now.children)
 
     # -- the end of a round ------------------------------------------------------------------------
@@ -157,10 +168,21 @@ class Downward:
         """A child's message does not count."""
         child, shown = self.child(name), printable(name)
         self.now.refused += (name,)
-        child.offences += offence
         LOG.warning("%s: its message is refused: %s", shown, why)
-        if offence and child.offences == OFFENCES:
-            LOG.warning("%s is out for the rest of the run: %d of its messages were refused", shown, OFFENCES)
+        if not offence:
+            return
+        child.offences, child.offence = child.offences + 1, why
+        if child.offences == OFFENCES:
+            child.out_round = self._job.global_round(self.now.step) + 1
+            LOG.warning("%s is out until it is readmitted: %d of its messages broke the bounds", shown, OFFENCES)
+
+    def readmit(self, names: Collection[str]) -> None:
+        """Ask children again that are out."""
+        for name in self.names:
+            if name in names and self.is_out(name):
+                child = self.child(name)
+                child.offences, child.offence, child.out_round = 0, "", None
+                LOG.info("%s is readmitted", printable(name))
 
     def refuse_unheard(self, name: str) -> None:
         """A child that is out is not asked, and told of as long as it would be."""
@@ -198,7 +220,7 @@ class Downward:
         outcome = meeting.meet(self._edges(came), held, self._arrived([reports[name] for name in came]))
         for name, is_lost, is_large in zip(came, outcome.lost_N, outcome.large_N, strict=True):
             if is_lost or is_large:
-                self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=bool(is_large))
+                self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
         if outcome.failed_M[0]:
             self.refuse_all()
         if not outcome.sane_M[0]:

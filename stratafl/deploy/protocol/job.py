@@ -21,7 +21,7 @@ from stratafl.core.channel import Channels
 from stratafl.core.leaf import Leaf
 from stratafl.core.meeting import Terms
 from stratafl.core.optimise.path import wants_path
-from stratafl.core.refusal import FACTOR, Limits, update_factors, update_limits
+from stratafl.core.refusal import Limits, update_factors, update_limits
 from stratafl.core.rule import Edge, Rule
 from stratafl.core.schedule import Participation, Schedule, draw
 
@@ -62,8 +62,8 @@ class Job:
     update_limit: float | None = None
     """Updates so many times larger than their siblings' median are refused: see `refusal`."""
     update_factor: float | Sequence[float] | None = None
-    """How many times longer than its siblings' median an update may be before it is refused;
-    `refusal.FACTOR` unless given."""
+    """How many times longer than its siblings' median an update may be before it is refused; any
+    length unless given."""
     leaf: Leaf | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()
@@ -97,10 +97,9 @@ class Job:
 
     @cached_property
     def limits(self) -> list[Limits]:
-        """What parents accept, per edge level, root first; who asks for no limit of updates asks
-        for none at all."""
+        """What parents accept, per edge level, root first."""
         sizes = update_limits(self.update_limit, self.rules)
-        factors = update_factors(self.update_factor, self.rules, None if self.update_limit == 0 else FACTOR)
+        factors = update_factors(self.update_factor, self.rules)
         return [Limits(size, factor, every_part=True) for size, factor in zip(sizes, factors, strict=True)]
 
     @cached_property

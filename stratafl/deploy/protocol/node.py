@@ -9,7 +9,7 @@ has not happened.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,8 @@ def _copied(value: Any) -> Any:
 Save = Callable[[NodeState], None]
 Tell = Callable[[Below, tuple[str, ...], tuple[str, ...]], str]
 """A round's line: of what came of it, who was refused and who was absent."""
+Readmitted = Callable[[], Collection[str]]
+"""The children that an operator wants to be asked again although they are out."""
 
 
 class _Keeping:
@@ -148,8 +150,17 @@ class LeafNode(_Keeping):
 class Aggregator(_Keeping):
     """A node between the root and the leaves."""
 
-    def __init__(self, job: Job, level: int, number: int, link: Link, save: Save, kept: NodeState | None = None):
-        self.job, self.level, self.number, self.link = job, level, number, link
+    def __init__(
+        self,
+        job: Job,
+        level: int,
+        number: int,
+        link: Link,
+        save: Save,
+        kept: NodeState | None = None,
+        readmitted: Readmitted = tuple,
+    ):
+        self.job, self.level, self.number, self.link, self._readmitted = job, level, number, link, readmitted
         self.site = job.tree.names[level][number]
         super().__init__(save, kept or NodeState(above=Above()))
 
@@ -170,6 +181,7 @@ class Aggregator(_Keeping):
         while True:
             kept, up, down = self._sides()
             is_last = down.now.step + self.job.every[self.level + 1] == end
+            down.readmit(self._readmitted())
             meet(self.job, self.level, down, self.link, up.path, relayed=is_last)
             if is_last:  # it is saved with the report
                 kept.reply = reply = self._reply(up, down, end)
@@ -240,8 +252,17 @@ class Aggregator(_Keeping):
 class Root(_Keeping):
     """The top: it has the clock."""
 
-    def __init__(self, job: Job, x_P: Tensor, b_B: Tensor, link: Link, save: Save, kept: NodeState | None = None):
-        self.job, self.link = job, link
+    def __init__(
+        self,
+        job: Job,
+        x_P: Tensor,
+        b_B: Tensor,
+        link: Link,
+        save: Save,
+        kept: NodeState | None = None,
+        readmitted: Readmitted = tuple,
+    ):
+        self.job, self.link, self._readmitted = job, link, readmitted
         if job.has_path:
             b_B = with_path(b_B, torch.zeros_like(x_P))
         first = Downward.new(job, 0, 0, x_P[None], b_B[None])
@@ -271,6 +292,7 @@ class Root(_Keeping):
         state."""
         kept = self._kept.copy()
         down = self._side(kept)
+        down.readmit(self._readmitted())
         meet(self.job, 0, down, self.link, None, relayed=False)
         now = down.now
         happened = now.refused, now.absent

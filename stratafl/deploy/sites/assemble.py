@@ -22,7 +22,7 @@ from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root, introduction
 from stratafl.deploy.protocol.wire import array_bytes, encode, protocol_of, receive_bundle
-from stratafl.deploy.sites import user_files
+from stratafl.deploy.sites import readmission, user_files
 from stratafl.deploy.sites.fingerprint import made_of
 from stratafl.deploy.sites.own_data import own_data
 from stratafl.deploy.sites.rounds import RootRun
@@ -71,22 +71,36 @@ class Assembled:
         return LeafNode(self.job, number, made, len(data[1]), self.durable.write, self.kept)
 
     def aggregator(self, link: Link) -> Aggregator:
-        return Aggregator(self.job, self.site.level, self.site.number, link, self._save, self.kept)
+        self._tell(self.kept)
+        level, number = self.site.level, self.site.number
+        return Aggregator(self.job, level, number, link, self._save, self.kept, self._readmitted)
 
     def root(self, made: RootSetup, link: Link) -> Root:
         check_frozen(made.start.flat, self.site.frozen)
-        return Root(self.job, *made.shared, link, self._save, self.kept)
+        self._tell(self.kept)
+        return Root(self.job, *made.shared, link, self._save, self.kept, self._readmitted)
 
     def run_folder(self, made: RootSetup, root: Root) -> RootRun:
         """The root's own, as that of the run, brought to where its state is."""
         return RootRun(self.folder, self.site, stored_config(self.folder), made, root.line)
 
     def _save(self, kept: NodeState) -> None:
-        """A parent's state; whose updates ever counted is also told to the supervisor."""
+        """Keep a parent's state."""
         self.durable.write(kept)
-        if kept.below is not None:
-            children = zip(self.site.children, kept.below.children, strict=True)
-            boards.own.put(took_part=[name for name, child in children if child.heard is not None])
+        self._tell(kept)
+
+    def _tell(self, kept: NodeState | None) -> None:
+        """Tell the supervisor what only a parent knows: whose updates ever counted, and who is
+        out."""
+        if kept is None or kept.below is None:
+            return
+        out, children = readmission.out(self.site, kept), kept.below.children
+        took_part = [name for name, child in zip(self.site.children, children, strict=True) if child.heard is not None]
+        boards.own.put(took_part=took_part, out=out)
+        readmission.fulfilled(self.folder, set(self.site.children) - out.keys())
+
+    def _readmitted(self) -> list[str]:
+        return readmission.requested(self.folder, self.site)
 
     def sealed(self, node: LeafNode | Aggregator, ended: Callable[[], None]) -> Callable[[bytes], bytes]:
         """What the node does with a sealed bundle: a sealed reply, or a refusal."""
@@ -110,7 +124,7 @@ class Assembled:
             facts["arrays_in"] += array_bytes(opened)
             facts["arrays_out"] += array_bytes(answer)
             facts["contact"] = time.time()
-            doing = "refused: another config, code or version" if replied.made_of else "waiting"
+            doing = "refused: another config, code or protocol" if replied.made_of else "waiting"
             self.durable.show(**facts, doing="done" if bundle.end else doing)
             if bundle.end:
                 ended()

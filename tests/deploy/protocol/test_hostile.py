@@ -17,6 +17,7 @@ from stratafl.deploy.host.processes import Forked
 from stratafl.deploy.protocol.bounds import OFFENCES
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
+from stratafl.deploy.protocol.node import Root
 from stratafl.deploy.sites.state_file import STATE, STATUS, Durable
 from tests.deploy.trees import Deployed, simulation
 
@@ -128,7 +129,7 @@ def test_a_lie_is_refused_and_its_teller_named(what: str, liar: str, caplog: pyt
 @pytest.mark.parametrize("factor", [-20.0, 20.0, 1e4, 1e30, -1e30])
 @pytest.mark.parametrize(("depth", "liar"), [(1, "1"), (2, "0/1"), (2, "1/2"), (2, "0")])
 def test_an_update_out_of_line_is_refused(method: str, factor: float, depth: int, liar: str) -> None:
-    deployed, quiet = (with_a_liar(liar, lie, method, depth) for lie in (scaled(factor), silent))
+    deployed, quiet = (with_a_liar(liar, lie, method, depth, update_factor=8) for lie in (scaled(factor), silent))
     for each in (deployed, quiet):
         each.root.greet()
     for _ in range(deployed.job.rounds):
@@ -142,7 +143,7 @@ def test_an_update_out_of_line_is_refused(method: str, factor: float, depth: int
 @pytest.mark.parametrize("depth", [1, 2])
 def test_one_that_hardly_moves_makes_nobody_else_look_large(factor: float, depth: int) -> None:
     """Of three, that is: of two nobody can say which one is right."""
-    deployed = with_a_liar("1" if depth == 1 else "1/2", scaled(factor), "hfedavg", depth)
+    deployed = with_a_liar("1" if depth == 1 else "1/2", scaled(factor), "hfedavg", depth, update_factor=8)
     deployed.root.greet()
     for _ in range(deployed.job.rounds):
         assert deployed.root.one_round() == ((), ())
@@ -169,9 +170,9 @@ def test_buffers_out_of_all_bounds_are_refused() -> None:
 
 @pytest.mark.parametrize("factor", [None, 0, [0, 10.0], 10.0, 3])
 def test_the_bound_is_that_of_a_simulation_with_the_same_factor(factor: Any) -> None:
-    """A client whose units are other ones: a simulation takes it, unless it is asked not to."""
+    """A client whose units are other ones: it is taken, unless a bound is asked for."""
     sim = simulation("hfedavg", 2, huge={3: -1e3}, batch=None, update_factor=factor)
-    deployed = Deployed(sim, by_samples=True, update_factor=0 if factor is None else factor)
+    deployed = Deployed(sim, by_samples=True, update_factor=factor)
     deployed.root.greet()
     named = set()
     for seen in sim:
@@ -182,18 +183,35 @@ def test_the_bound_is_that_of_a_simulation_with_the_same_factor(factor: Any) -> 
     torch.testing.assert_close(deployed.model(), sim.result().models[0][0])
 
 
-@pytest.mark.parametrize("lie", [LIES[f"samples {10**30}"], scaled(1e30)])
-def test_who_offends_too_often_is_out(lie: Lie) -> None:
+def long_run(lie: Lie, rounds: int) -> tuple[Deployed, Lying]:
+    """A star of three with as many rounds, one of which lies."""
     deployed = with_a_liar("0", lie, depth=1, patience=Patience())
     deployed.root.greet()
+    for name in ("0", "1", "2"):
+        deployed.nodes[name].job = dataclasses.replace(deployed.job, rounds=rounds)
     liar = deployed.links["root"].children["0"]
-    job = dataclasses.replace(deployed.job, rounds=OFFENCES + 5)
-    for number, node in enumerate(deployed.nodes[name] for name in ("0", "1", "2")):
-        node.job = job
-        assert node.number == number
+    assert isinstance(liar, Lying)
+    return deployed, liar
+
+
+def test_who_offends_too_often_is_out_until_it_is_readmitted(caplog: pytest.LogCaptureFixture) -> None:
+    deployed, liar = long_run(LIES[f"samples {10**30}"], OFFENCES + 7)
     for _ in range(OFFENCES + 5):
         assert deployed.root.one_round() == (("0",), ())
     assert liar.asked == 1 + OFFENCES
+    child = deployed.root.down.child("0")
+    assert child.out_round == OFFENCES and "reply.samples" in child.offence
+    liar.lie = lambda reply, bundle: reply
+    again = Root(deployed.job, *deployed.start, deployed.root.link, print, deployed.kept["root"], lambda: ["0", "1"])
+    assert again.one_round() == ((), ())
+    assert liar.asked > 1 + OFFENCES and not again.down.is_out("0") and again.down.child("0").out_round is None
+
+
+def test_a_large_update_is_no_offence() -> None:
+    deployed, liar = long_run(scaled(1e30), OFFENCES + 5)
+    for _ in range(OFFENCES + 5):
+        assert deployed.root.one_round() == (("0",), ())
+    assert liar.asked == 1 + OFFENCES + 5 and deployed.root.down.child("0").offences == 0
 
 
 def test_what_a_rule_cannot_merge_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
