@@ -66,6 +66,7 @@ from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import HUGE_PAGES
+from stratafl.deploy.sites.state_file import status
 from stratafl.rules.registry import rules_for
 
 PERIODS = {"2x2": (2, 20), "2x2x2": (1, 1, 20)}
@@ -168,7 +169,7 @@ def deployed(run: Run, folder: Path) -> Measured:
                     ends.append(time.monotonic())
                     sent.append(hosts.counts()["bytes"])
                 if time.monotonic() > until or started["root"].poll() is not None:
-                    shown = {seen.site.name: seen.status for seen in this_machine.look(folder / "sites")}
+                    shown = {name: status(site / "state") for name, site in sites.items()}
                     raise SystemExit(f"{run.name} has not ended: {shown}")
         counts = hosts.cut()
     seconds, wire = ([after - before for before, after in itertools.pairwise(each)] for each in (ends, sent))
@@ -212,7 +213,7 @@ def _running(sites: Mapping[str, Path], hosts: Hosts) -> Iterator[dict[str, subp
                 )  # fmt: skip
         yield started
     finally:
-        this_machine.stop(sites["root"].parent)
+        this_machine.stop(sites)
         for process in started.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

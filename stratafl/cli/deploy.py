@@ -8,7 +8,7 @@ import shlex
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,11 @@ from stratafl.cli.tables import Column, print_table
 
 deploy = typer.Typer(cls=Commands, help="Run a tree of real sites on Flower.", no_args_is_help=True)
 TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy.md.")]
-Out = Annotated[Path, typer.Option(help="The folder with one folder per site.")]
+Out = Annotated[Path, typer.Option(help="The folder with one folder per site, or that of one site.")]
+Sites = Annotated[
+    list[str] | None,
+    typer.Argument(help="Sites, each by its folder or its name in --out; a folder of several stands for all in it."),
+]
 Folders = Annotated[list[Path], typer.Argument(help="Folders of sites, made by `deploy init`.")]
 
 SHOWN = ("state", "round", "bytes_in", "arrays_in", "bytes_out", "arrays_out")
@@ -118,21 +122,38 @@ def _in_words(line: str, rounds: int) -> str:
 
 @deploy.command("status")
 def status_command(
+    sites: Sites = None,
     out: Out = Path("sites"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document; see docs/deploy.md.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="For monitors: only what is wrong, and exit code 1 if anything is.")
+    ] = False,
 ) -> None:
     """Show each site's state, its round and what is wrong; at the root, the whole tree's."""
     from stratafl.deploy.host import this_machine, view
 
-    document = view.seen(this_machine.sites(out))
+    document = view.seen(this_machine.chosen(sites or [], out))
+    faults = list(view.faults(document)) if check else []
     if as_json:
         print(json.dumps(document, indent=2))
-        return
+    elif check:
+        for name, text in faults:
+            print(printable(f"{name}: {text}"))
+    else:
+        _show(document)
+    if faults:
+        raise typer.Exit(1)
+
+
+def _show(document: dict[str, Any]) -> None:
+    """Print a table of sites, and below it what there is to say of them."""
+    from stratafl.deploy.host import view
+
     counts = ("bytes in", "arrays in", "bytes out", "arrays out")
     rows = []
     for name, seen in document["sites"].items():
         cells = [str(seen[each]) for each in SHOWN]
-        cells[0] = "missing" if seen["missing"] else cells[0]
+        cells[0] = "missing" if seen["missing"] else "out" if seen["out"] else cells[0]
         heard = "never" if seen["age"] is None else f"{seen['age']:.0f} s ago"
         rows.append((name, *cells[:2], heard, *cells[2:]))
     columns = ("site", "state", Column("round", right=True), Column("heard", right=True))
@@ -143,13 +164,17 @@ def status_command(
 
 
 @deploy.command("down")
-def down_command(out: Out = Path("sites")) -> None:
-    """Stop every site that runs on this machine; started again, each goes on."""
+def down_command(sites: Sites = None, out: Out = Path("sites")) -> None:
+    """Stop the sites that run on this machine, all or those named; started again, each goes on."""
     from stratafl.deploy.host import this_machine
 
-    left = this_machine.stop(out)
+    stopped, left = this_machine.stop(this_machine.chosen(sites or [], out))
+    for name in stopped:
+        print(f"{printable(name)}: stopped")
     if left:
-        raise InvalidInput("sites", left, "did not stop in time")
+        raise InvalidInput("sites", left, "still run: they did not stop in time, or are another user's")
+    if not stopped:
+        print("nothing ran")
 
 
 @deploy.command("reset")
@@ -162,6 +187,18 @@ def reset_command(
 
     for name, aside in this_machine.reset(sites, out).items():
         print(f"{printable(name)}: begins anew; what it had is in {aside}")
+
+
+@deploy.command("readmit")
+def readmit_command(
+    sites: Annotated[list[str], typer.Argument(help="Names of sites that are out, as `deploy status` shows them.")],
+    out: Out = Path("sites"),
+) -> None:
+    """Take sites back that their parents ask no more; at a parent's host, which may be running."""
+    from stratafl.deploy.host import this_machine
+
+    for name, parent in this_machine.readmit(sites, out).items():
+        print(printable(f"{name}: {parent} asks it again from its children's next round on"))
 
 
 @deploy.command("site")

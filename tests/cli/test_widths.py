@@ -103,7 +103,7 @@ def test_sweep(width: int, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_deploy_status(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {"state": "reconnecting", "missing": False, "age": 12_345.0, "round": 12_345, "bytes_in": 123_456_789_012,
-            "arrays_in": 98_765_432_101, "bytes_out": 223_456_789_012, "arrays_out": 1}  # fmt: skip
+            "arrays_in": 98_765_432_101, "bytes_out": 223_456_789_012, "arrays_out": 1, "out": ""}  # fmt: skip
     site = "a-hospital-in-a-town-with-a-long-name"
     monkeypatch.setattr(this_machine, "sites", lambda out: {})
     monkeypatch.setattr(view, "seen", lambda sites: {"sites": {site: seen, "root": {**seen, "age": None}}})

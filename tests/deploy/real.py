@@ -174,7 +174,7 @@ class Run:
         return weights @ torch.stack(rows)
 
     def close(self) -> None:
-        this_machine.stop(self.out)
+        this_machine.stop(self.folders)
         for process in self.hosts.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -172,5 +172,5 @@ def test_tensorboard_events_of_a_deployment(tmp_path: Path, monkeypatch: pytest.
 def test_status_and_down_where_nothing_runs(tmp_path: Path) -> None:
     call("init", topology(tmp_path), "--out", tmp_path / "sites")
     assert "paris/1" in str(call("status", "--out", tmp_path / "sites"))
-    assert call("down", "--out", tmp_path / "sites") == ""
+    assert call("down", "--out", tmp_path / "sites") == "nothing ran\n"
     assert "deploy init" in str(call("status", "--out", tmp_path))

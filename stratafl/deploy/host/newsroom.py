@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stratafl.base import files
+from stratafl.base import files, version
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
 from stratafl.deploy.host.processes import Forked
@@ -76,14 +76,22 @@ class Newsroom:
         """What is to be told to the parent."""
         self._began, self._looked, self._written = time.monotonic(), 0.0, 0.0
         self._restarts: Counter[str] = Counter()
+        self._restarted: float | None = None
         self._held: dict[str, tuple[str, float]] = {}
         """Why a process ended, and since when that is so, by its name."""
         before = read(folder)
         self._took_part = {name for name, entry in before.items() if entry.took_part}
+        self._out = {child: before[child].out for child in site.children if child in before}
+        self._run_began = 0.0
+        """What was heard before is of another run."""
         self._heard: dict[str, Any] = {}
         self._changes = Changes({site.name: "", **{n: c for c, names in self._subtrees.items() for n in sorted(names)}})
         with contextlib.suppress(InvalidInput):
             self._changes = Changes(parents(tree_of(stored_config(folder)), site.name))
+
+    def begin_anew(self) -> None:
+        """Forget who took part, and what was heard: the site's state was set aside."""
+        self._took_part, self._out, self._run_began = set(), {}, time.monotonic()
 
     def starts(self, name: str) -> None:
         """A process of this site is about to be."""
@@ -97,6 +105,7 @@ class Newsroom:
         before, since = self._held.get(name, ("", 0.0))
         self._held[name] = text, since if text == before else time.monotonic()
         self._restarts[name] += 1
+        self._restarted = time.monotonic()
 
     def look(self, running: Mapping[str, Forked], stopping: bool = False) -> None:
         """Gather the news, say what has changed, and pass it on; to be called from time to time."""
@@ -129,6 +138,8 @@ class Newsroom:
                 "problem": text,
                 "problem_for": now - since if text else 0.0,
                 "restarts": self._restarts,
+                "restarted": None if self._restarted is None else now - self._restarted,
+                "version": version.__version__,
                 "up": now - self._began,
                 "said": said,
                 "age": 0.0,
@@ -164,19 +175,26 @@ class Newsroom:
 
     def _below(self, boards: Mapping[str, Any]) -> Sites:
         """What the children told, and what this site knows of them."""
-        self._heard.update(boards["superlink"].get("heard", {}))
+        came_in = boards["superlink"].get("heard", {})
+        self._heard = {c: e for c, e in {**self._heard, **came_in}.items() if e["at"] >= self._run_began}
         node, now, sites = boards["node"], time.monotonic(), Sites()
         self._took_part.update(node.get("took_part", ()))
+        self._out = node.get("out", self._out)
         waits = node.get("waits", {})
         for child, names in self._subtrees.items():
             came = self._heard.get(child, {"at": now, "clock": None, "sites": {}})
             for name in names:
                 sites[name] = Entry.of(came["sites"].get(name)).older(now - came["at"])
-                if sites[name].took_part:
+                # that the child itself did, this site knows better
+                if sites[name].took_part and name != child:
                     self._took_part.add(name)
             since, why = waits.get(child, (None, ""))
             sites[child] = dataclasses.replace(
-                sites[child], clock=came["clock"], waited=None if since is None else now - since, why=why
+                sites[child],
+                clock=came["clock"],
+                waited=None if since is None else now - since,
+                why=why,
+                out=self._out.get(child, ""),
             )
         took = {name: dataclasses.replace(sites[name], took_part=name in self._took_part) for name in sites}
         return took
@@ -185,7 +203,7 @@ class Newsroom:
 def _summary(sites: Mapping[str, Entry]) -> int:
     """A number that stays the same as long as nothing has changed but ages and counts of bytes."""
     told = [
-        (name, e.state, e.round, e.problem, e.restarts, e.said, e.why, e.took_part, e.is_silent, e.age is None)
+        (name, e.state, e.round, e.problem, e.restarts, e.said, e.why, e.took_part, e.out, e.is_silent, e.age is None)
         for name, e in sites.items()
     ]
     return zlib.crc32(json.dumps(told).encode())

@@ -280,6 +280,7 @@ class Supervisor:
         said once."""
         shown = status(self.folder / "state")
         if shown.get("doing") != "damaged":
+            self._newsroom.begin_anew()
             return True
         if name not in self._again:
             self._say(f"{self.site.name}: {shown.get('problem')}")

@@ -10,16 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stratafl.base import version
 from stratafl.base.errors import InvalidInput
 from stratafl.deploy.host import newsroom
-from stratafl.deploy.news.changes import times
+from stratafl.deploy.news.changes import CONNECTING, times
 from stratafl.deploy.news.entries import SKEWED, TRAFFIC, Entry
 from stratafl.deploy.sites.site import Site, stored_config, tree_of
 from stratafl.deploy.sites.state_file import status
 from stratafl.runs.lock import is_held
 
-FROM_PARENT = ("clock", "waited", "why", "took_part")
+FROM_PARENT = ("clock", "waited", "why", "took_part", "out")
 """Fields that only a parent knows."""
+AT_FAULT = ("failing", "damaged", "refused", "stopped")
+"""States in which a site does no work of a run that is not over."""
+RECENT = 600.0
+"""Seconds for which it is said that a process was started again."""
 
 
 def seen(folders: dict[str, Path]) -> dict[str, Any]:
@@ -87,16 +92,37 @@ def _places(folders: dict[str, Path]) -> dict[str, str]:
     return {}
 
 
-def remarks(seen: dict[str, Any]) -> Iterator[str]:
-    """What is worth a line about a site."""
+def faults(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each site that does not work as it should, and why; nobody's once the run is over."""
+    sites = document["sites"]
+    if any(site["parent"] == "" and site["state"] == "done" for site in sites.values()):
+        return
+    for name, site in sites.items():
+        texts = list(_faults(site, CONNECTING)) or [f"its state is {site['state']}"] * (site["state"] in AT_FAULT)
+        if texts:
+            yield name, "; ".join(texts)
+
+
+def _faults(seen: dict[str, Any], patience: float) -> Iterator[str]:
+    """What keeps a site from its work. `patience`: seconds that its parent may wait for it."""
     if seen["missing"]:
         yield "nothing was heard from it" + ("" if seen["age"] is None else f" for {seen['age']:.0f} s")
     if seen["problem"]:
         yield f"{seen['problem']} (for {seen['problem_for']:.0f} s)"
-    if seen["waited"] is not None and seen["why"]:
+    if seen["waited"] is not None and seen["waited"] >= patience and seen["why"]:
         yield f"{seen['parent']} has waited for it for {seen['waited']:.0f} s: {seen['why']}"
-    for process, count in seen["restarts"].items():
-        yield f"its {process} was started again, {times(count)} in {seen['up']:.0f} s"
+    if seen["out"]:
+        yield f"{seen['out']} (`stratafl deploy readmit` takes it back)"
+
+
+def remarks(seen: dict[str, Any]) -> Iterator[str]:
+    """What is worth a line about a site."""
+    yield from _faults(seen, 0.0)
+    if seen["restarted"] is not None and seen["restarted"] < RECENT:
+        for process, count in seen["restarts"].items():
+            yield f"its {process} was started again, {times(count)} in {seen['up']:.0f} s"
+    if seen["version"] not in ("", version.__version__):
+        yield f"it works with stratafl {seen['version']}, and this is {version.__version__}"
     if seen["clock"] is not None and abs(seen["clock"]) > SKEWED:
         way = "ahead of" if seen["clock"] > 0 else "behind"
         yield f"its clock is {abs(seen['clock']):.1f} s {way} that of {seen['parent']}"

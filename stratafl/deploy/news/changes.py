@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stratafl.base import version
 from stratafl.base.errors import listed, printable
 from stratafl.deploy.news.entries import SKEWED, Entry
 from stratafl.deploy.notes.log import INFO, WARNING
@@ -62,6 +63,7 @@ class Changes:
                 found += self._trouble(name, known, now)
                 found += self._restarts(name, known.entry, now)
                 found += self._clock(name, parent, known, now)
+                found += self._version(name, known.entry, now)
                 found += self._warnings(name, known, now)
                 known.entry = now
         return [(printable(text), level) for text, level in found]
@@ -126,6 +128,13 @@ class Changes:
             return [(f"the clock of {name} is right again", INFO)]
         way = "ahead of" if off > 0 else "behind"
         return [(f"the clock of {name} is {abs(off):.1f} s {way} that of {parent}", WARNING)]
+
+    def _version(self, name: str, before: Entry, now: Entry) -> list[Line]:
+        """Versions of stratafl that speak the same protocol work together: an operator may want to
+        know."""
+        if now.version in ("", before.version, version.__version__):
+            return []
+        return [(f"{name} works with stratafl {now.version}, this site with {version.__version__}", WARNING)]
 
     def _warnings(self, name: str, known: Known, now: Entry) -> list[Line]:
         moment = time.monotonic()

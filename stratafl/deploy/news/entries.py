@@ -43,8 +43,12 @@ class Entry:
     problem_for: float = 0.0
     restarts: dict[str, int] = field(default_factory=dict)
     """How often each of its processes was started again, since its supervisor was started."""
+    restarted: float | None = None
+    """Seconds since any of them was; None: never."""
     up: float = 0.0
     """Seconds since its supervisor was started."""
+    version: str = ""
+    """The version of stratafl that it works with."""
     said: tuple[tuple[int, str], ...] = ()
     """The site's last warnings, each with its number."""
     bytes_in: int = 0
@@ -61,6 +65,8 @@ class Entry:
     """What the parent knows of that."""
     took_part: bool = False
     """Whether an update of it ever counted."""
+    out: str = ""
+    """Since when and why its parent asks it no more; empty while it does."""
 
     def older(self, seconds: float) -> Entry:
         """The same news, later."""
@@ -71,6 +77,8 @@ class Entry:
             later["problem_for"] = self.problem_for + seconds
         if self.waited is not None:
             later["waited"] = self.waited + seconds
+        if self.restarted is not None:
+            later["restarted"] = self.restarted + seconds
         return dataclasses.replace(self, **later)  # type: ignore[arg-type]
 
     @property

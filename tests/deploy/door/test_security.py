@@ -49,7 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert time.monotonic() < give_up and process.poll() is None
         time.sleep(0.2)
     yield folders["root"]
-    this_machine.stop(folder / "sites")
+    this_machine.stop(folders)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

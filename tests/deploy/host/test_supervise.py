@@ -244,7 +244,7 @@ def test_a_damaged_state_is_said_once_and_waited_for(sites: Path) -> None:
     assert not any(supervisor._ended("node") for _ in range(5))
     assert len(said) == 1 and f"stratafl deploy reset {site}" in said[0], said
     assert "Traceback" not in (site / "logs" / "node.log").read_text()
-    assert this_machine._damaged({"0": site}) == {said[0]}
+    assert this_machine._damaged({"0": status(site / "state")}) == {said[0]}
     this_machine.reset([str(site)], sites)
     assert supervisor._ended("node")
 

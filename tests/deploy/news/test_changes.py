@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from stratafl.base.version import __version__
 from stratafl.deploy.news import changes, entries
 from stratafl.deploy.news.changes import Changes
 from stratafl.deploy.news.entries import Entry
@@ -85,6 +86,15 @@ def test_problems_restarts_clocks_and_warnings_are_each_said_once(clock: list[fl
     ]
     assert found.lines(sites | {"paris/0": dataclasses.replace(entry, clock=8.5)}) == []
     assert said(found.lines(sites)) == ["paris/0 is back after 0 s", "the clock of paris/0 is right again"]
+
+
+def test_another_version_of_the_package_is_said_once(clock: list[float]) -> None:
+    found, sites = watched(clock)
+    entry = dataclasses.replace(WELL, version="9.9")
+    (text,) = said(found.lines(sites | {"paris/0": entry}))
+    assert text == f"paris/0 works with stratafl 9.9, this site with {__version__}"
+    assert found.lines(sites | {"paris/0": entry}) == []
+    assert found.lines(sites | {"paris/0": dataclasses.replace(WELL, version=__version__)}) == []
 
 
 def test_what_goes_on_for_long_is_no_flood(clock: list[float]) -> None:

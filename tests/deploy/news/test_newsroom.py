@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from stratafl.base.version import __version__
 from stratafl.deploy.host.newsroom import NEWS, Newsroom
 from stratafl.deploy.host.processes import Forked
 from stratafl.deploy.news.entries import Entry
@@ -96,3 +97,41 @@ def test_a_parent_adds_what_it_knows_of_its_children(sites: Path, clock: list[fl
     again.look({})
     assert (again.telling.read() or {})["sites"]["paris/0"]["took_part"]
     assert (sites / "paris" / NEWS).stat().st_mode & 0o777 == 0o600
+
+
+def test_that_a_child_took_part_only_its_parent_knows(sites: Path) -> None:
+    claims = Entry(state="waiting", age=0.0, took_part=True, out="no", waited=3.0, why="nothing").as_dict()
+    room = Newsroom(sites / "root", Site.load(sites / "root"))
+    told = {"paris": claims, "paris/0": claims, "rome": claims}
+    room.boards["superlink"].put(heard={"paris": {"at": time.monotonic(), "clock": 0.0, "sites": told}})
+    room.look({})
+    found = {name: Entry.of(each) for name, each in (room.telling.read() or {})["sites"].items()}
+    assert not found["paris"].took_part and not found["rome"].took_part and found["paris/0"].took_part
+    assert (found["paris"].out, found["paris"].waited, found["paris"].why) == ("", None, "")
+
+
+def test_what_was_heard_before_a_reset_is_of_another_run(sites: Path, clock: list[float]) -> None:
+    room = Newsroom(sites / "root", Site.load(sites / "root"))
+    told = {"paris/0": Entry(age=0.0, took_part=True).as_dict()}
+    room.boards["superlink"].put(heard={"paris": {"at": 1000.0, "clock": 0.0, "sites": told}})
+    room.boards["node"].put(took_part=["rome"])
+
+    def took_part() -> set[str]:
+        clock[0] += 10
+        room.look({})
+        found = (room.telling.read() or {})["sites"]
+        return {name for name in found if found[name]["took_part"]}
+
+    assert took_part() == {"root", "rome", "paris/0"}
+    room.begin_anew()
+    room.starts("node")
+    assert took_part() == {"root"}
+
+
+def test_how_long_ago_a_process_was_started_again_is_told(sites: Path, clock: list[float]) -> None:
+    room = Newsroom(sites / "paris_0", Site.load(sites / "paris_0"))
+    room.ended("node", 1)
+    clock[0] += 30
+    room.look({})
+    entry = Entry.of((room.telling.read() or {})["sites"]["paris/0"])
+    assert entry.restarted == 30 and entry.older(5).restarted == 35 and entry.version == __version__

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,14 +14,16 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 from stratafl.base import files
+from stratafl.base.version import __version__
 from stratafl.cli.main import app
 from stratafl.config.schema import Config
 from stratafl.deploy.host import attendance, this_machine, view
-from stratafl.deploy.host.newsroom import parents
+from stratafl.deploy.host.newsroom import NEWS, parents
 from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.sites.site import tree_of
 from stratafl.deploy.sites.state_file import Durable
+from tests.deploy.host.folders import deploy, running
 from tests.deploy.news.conftest import WELL, write_news
 
 
@@ -112,3 +115,60 @@ def test_up_of_a_run_that_is_over_says_again_who_never_took_part(sites: Path, ma
     ran = CliRunner().invoke(app, ["deploy", "up", str(made.parent / "topology.toml"), "--local", "--out", str(sites)])
     assert ran.exit_code == attendance.INCOMPLETE, (ran.exception, ran.output)
     assert ran.output.splitlines()[-1].endswith("WARNING never took part in this run: paris/0")
+
+
+def test_after_a_reset_nobody_has_taken_part_yet(sites: Path) -> None:
+    root = sites / "root"
+    record(root, ([], []))
+    for name in ("root", "paris"):
+        write_news(sites / name, {"paris": Entry(took_part=True), "paris/0": Entry(took_part=True)})
+    this_machine.reset(["root"], sites)
+    record(root, (["paris/0"] * 2, []))
+    assert attendance.never(root) == ["paris/0"]
+    assert not (sites / "paris" / NEWS).exists(), "it would tell the root of the run before"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"age": 20.0}, "nothing was heard from it for 20 s"),
+        ({"age": None}, "nothing was heard from it"),
+        ({"problem": "no data", "state": "failing"}, "no data (for 0 s)"),
+        ({"state": "refused"}, "its state is refused"),
+        ({"out": "out since round 3: why"}, "out since round 3: why (`stratafl deploy readmit` takes it back)"),
+        ({"waited": 30.0, "why": "not connected"}, "paris has waited for it for 30 s: not connected"),
+    ],
+)
+def test_a_monitor_is_told_what_is_wrong(sites: Path, change: dict[str, Any], said: str) -> None:
+    entries = dict.fromkeys(("root", "paris", "rome", "paris/0", "paris/1", "rome/0"), WELL)
+    durable = Durable(sites / "root" / "state", "run")
+    with running(sites / "root"):
+        for folder in sites.iterdir():
+            if folder.name != "root":
+                files.remove(folder)
+        write_news(sites / "root", entries)
+        assert deploy("status", "--check", "--out", sites) == (0, "")
+        write_news(sites / "root", {**entries, "paris/0": dataclasses.replace(WELL, **change)})
+        assert deploy("status", "--check", "--out", sites) == (1, f"paris/0: {said}\n")
+        code, text = deploy("status", "--check", "--json", "--out", sites)
+        assert code == 1 and json.loads(text)["sites"]["paris/0"]
+        assert deploy("status", "--out", sites)[0] == 0
+        durable.show(doing="done")
+        write_news(sites / "root", {**entries, "root": dataclasses.replace(WELL, state="done")})
+        assert deploy("status", "--check", "--out", sites) == (0, ""), "a run that is over lacks nothing"
+    durable.close()
+
+
+def test_what_was_started_again_long_ago_is_no_news(sites: Path) -> None:
+    often = dataclasses.replace(WELL, restarts={"supernode": 5}, up=218.0)
+    for restarted, is_said in ((60.0, True), (view.RECENT + 60, False), (None, False)):
+        write_news(sites / "root", {"paris/0": dataclasses.replace(often, restarted=restarted)})
+        document = view.seen({"root": sites / "root"})
+        found = list(view.remarks(document["sites"]["paris/0"]))
+        assert found == ["its supernode was started again, 5 times in 218 s"] * is_said
+        assert document["sites"]["paris/0"]["restarts"] == {"supernode": 5}
+
+
+def test_status_says_who_works_with_another_version(sites: Path) -> None:
+    write_news(sites / "root", {"root": WELL, "paris/0": dataclasses.replace(WELL, version="9.9")})
+    assert f"paris/0: it works with stratafl 9.9, and this is {__version__}" in deploy("status", "--out", sites)[1]

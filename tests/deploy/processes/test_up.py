@@ -51,7 +51,7 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=LIMIT)
     assert first.returncode == 128 + signal.SIGINT and "go on with: stratafl deploy up" in said, said
-    assert [seen.running for seen in this_machine.look(tmp_path / "sites")] == [False] * 3
+    assert [is_held(folder) for folder in this_machine.sites(tmp_path / "sites").values()] == [False] * 3
 
     stopped = read_run(tmp_path / "sites" / "root")
     assert stopped.status == "interrupted" and stopped.round >= 1

@@ -100,7 +100,9 @@ def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) 
 def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from stratafl.deploy.host import this_machine
+    from stratafl.deploy.sites import state_file
     from stratafl.deploy.sites.provision import Topology, provision
+    from stratafl.deploy.sites.site import Site
 
     config, out = small_tree(tmp_path, hidden=[800]), tmp_path / "sites"
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {27000 + os.getpid() % 100 * 20}\n')
@@ -108,8 +110,8 @@ def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Pa
     this_machine.run(out, print)
     expected = accounted(config)
     shown = CliRunner().invoke(app, ["deploy", "status", "--out", str(out)], env={"COLUMNS": "160"}).output
-    for seen in this_machine.look(out):
-        site, status = seen.site, seen.status
+    for folder in this_machine.sites(out).values():
+        site, status = Site.load(folder), state_file.status(folder / "state")
         if site.is_root:
             continue
         total = expected.node(site.level, site.number)
