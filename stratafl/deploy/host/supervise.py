@@ -35,7 +35,8 @@ from stratafl.deploy.news import door
 from stratafl.deploy.notes import boards, log
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.site import Site, stored_config
-from stratafl.deploy.sites.state_file import DAMAGED, status
+from stratafl.deploy.sites.state_file import DAMAGED, STATUS, status
+from stratafl.deploy.sites.watched import WatchedTable
 from stratafl.runs.lock import Lock, is_held
 
 PATIENCE = 60.0
@@ -194,6 +195,7 @@ class Supervisor:
         self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
         self._lock: Lock | None = None
         self._newsroom = Newsroom(self.folder, self.site)
+        self._shown = WatchedTable(self.folder / "state" / STATUS)
         self._looked_at_logs = 0.0
 
     def run(self) -> int:
@@ -236,7 +238,7 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         """Whether the node wrote that the run is."""
-        return bool(status(self.folder / "state").get("doing") == "done")
+        return bool(self._shown.read().get("doing") == "done")
 
     def _keep_up(self) -> None:
         site = self.site

@@ -40,8 +40,8 @@ class WatchedTable:
 
 
 class NewLines:
-    """The lines that others add to a file, each once; a file that was written anew goes on after as
-    many lines as were there before."""
+    """The lines that others add to a file, each once. One that was written anew goes on after as
+    many lines as were there before, and one that was taken away begins anew."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -51,6 +51,9 @@ class NewLines:
         """The lines that are wholly written and were not taken yet."""
         try:
             handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            self._file, self._end, self._count = 0, 0, 0
+            return []
         except OSError:
             return []
         try:

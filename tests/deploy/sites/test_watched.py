@@ -54,6 +54,10 @@ def test_a_file_that_is_written_anew_goes_on_after_what_was_taken(tmp_path: Path
     with path.open("a") as file:
         file.write("2\n")
     assert lines.take() == ["2"]
+    path.unlink()  # a run that begins anew
+    assert lines.take() == []
+    path.write_text("1\n")
+    assert lines.take() == ["1"]
 
 
 def test_no_more_is_read_than_is_new(tmp_path: Path) -> None:
