@@ -17,7 +17,8 @@ from pathlib import Path
 from stratafl.base.errors import reason
 from stratafl.deploy.notes import log
 
-PRCTL = ctypes.CDLL(None).prctl
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+"""Linux's; elsewhere a process outlives one that was killed, and is ended by hand."""
 END_WITH_PARENT = 1
 ENDING = (signal.SIGTERM, signal.SIGINT)
 PAUSE, LONGEST_PAUSE = 1.0, 15.0
@@ -109,7 +110,8 @@ def _live(
     code = 1
     try:
         os.setsid()
-        PRCTL(END_WITH_PARENT, signal.SIGKILL)
+        if PRCTL is not None:
+            PRCTL(END_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         for number in ENDING:

@@ -1,4 +1,5 @@
-"""Lines of a log: date, time, level and one printable text; and files that stay small.
+"""Lines of a log: time with its offset from UTC, level and one printable text; and files that stay
+small.
 
 What a process warns of also goes on its board, so that it is told further up: see
 stratafl.deploy.news.entries.
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 from stratafl.base import files
@@ -34,7 +36,7 @@ _problem = "", 0.0
 
 def say(text: str, level: int = INFO) -> None:
     """Into the log; that it cannot be written, as the disk is full, ends nobody."""
-    begin = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {logging.getLevelName(level)}"
+    begin = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {logging.getLevelName(level)}"
     with contextlib.suppress(OSError):
         for each in filter(None, text.splitlines()):
             print(begin, printable(each), file=sys.stderr, flush=True)

@@ -104,7 +104,7 @@ def test_the_console_says_who_is_missing_and_why(tmp_path: Path) -> None:
     code = up.returncode
     print("\n".join(console))
 
-    warned = [line for line in console if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING ", line)]
+    warned = [line for line in console if re.match(r"\S+T\S+[+-]\d\d:\d\d WARNING ", line)]
     text = "\n".join(warned)
     assert re.search(r"paris/0: data of this leaf = '/srv/patients.npz': .*No such file or directory", text)
     assert "paris/0: its node was started again" in text
