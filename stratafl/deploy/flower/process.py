@@ -42,11 +42,16 @@ from stratafl.deploy.sites.fingerprint import differences
 from stratafl.deploy.sites.provision import flower_key
 from stratafl.deploy.sites.rounds import RootRun
 from stratafl.deploy.sites.state_file import DAMAGED, Damaged
+from stratafl.deploy.sites.topology import LONGEST_DEADLINE
 
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""
-LIFETIME = 24 * 3600.0
-"""Seconds a message may wait at a SuperLink where the level has no deadline."""
+LONGEST_PAUSE = 60.0
+"""Seconds before a child that refused is asked again, at most: each refusal doubles them, and a
+reply ends that. It is sent everything each time, and may have done the work of a round."""
+LIFETIME = float(LONGEST_DEADLINE)
+"""Seconds a message may wait at a SuperLink, which wants to know, where the level has no
+deadline."""
 TRIES = 5
 """How often a child is asked for the same in a round, where what came could be anybody's and is no
 reply."""
@@ -87,6 +92,8 @@ class GridLink:
         """When each child last replied."""
         self._strangers: dict[str, str] = {}
         """Who was refused for what it is made of, and why."""
+        self._pauses: dict[str, float] = {}
+        """Seconds that each child which refused what it last got was left in peace."""
         self._waiting = Waiting(heard_from)
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply | Refused]:
@@ -94,21 +101,23 @@ class GridLink:
         came: dict[str, Reply | Refused] = {}
         pace = Pace()
         self._waiting.begin()
-        until = time.monotonic() + (LIFETIME if deadline is None else deadline)
+        until = math.inf if deadline is None else time.monotonic() + deadline
         self._grid.hurry(until)
         # a stranger alone is waited for: with nobody else, rounds would pass with nothing done
         while waiting and time.monotonic() < until and not (came and all(a.stranger for a in waiting.values())):
             for name, message in self._look(waiting, until):
                 reply = self._reply(name, waiting[name], message)
                 if reply is None:
+                    self._pauses[name] = min(2 * self._pauses.get(name, LOOK_AROUND / 2), LONGEST_PAUSE)
                     waiting[name].message = None
-                    waiting[name].again = time.monotonic() + LOOK_AROUND
+                    waiting[name].again = time.monotonic() + self._pauses[name]
                 elif isinstance(reply, Reply) and reply.fingerprint != self._job.fingerprint:
                     self._refuse(name, reply)
                     waiting[name].message, waiting[name].stranger = "", reply
                 else:
                     came[name] = reply
                     del waiting[name]
+                    self._pauses.pop(name, None)
                     if is_lost(bundles[name], reply):
                         warn(f"{name} has lost its state: it is sent everything, and begins anew")
             self._waiting.look({name: self._why(name, asked) for name, asked in waiting.items()})
@@ -118,7 +127,7 @@ class GridLink:
         self._waiting.over()
         came |= {name: asked.stranger for name, asked in waiting.items() if asked.stranger}
         for name in [name for name in waiting if name not in came]:
-            say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s", log.WARNING)
+            say(f"{name} is left out: no reply within {deadline:g} s", log.WARNING)
         return came
 
     def _look(self, waiting: Mapping[str, Asked], until: float) -> list[tuple[str, Message | Exception]]:
@@ -128,7 +137,7 @@ class GridLink:
             self._look_around()
             for name, asked in waiting.items():
                 if time.monotonic() < until:
-                    self._send(name, asked, until - time.monotonic())
+                    self._send(name, asked, min(until - time.monotonic(), LIFETIME))
             on_their_way = {asked.message: name for name, asked in waiting.items() if asked.message}
             came = [(on_their_way[each], message) for each, message in self._grid.look(on_their_way)]
         except httpx.HTTPError as problem:
@@ -167,7 +176,8 @@ class GridLink:
 
     def _send(self, name: str, asked: Asked, seconds: float) -> None:
         node, since = self._here.get(name, (None, ""))
-        if node is None or (asked.message is not None and asked.since == since) or time.monotonic() < asked.again:
+        is_asked = asked.message is not None or time.monotonic() < asked.again
+        if node is None or (is_asked and asked.since == since):
             return
         record = ConfigRecord({"data": asked.request})
         message = Message(RecordDict({RECORD: record}), node, "train", ttl=max(seconds, 1.0))
