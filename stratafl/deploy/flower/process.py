@@ -17,8 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.logger import LOGGER_NAME
 from torch import Tensor
 
-from stratafl.base.errors import LONGEST_WORDS, InvalidInput, UserCodeError, line, listed, told
-from stratafl.base.frames import shown_frames
+from stratafl.base.errors import LONGEST_WORDS, InvalidInput, line, listed, told
 from stratafl.config.setup import RootSetup, root_of
 from stratafl.core.measure.record import DeployedRound, by_level
 from stratafl.deploy.flower.grid import RUN_IS_OVER, PromptGrid
@@ -28,6 +27,7 @@ from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
 from stratafl.deploy.news.door import heard_from
 from stratafl.deploy.notes import log
 from stratafl.deploy.notes.log import say, warn
+from stratafl.deploy.notes.outward import outward, share_texts
 from stratafl.deploy.notes.waiting import BUSY, UNCONNECTED, Waiting
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message
@@ -41,6 +41,7 @@ from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.fingerprint import differences
 from stratafl.deploy.sites.provision import flower_key
 from stratafl.deploy.sites.rounds import RootRun
+from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.state_file import DAMAGED, Damaged
 from stratafl.deploy.sites.topology import LONGEST_DEADLINE
 
@@ -216,10 +217,10 @@ class GridLink:
         except Exception as problem:
             asked.tries += 1
             if not sealed and asked.tries < TRIES:
-                asked.refused = f"its message is refused: {told(problem)}"
-                warn(f"{name}: its message is refused: {told(problem)}; asking again")
+                asked.refused = f"its message is refused: {outward(problem)}"
+                warn(f"{name} is asked again, its message is refused", problem)
                 return None
-            return Refused(told(problem), sealed)
+            return Refused(outward(problem), sealed)
         self.contact[name] = time.time()
         return reply
 
@@ -229,6 +230,8 @@ def live(folder: Path) -> None:
     log.listen("stratafl.deploy", travels=True)
     log.listen(LOGGER_NAME)
     try:
+        site = Site.load(folder)
+        share_texts(site.share_errors or site.is_root)  # there is nobody above the root
         here = Assembled.of(folder)
         try:
             if here.site.is_leaf:
@@ -238,9 +241,7 @@ def live(folder: Path) -> None:
         finally:
             here.durable.close()
     except InvalidInput as problem:
-        if isinstance(problem, UserCodeError):
-            say(shown_frames(problem.frames))
-        log.fail(str(problem))
+        log.fail("", problem)
         sys.exit(DAMAGED if isinstance(problem, Damaged) else 2)
 
 

@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stratafl.base.errors import reason
 from stratafl.deploy.notes import log
 
 PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
@@ -129,8 +127,7 @@ def _live(
     except SystemExit as problem:
         code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
     except BaseException as problem:
-        traceback.print_exc()
-        log.fail(reason(problem))
+        log.fail("", problem)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
