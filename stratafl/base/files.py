@@ -114,14 +114,14 @@ def _too_large(size: int, largest: int) -> str:
     return f"{size:,} bytes, more than the {largest:,} that such a file may have"
 
 
-def read_text(path: Path) -> bytes:
-    """The contents of a file that is to be parsed as a whole."""
+def read_bounded(path: Path) -> bytes:
+    """The contents of a file that is to be parsed as a whole, which has a limit."""
     return read_bytes(path, LARGEST_TEXT)
 
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file, or the complaint."""
-    return parse_json(path, read_text(path))
+    return parse_json(path, read_bounded(path))
 
 
 def parse_json(path: Path, text: bytes) -> Any:

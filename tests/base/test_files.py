@@ -30,7 +30,7 @@ def test_json_that_nobody_could_read_is_not_written(tmp_path: Path, narrow: int)
 def test_a_text_is_held_to_its_limit_and_plain_bytes_to_none(tmp_path: Path, narrow: int) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"1" * (narrow + 1))
-    for read in (files.read_json, files.read_text):
+    for read in (files.read_json, files.read_bounded):
         with pytest.raises(InvalidInput, match="cannot be read: 101 bytes, more than the 100 "):
             read(path)
     assert len(files.read_bytes(path)) == narrow + 1

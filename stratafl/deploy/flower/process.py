@@ -220,6 +220,7 @@ class GridLink:
                 asked.refused = f"its message is refused: {outward(problem)}"
                 warn(f"{name} is asked again, its message is refused", problem)
                 return None
+            say(f"{name}: its message cannot be used: {told(problem)}", log.WARNING)
             return Refused(outward(problem), sealed)
         self.contact[name] = time.time()
         return reply

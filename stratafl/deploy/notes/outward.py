@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, reason, told
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, told
 from stratafl.base.frames import PACKAGE, is_own, own_frames
 
 DEPLOY = PACKAGE / "deploy"
@@ -34,12 +34,13 @@ def share_texts(shared: bool) -> None:
 
 def outward(problem: BaseException) -> str:
     """An error as it is told outside its site, in one line."""
-    if not _shared and not _is_ours(problem):
-        return _origin(problem)
     text, cause = told(problem), problem.__cause__
-    if cause is None or reason(cause) in text:
+    is_quoted = cause is not None and first_line(cause) in text
+    if not _shared and (is_quoted or not _is_ours(problem)):
+        return _origin(problem)
+    if cause is None or is_quoted:
         return text
-    return f"{text} ({reason(cause) if _shared else _origin(cause)})"
+    return f"{text} ({told(cause) if _shared else _origin(cause)})"
 
 
 def _is_ours(problem: BaseException) -> bool:

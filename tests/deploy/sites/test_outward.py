@@ -319,6 +319,23 @@ def test_the_deployment_s_own_complaints_are_told_as_they_are(tmp_path: Path) ->
     assert outward.outward(problem) == str(problem) and "cannot be written: No such file" in str(problem)
 
 
+def test_a_complaint_that_quotes_its_cause_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one of the deployment's own."""
+
+    def fail(path: Path) -> None:
+        raise ValueError(SECRET)
+
+    def load(path: Path) -> None:
+        try:
+            fail(path)
+        except ValueError as cause:
+            raise InvalidInput("file", path, f"cannot be read: {cause}") from cause
+
+    monkeypatch.setattr(outward, "_is_ours", lambda problem: True)
+    problem = raised(partial(load, Path("site.json")))
+    assert SECRET in str(problem) and SECRET not in outward.outward(problem)
+
+
 def test_a_missing_package_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise.importlib.util, "find_spec", lambda name: None)
     problem = raised(partial(supervise._import_what_they_need, []))
