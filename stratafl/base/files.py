@@ -21,8 +21,9 @@ from stratafl.base.errors import InvalidInput
 PARTIAL = ".partial"
 PRIVATE = 0o600
 """The mode of what nobody but its owner is to read."""
-LARGEST_JSON = 1 << 30
-"""Bytes; a larger file is no JSON of ours, and reading it could take all memory."""
+LARGEST_TEXT = 1 << 30
+"""Bytes of a JSON file of ours, or of a text that a user gives: parsing a larger one could take all
+memory. States, records and models may be as large as they are."""
 
 
 def unwritable(path: Path, problem: OSError) -> InvalidInput:
@@ -59,9 +60,12 @@ def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[Bin
 
 
 def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True, mode: int = 0o644) -> None:
-    """Write a value as a JSON file, whole or not at all."""
+    """Write a value as a JSON file, whole or not at all; one that could not be read is refused."""
+    text = json.dumps(value, indent=indent).encode() + b"\n"
+    if len(text) > LARGEST_TEXT:
+        raise InvalidInput("file", path, f"cannot be written: {_too_large(len(text), LARGEST_TEXT)}")
     with writing(path, sync=sync, mode=mode) as file:
-        file.write(json.dumps(value, indent=indent).encode() + b"\n")
+        file.write(text)
 
 
 def create(path: Path, mode: int = 0o644) -> BinaryIO:
@@ -90,24 +94,34 @@ def append(file: BinaryIO, path: Path, line: bytes) -> None:
         raise unwritable(path, problem) from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """The contents of a plain file of a sane size."""
+def read_bytes(path: Path, largest: int | None = None) -> bytes:
+    """The contents of a plain file, or the complaint; also about one of more bytes than the
+    largest."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
                 raise unreadable(path, "not a plain file")
-            if found.st_size > LARGEST_JSON:
-                raise unreadable(path, f"{found.st_size:,} bytes, far too large")
+            if largest is not None and found.st_size > largest:
+                raise unreadable(path, _too_large(found.st_size, largest))
             return file.read()
     except OSError as problem:
         raise unreadable(path, problem.strerror or str(problem)) from None
 
 
+def _too_large(size: int, largest: int) -> str:
+    return f"{size:,} bytes, more than the {largest:,} that such a file may have"
+
+
+def read_bounded(path: Path) -> bytes:
+    """The contents of a file that is to be parsed as a whole, which has a limit."""
+    return read_bytes(path, LARGEST_TEXT)
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file, or the complaint."""
-    return parse_json(path, read_bytes(path))
+    return parse_json(path, read_bounded(path))
 
 
 def parse_json(path: Path, text: bytes) -> Any:

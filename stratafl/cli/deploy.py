@@ -1,4 +1,4 @@
-"""`stratafl deploy`: a tree of real processes on Flower."""
+"""`stratafl deploy`: a tree of real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratafl.base.signals import Interrupted
 from stratafl.cli.options import Commands, Track, tracked_by
 from stratafl.cli.tables import Column, print_table
 
-deploy = typer.Typer(cls=Commands, help="Run a tree of real sites on Flower.", no_args_is_help=True)
+deploy = typer.Typer(cls=Commands, help="Run a tree of real sites.", no_args_is_help=True)
 TopologyFile = Annotated[Path, typer.Argument(help="A TOML file; see docs/deploy.md.")]
 Out = Annotated[Path, typer.Option(help="The folder with one folder per site, or that of one site.")]
 Sites = Annotated[

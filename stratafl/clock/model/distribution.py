@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, named, number, unknown
-from stratafl.base.files import read_bytes
+from stratafl.base.files import read_bounded
 
 LOWEST, HIGHEST = 2.0**-54, 1 - 2.0**-53
 """The probabilities that are drawn lie between these: a tail has no end, a draw has."""
@@ -190,7 +190,7 @@ def _column(field: str, given: Mapping[str, Any], folder: Path | None) -> list[f
         raise InvalidInput(f"{field}.file", path, "no such file")
     try:
         # a program for tables may have put a mark before the first name
-        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
+        rows = list(csv.reader(io.StringIO(read_bounded(path).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error):
         raise InvalidInput(f"{field}.file", path, "is no CSV file") from None
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, first_line, unknown
-from stratafl.base.files import read_bytes
+from stratafl.base.files import read_bounded
 from stratafl.clock.model.distribution import Distribution
 
 ZERO, ONE = Distribution.constant(0), Distribution.constant(1)
@@ -151,7 +151,7 @@ class Network:
     def load(path: Path) -> Network:
         """From a TOML file."""
         try:
-            values = tomllib.loads(read_bytes(path).decode("utf-8-sig"))
+            values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
         except (ValueError, RecursionError) as problem:
             raise InvalidInput("network", path, f"not valid TOML: {first_line(problem)}") from None
         return Network.of(values, path.stem, path.parent)

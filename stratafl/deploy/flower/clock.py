@@ -164,9 +164,10 @@ class Stamp:
     its log."""
 
     def __init__(self, known: Mapping[str, str], say: Say):
+        """known: children by their public keys as a request names them."""
         self._known, self._say = known, say
-        """Children by their public keys as a request names them."""
         self._said: dict[str, tuple[float, float]] = {}
+        """What each child was last said to be ahead by, and when."""
 
     def __call__(self, scope: Scope, send: Send) -> Send:
         """What sends answers to this request."""

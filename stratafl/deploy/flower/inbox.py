@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,11 +11,11 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from stratafl.base.errors import InvalidInput, UserCodeError, told
-from stratafl.base.frames import shown_frames
+from stratafl.base.errors import InvalidInput, told
 from stratafl.deploy.flower.clock import date_as_its_request
 from stratafl.deploy.flower.tasks import CLIENT_APP, Say, Tasks
 from stratafl.deploy.notes import log
+from stratafl.deploy.notes.outward import outward
 
 COMPLETED = "completed"
 RECORD = "stratafl"
@@ -36,9 +35,9 @@ def contents(message: Message, fields: Mapping[str, type], largest: int) -> list
     return [record[name] for name in fields]
 
 
-def client_app(handle: Handle, largest: int, say: Say) -> ClientApp:
-    """Sealed bytes in, sealed bytes out, or the reason for a refusal: nothing that comes in ends
-    this process."""
+def client_app(handle: Handle, largest: int, fail: Callable[[str, Exception], None]) -> ClientApp:
+    """Sealed bytes in, sealed bytes out, or the reason for a refusal, as it may leave the site:
+    nothing that comes in ends this process."""
     app = ClientApp()
 
     @app.train()
@@ -48,12 +47,8 @@ def client_app(handle: Handle, largest: int, say: Say) -> ClientApp:
             answer = ConfigRecord({"refused": False, "data": handle(data)})
             log.well()
         except Exception as problem:
-            say(f"refused: {told(problem)}")
-            if isinstance(problem, UserCodeError):
-                say(shown_frames(problem.frames))
-            elif not isinstance(problem, InvalidInput):
-                traceback.print_exception(problem)
-            answer = ConfigRecord({"refused": True, "data": told(problem).encode(errors="replace")})
+            fail("refused", problem)
+            answer = ConfigRecord({"refused": True, "data": outward(problem).encode(errors="replace")})
         return date_as_its_request(Message(RecordDict({RECORD: answer}), reply_to=message), message)
 
     return app

@@ -17,8 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.logger import LOGGER_NAME
 from torch import Tensor
 
-from stratafl.base.errors import LONGEST_WORDS, InvalidInput, UserCodeError, line, listed, told
-from stratafl.base.frames import shown_frames
+from stratafl.base.errors import LONGEST_WORDS, InvalidInput, line, listed, told
 from stratafl.config.setup import RootSetup, root_of
 from stratafl.core.measure.record import DeployedRound, by_level
 from stratafl.deploy.flower.grid import RUN_IS_OVER, PromptGrid
@@ -28,6 +27,7 @@ from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
 from stratafl.deploy.news.door import heard_from
 from stratafl.deploy.notes import log
 from stratafl.deploy.notes.log import say, warn
+from stratafl.deploy.notes.outward import outward, share_texts
 from stratafl.deploy.notes.waiting import BUSY, UNCONNECTED, Waiting
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message
@@ -41,12 +41,18 @@ from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.fingerprint import differences
 from stratafl.deploy.sites.provision import flower_key
 from stratafl.deploy.sites.rounds import RootRun
+from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.state_file import DAMAGED, Damaged
+from stratafl.deploy.sites.topology import LONGEST_DEADLINE
 
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""
-LIFETIME = 24 * 3600.0
-"""Seconds a message may wait at a SuperLink where the level has no deadline."""
+LONGEST_PAUSE = 60.0
+"""Seconds before a child that refused is asked again, at most: each refusal doubles them, and a
+reply ends that. It is sent everything each time, and may have done the work of a round."""
+LIFETIME = float(LONGEST_DEADLINE)
+"""Seconds a message may wait at a SuperLink, which wants to know, where the level has no
+deadline."""
 TRIES = 5
 """How often a child is asked for the same in a round, where what came could be anybody's and is no
 reply."""
@@ -87,6 +93,8 @@ class GridLink:
         """When each child last replied."""
         self._strangers: dict[str, str] = {}
         """Who was refused for what it is made of, and why."""
+        self._pauses: dict[str, float] = {}
+        """Seconds that each child which refused what it last got was left in peace."""
         self._waiting = Waiting(heard_from)
 
     def ask(self, bundles: Mapping[str, Bundle], deadline: float | None) -> dict[str, Reply | Refused]:
@@ -94,21 +102,23 @@ class GridLink:
         came: dict[str, Reply | Refused] = {}
         pace = Pace()
         self._waiting.begin()
-        until = time.monotonic() + (LIFETIME if deadline is None else deadline)
+        until = math.inf if deadline is None else time.monotonic() + deadline
         self._grid.hurry(until)
         # a stranger alone is waited for: with nobody else, rounds would pass with nothing done
         while waiting and time.monotonic() < until and not (came and all(a.stranger for a in waiting.values())):
             for name, message in self._look(waiting, until):
                 reply = self._reply(name, waiting[name], message)
                 if reply is None:
+                    self._pauses[name] = min(2 * self._pauses.get(name, LOOK_AROUND / 2), LONGEST_PAUSE)
                     waiting[name].message = None
-                    waiting[name].again = time.monotonic() + LOOK_AROUND
+                    waiting[name].again = time.monotonic() + self._pauses[name]
                 elif isinstance(reply, Reply) and reply.fingerprint != self._job.fingerprint:
                     self._refuse(name, reply)
                     waiting[name].message, waiting[name].stranger = "", reply
                 else:
                     came[name] = reply
                     del waiting[name]
+                    self._pauses.pop(name, None)
                     if is_lost(bundles[name], reply):
                         warn(f"{name} has lost its state: it is sent everything, and begins anew")
             self._waiting.look({name: self._why(name, asked) for name, asked in waiting.items()})
@@ -118,7 +128,7 @@ class GridLink:
         self._waiting.over()
         came |= {name: asked.stranger for name, asked in waiting.items() if asked.stranger}
         for name in [name for name in waiting if name not in came]:
-            say(f"{name} is left out: no reply within {deadline or LIFETIME:g} s", log.WARNING)
+            say(f"{name} is left out: no reply within {deadline:g} s", log.WARNING)
         return came
 
     def _look(self, waiting: Mapping[str, Asked], until: float) -> list[tuple[str, Message | Exception]]:
@@ -128,7 +138,7 @@ class GridLink:
             self._look_around()
             for name, asked in waiting.items():
                 if time.monotonic() < until:
-                    self._send(name, asked, until - time.monotonic())
+                    self._send(name, asked, min(until - time.monotonic(), LIFETIME))
             on_their_way = {asked.message: name for name, asked in waiting.items() if asked.message}
             came = [(on_their_way[each], message) for each, message in self._grid.look(on_their_way)]
         except httpx.HTTPError as problem:
@@ -167,7 +177,8 @@ class GridLink:
 
     def _send(self, name: str, asked: Asked, seconds: float) -> None:
         node, since = self._here.get(name, (None, ""))
-        if node is None or (asked.message is not None and asked.since == since) or time.monotonic() < asked.again:
+        is_asked = asked.message is not None or time.monotonic() < asked.again
+        if node is None or (is_asked and asked.since == since):
             return
         record = ConfigRecord({"data": asked.request})
         message = Message(RecordDict({RECORD: record}), node, "train", ttl=max(seconds, 1.0))
@@ -206,10 +217,11 @@ class GridLink:
         except Exception as problem:
             asked.tries += 1
             if not sealed and asked.tries < TRIES:
-                asked.refused = f"its message is refused: {told(problem)}"
-                warn(f"{name}: its message is refused: {told(problem)}; asking again")
+                asked.refused = f"its message is refused: {outward(problem)}"
+                warn(f"{name} is asked again, its message is refused", problem)
                 return None
-            return Refused(told(problem), sealed)
+            say(f"{name}: its message cannot be used: {told(problem)}", log.WARNING)
+            return Refused(outward(problem), sealed)
         self.contact[name] = time.time()
         return reply
 
@@ -219,6 +231,8 @@ def live(folder: Path) -> None:
     log.listen("stratafl.deploy", travels=True)
     log.listen(LOGGER_NAME)
     try:
+        site = Site.load(folder)
+        share_texts(site.share_errors or site.is_root)  # there is nobody above the root
         here = Assembled.of(folder)
         try:
             if here.site.is_leaf:
@@ -228,9 +242,7 @@ def live(folder: Path) -> None:
         finally:
             here.durable.close()
     except InvalidInput as problem:
-        if isinstance(problem, UserCodeError):
-            say(shown_frames(problem.frames))
-        log.fail(str(problem))
+        log.fail("", problem)
         sys.exit(DAMAGED if isinstance(problem, Damaged) else 2)
 
 

@@ -187,8 +187,8 @@ def _succeeding(activate: Any) -> Any:
     takes it for alive.
 
     It is surely dead, as this folder has one supervisor. On another host the folder may be a copy,
-    and the one before
-    alive: there Flower's rule stays, that the first keeps its place for as long as it lives.
+    and the one before alive: there Flower's rule stays, that the first keeps its place for as long
+    as it lives.
     """
 
     def activated(client: Any, request: Any) -> Any:

@@ -9,15 +9,14 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stratafl.base.errors import reason
 from stratafl.deploy.notes import log
 
-PRCTL = ctypes.CDLL(None).prctl
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+"""Linux's; elsewhere a process outlives one that was killed, and is ended by hand."""
 END_WITH_PARENT = 1
 ENDING = (signal.SIGTERM, signal.SIGINT)
 PAUSE, LONGEST_PAUSE = 1.0, 15.0
@@ -109,7 +108,8 @@ def _live(
     code = 1
     try:
         os.setsid()
-        PRCTL(END_WITH_PARENT, signal.SIGKILL)
+        if PRCTL is not None:
+            PRCTL(END_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         for number in ENDING:
@@ -127,8 +127,7 @@ def _live(
     except SystemExit as problem:
         code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
     except BaseException as problem:
-        traceback.print_exc()
-        log.fail(reason(problem))
+        log.fail("", problem)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

@@ -59,7 +59,14 @@ LATE = (
 )
 """What Flower, and what is below it, import at first use: every process for itself, unless it is
 there already."""
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+    "FLWR_INTERNAL_GRPC_FLEET_API": "0",
+}
+"""Flower's settings in the environment of a site. The last two would open ports of a SuperLink to
+all, without accounts."""
 Say = Callable[[str], None]
 
 
@@ -158,11 +165,19 @@ def _supervised(folder: Path, say: Say) -> None:
         sys.exit(2)
 
 
+def settle_environment() -> None:
+    """Leave Flower no settings but ours: the host's may be meant for something else, and some of
+    them decide who is let in. Flower reads them when it is imported."""
+    for name in [name for name in os.environ if name.startswith("FLWR_")]:
+        del os.environ[name]
+    os.environ.update(QUIET)
+
+
 def _import_what_they_need(sites: Sequence[Site]) -> None:
     """Once, before anything is started: every process of these sites is a copy of this one."""
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("a deployed site", "flwr", "deploy")
-    os.environ.update(QUIET)  # Flower reads them when it is imported
+    settle_environment()
     needed = ["stratafl.deploy.flower.process", "stratafl.deploy.flower.supernode", "flwr.supernode.main"]
     if not all(site.is_leaf for site in sites):
         needed.append("stratafl.deploy.flower.superlink")

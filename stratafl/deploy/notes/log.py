@@ -1,7 +1,8 @@
-"""Lines of a log: date, time, level and one printable text; and files that stay small.
+"""Lines of a log: time with its offset from UTC, level and one printable text; and files that stay
+small.
 
-What a process warns of also goes on its board, so that it is told further up: see
-stratafl.deploy.news.entries.
+What a process warns of also goes on its board, so that it is told further up (see
+stratafl.deploy.news.entries): of an error, only what may leave the site.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 
 from stratafl.base import files
-from stratafl.base.errors import line, printable
+from stratafl.base.errors import InvalidInput, line, printable, told
 from stratafl.deploy.notes import boards
+from stratafl.deploy.notes.outward import outward
 
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 LARGEST = 5 << 20
@@ -34,26 +38,39 @@ _problem = "", 0.0
 
 def say(text: str, level: int = INFO) -> None:
     """Into the log; that it cannot be written, as the disk is full, ends nobody."""
-    begin = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {logging.getLevelName(level)}"
+    begin = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {logging.getLevelName(level)}"
     with contextlib.suppress(OSError):
         for each in filter(None, text.splitlines()):
             print(begin, printable(each), file=sys.stderr, flush=True)
 
 
-def warn(text: str) -> None:
-    """Something an operator may have to look after."""
-    say(text, WARNING)
-    _note(text)
+def warn(text: str, problem: BaseException | None = None) -> None:
+    """Something an operator may have to look after, and the error behind it."""
+    say(_joined(text, problem, told), WARNING)
+    _note(_joined(text, problem, outward))
 
 
-def fail(text: str) -> None:
-    """Why this process cannot do its work now; until it says that it can."""
+def fail(text: str, problem: BaseException | None = None) -> None:
+    """Why this process cannot do its work now, until it says that it can. All of the error goes
+    into the log."""
     global _problem
-    say(text, ERROR)
-    short = line(text, LONGEST)
+    say(_joined(text, problem, told), ERROR)
+    if problem is not None:
+        explain(problem)
+    short = line(_joined(text, problem, outward), LONGEST)
     if short != _problem[0]:
         _problem = short, time.monotonic()
     boards.own.put(problem=short, since=_problem[1], well=False)
+
+
+def explain(problem: BaseException) -> None:
+    """Where an error comes from, with all of its text; a complaint of ours alone says so itself."""
+    if problem.__cause__ is not None or not isinstance(problem, InvalidInput):
+        say("".join(traceback.format_exception(problem)), ERROR)
+
+
+def _joined(text: str, problem: BaseException | None, words: Callable[[BaseException], str]) -> str:
+    return ": ".join(filter(None, (text, "" if problem is None else words(problem))))
 
 
 def well() -> None:
@@ -81,9 +98,20 @@ class Handler(logging.Handler):
         self._travels = travels
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record), record.levelno)
+        say(self.format(_worded(record, told)), record.levelno)
+        for each in record.args if isinstance(record.args, tuple) else ():
+            if isinstance(each, BaseException):
+                explain(each)
         if self._travels and record.levelno >= WARNING:
-            _note(record.getMessage())
+            _note(_worded(record, outward).getMessage())
+
+
+def _worded(record: logging.LogRecord, words: Callable[[BaseException], str]) -> logging.LogRecord:
+    """A record in whose message errors are told in these words."""
+    if not isinstance(record.args, tuple):
+        return record
+    args = tuple(words(each) if isinstance(each, BaseException) else each for each in record.args)
+    return logging.makeLogRecord({**vars(record), "args": args})
 
 
 def listen(*names: str, travels: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stratafl.base.errors import printable, told
+from stratafl.base.errors import printable
 from stratafl.deploy.protocol.downward import Downward
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Bundle, Refused, Reply
@@ -64,12 +64,13 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
         # no message can be told to be the cause: the parent keeps its model, as if it had heard
         # nobody
         down.refuse_all()
-        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), told(problem))
+        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), problem)
 
 
 def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
     """What came from a child, if it is a reply that may count; whatever else it is, nothing but its
     sender suffers."""
+    why: str | Exception
     if isinstance(came, Refused):
         why, offence = came.reason, came.sealed
     else:
@@ -78,7 +79,7 @@ def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:
             down.delivered(bundle, came)
             return came
         except Exception as problem:
-            why, offence = told(problem), True
+            why, offence = problem, True
     down.refuse(bundle.site, why, offence)
     return None
 

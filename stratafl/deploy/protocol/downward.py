@@ -164,7 +164,7 @@ class Downward:
         known = self.now.children[place].samples
         check_reply(self._job, self._level + 1, self._numbers[place], bundle, reply, known)
 
-    def refuse(self, name: str, why: str, offence: bool) -> None:
+    def refuse(self, name: str, why: str | Exception, offence: bool) -> None:
         """A child's message does not count."""
         child, shown = self.child(name), printable(name)
         self.now.refused += (name,)

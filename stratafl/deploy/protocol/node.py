@@ -284,7 +284,7 @@ class Root(_Keeping):
         return self._kept.line
 
     def greet(self) -> None:
-        """Learn how many samples there are; nobody's absence stops the run here."""
+        """Learn how many samples there are; who is absent is waited for as in a round."""
         self._greet(end=False)
 
     def one_round(self, tell: Tell | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -34,21 +34,25 @@ MESSAGE = "message"
 FORMAT = 1
 """Of states and messages as bytes; what has no number has this one, as it was written before there
 were numbers."""
-LARGEST_HEADER = 1 << 24
-"""Bytes: names, numbers and shapes; what is longer is no header of ours."""
+LARGEST_HEADER = 100_000_000
+"""Bytes of names, numbers and shapes; the format itself takes no longer header."""
 
 
-def encode(value: object, once: bool = False) -> bytes:
+def encode(value: object, once: bool = False, largest_header: int = LARGEST_HEADER) -> bytes:
     """A dataclass of plain data, tensors and other such dataclasses. `once`: a tensor that it holds
-    twice is written once, which is for states; a message's bytes are those of what it says."""
+    twice is written once, which is for states; a message's bytes are those of what it says. What
+    nobody could decode is refused."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_heading(type(value)) | _plain(value, "", tensors, {} if once else None))
-    return save(tensors, metadata={MESSAGE: plain})
+    data = save(tensors, metadata={MESSAGE: plain})
+    if (length := _header_bytes(data)) > largest_header:
+        raise InvalidInput("message", f"{length:,} bytes", f"its header may have at most {largest_header:,}")
+    return data
 
 
 def array_bytes(data: bytes) -> int:
     """The bytes of the arrays in what `encode` made, without the header that names them."""
-    return len(data) - 8 - int.from_bytes(data[:8], "little")
+    return len(data) - 8 - _header_bytes(data)
 
 
 def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> T:
@@ -71,9 +75,13 @@ def _heading(kind: type) -> dict[str, Any]:
     return {"_kind": kind.__name__, "_format": FORMAT}
 
 
+def _header_bytes(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
+
+
 def _header(data: bytes, largest: int) -> Any:
     """The message itself, without its arrays."""
-    length = int.from_bytes(data[:8], "little")
+    length = _header_bytes(data)
     if length > min(largest, len(data) - 8):
         raise InvalidInput("message", f"{len(data)} bytes", "is cut short or is no message of ours")
     return json.loads(json.loads(data[8 : 8 + length])["__metadata__"][MESSAGE])

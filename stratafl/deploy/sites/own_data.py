@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, reason
+from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import load_module
 from stratafl.deploy.sites.site import Site
 
@@ -46,7 +46,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise
     except (Exception, SystemExit) as problem:
         wanted = "must be a .npz with x and y, a folder with x.npy and y.npy, or a .py whose load() returns both"
-        raise InvalidInput(FIELD, path, f"{wanted} ({reason(problem)})") from None
+        # what was raised may quote a sample: it is the cause, and no part of the message
+        raise InvalidInput(FIELD, path, wanted) from problem
 
 
 def _checked(site: Site, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -57,12 +58,12 @@ def _checked(site: Site, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
         or (x.dtype.kind == "f") != wanted.is_floating_point
         or x.dtype.kind not in "fiu"
     ):
-        given = f"x of shape {x.shape} and type {x.dtype}"
+        given = f"x of shape {x.shape} and type {x.dtype.name}"
         raise InvalidInput(
             FIELD, given, f"must be (samples, {', '.join(map(str, site.inputs))}) of type {site.input_type}"
         )
     if y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y) or y.min() < 0 or y.max() >= site.classes:
-        given = f"y of shape {y.shape} and type {y.dtype}"
+        given = f"y of shape {y.shape} and type {y.dtype.name}"
         raise InvalidInput(FIELD, given, f"must be a class, 0 to {site.classes - 1}, for each of at least one sample")
     if not np.isfinite(x).all():
         raise InvalidInput(FIELD, "x", "must be finite")

@@ -117,6 +117,7 @@ def _sites(topology: Topology, made: Study, own_files: UserFiles, largest: int, 
             min_children=list(topology.min_children),
             names=own_files.names,
             files=own_files.digests,
+            share_errors=name in topology.share_errors,
             frozen=frozen,
         )
         sites.append(site)

@@ -92,6 +92,8 @@ class Site:
     """The user's files as the config names them: where they are in code/."""
     files: dict[str, str]
     """SHA-256 of everything in code/."""
+    share_errors: bool = False
+    """Whether the texts of its errors, which may quote its data, are told further up."""
     frozen: str = ""
     """The digest of the model's parameters that are not trained, which never travel; empty where it
     has none."""

@@ -1,9 +1,9 @@
-"""A node's state on its own disk, under its site's name: written aside, synced and renamed.
+"""A node's state on its own disk, in its site's folder: written aside, synced and renamed.
 
-STATE_FOLDER/SITE/state.safetensors   what the node must not lose, with a checksum behind it
-STATE_FOLDER/SITE/lock                held by the process that writes it
-STATE_FOLDER/SITE/status.json         what an operator sees STATE_FOLDER/SITE/aside-TIME/
-what `deploy reset` has set aside; in run/, the run folder of a root
+SITE/state/state.safetensors   what the node must not lose, with a checksum behind it
+SITE/state/lock                held by the process that writes it
+SITE/state/status.json         what an operator sees
+SITE/state/aside-TIME/         what `deploy reset` has set aside; in run/, the run folder of a root
 """
 
 from __future__ import annotations

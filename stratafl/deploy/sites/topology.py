@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, integer, number, unknown
+from stratafl.base.errors import InvalidInput, choice, integer, number, unknown
 from stratafl.base.tree import Tree
 from stratafl.config.own_data import is_function, is_own
 from stratafl.config.schema import Config, read_toml
@@ -45,11 +45,15 @@ class Topology:
     """How many samples a leaf has that has data of its own; what it says first unless given."""
     deadline: tuple[float | None, ...] = ()
     min_children: tuple[int, ...] = ()
+    share_errors: tuple[str, ...] = ()
+    """The sites whose errors are told further up with their texts, which may quote their data."""
 
     @staticmethod
     def load(path: Path) -> Topology:
         values = read_toml(path)
-        known = ("config", "base_port", "hosts", "bind", "data", "samples", "deadline", "min_children")
+        known = (
+            "config", "base_port", "hosts", "bind", "data", "samples", "deadline", "min_children", "share_errors",
+        )  # fmt: skip
         for key in values:
             if key not in known:
                 raise unknown("topology key", key, known)
@@ -79,6 +83,7 @@ class Topology:
                 integer("topology.min_children", each, at_least=1)
                 for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
             ),
+            share_errors=_sharing(values.get("share_errors", False), tree),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,6 +96,8 @@ class Topology:
             "samples": self.samples,
             "deadline": [each or 0 for each in self.deadline],
             "min_children": list(self.min_children),
+            # only where it is asked for: folders made before it could be are no other ones
+            **({"share_errors": list(self.share_errors)} if self.share_errors else {}),
             "config": self.config.as_dict(),
         }
 
@@ -114,6 +121,16 @@ def _samples(values: dict[str, Any], data: Collection[str]) -> dict[str, int]:
         leaf: integer(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
         for leaf, count in given.items()
     }
+
+
+def _sharing(given: Any, tree: Tree) -> tuple[str, ...]:
+    """The sites that are named, or all of them."""
+    names = [name for level in tree.names for name in level]
+    if isinstance(given, bool):
+        return tuple(names) if given else ()
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise InvalidInput("topology.share_errors", given, "must be true, false or a list of sites")
+    return tuple(choice("topology.share_errors", each, names) for each in given)
 
 
 def check_deployable(config: Config) -> None:

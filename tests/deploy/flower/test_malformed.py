@@ -198,7 +198,7 @@ def test_malformed_requests(depth: int, tmp_path: Path) -> None:
     node.handle, bundle = handle, deployed.root.down.bundles([name], None)[name]
     said: list[str] = []
     largest = largest_message(deployed.job) + seal.SEAL
-    app = inbox.client_app(sealed(deployed, name, key, tmp_path), largest, said.append)
+    app = inbox.client_app(sealed(deployed, name, key, tmp_path), largest, lambda _, why: said.append(str(why)))
     started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def ask(content: RecordDict) -> dict[str, Any]:

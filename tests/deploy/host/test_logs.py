@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from stratafl.deploy.notes import boards, log
 from stratafl.deploy.notes.boards import Board
 from stratafl.deploy.notes.log import INFO, WARNING
 
-LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR) .*\S.*")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (DEBUG|INFO|WARNING|ERROR) .*\S.*")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,22 @@ def test_every_line_has_date_time_and_level_and_steers_no_terminal(capfd: pytest
     log.fail("first\nsecond\n\n")
     lines = capfd.readouterr().err.split("\n")[:-1]
     assert len(lines) == 4 and all(LINE.fullmatch(each) and each.isprintable() for each in lines)
-    assert [each.split()[2] for each in lines] == ["INFO", "WARNING", "ERROR", "ERROR"]
+    assert [each.split()[1] for each in lines] == ["INFO", "WARNING", "ERROR", "ERROR"]
+
+
+def test_lines_of_two_time_zones_tell_the_same_moment(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.time() // 1
+    for zone in ("IST-5:30", "EST5"):
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            log.say("x")
+        time.tzset()
+    times = [datetime.fromisoformat(each.split()[0]) for each in capfd.readouterr().err.splitlines()]
+    assert [each.utcoffset() for each in times] == [timedelta(hours=5, minutes=30), timedelta(hours=-5)]
+    assert all(began <= each.timestamp() <= time.time() for each in times)
 
 
 def test_what_is_warned_of_is_on_the_board_once_and_of_bounded_length(board: Board) -> None:

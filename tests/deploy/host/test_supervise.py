@@ -88,6 +88,19 @@ def damage(site: Path) -> Path:
     return path
 
 
+def test_flower_hears_nothing_of_the_hosts_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would have a SuperLink serve its Control interface to all, another keep its state in a
+    file."""
+    theirs = {"FLWR_INTERNAL_GRPC_CONTROL_API": "1", "FLWR_INTERNAL_GRPC_FLEET_API": "1", "FLWR_TELEMETRY_ENABLED": "1"}
+    others = {"FLWR_OIDC_ENABLED": "1", "FLWR_DATABASE": "state.db", "FLWR_DISABLE_UPDATE_CHECK": "0", "KEPT": "1"}
+    for name, value in {**theirs, **others}.items():
+        monkeypatch.setenv(name, value)
+    supervise.settle_environment()
+    assert not any(value == "1" for name, value in os.environ.items() if name in theirs)
+    assert "FLWR_OIDC_ENABLED" not in os.environ and "FLWR_DATABASE" not in os.environ
+    assert os.environ["KEPT"] == os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_reaches_a_process_however_young_it_is(number: int, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a supervisor has a handler of its own
