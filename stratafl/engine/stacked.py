@@ -110,9 +110,10 @@ class StackedEngine:
         # flips and crops have a kernel that also gathers the samples and lays them out
         self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
         with computing("fp32", device):
-            # to the library a label below zero means "ignore"
+            # a label below zero is one to ignore, and one that is read anew may become so
             targets = supply.targets_N
-            labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
+            classes = not (targets.is_floating_point() or targets.is_complex())
+            labels = supply.resident and classes and int(targets.min()) >= 0
             found, self.how = choose(flat, training.loss, sample, few_targets, precision, labels, ways)
         reads = augment is not None or not supply.resident
         if found is not None and training.leaf.epochs is not None and reads:

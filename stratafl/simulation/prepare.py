@@ -35,7 +35,7 @@ from stratafl.core.work import Augment, Engine, Training
 from stratafl.data.given import Given
 from stratafl.data.inputs import Fields, Pair
 from stratafl.data.sampling import steps_of_pass
-from stratafl.data.supply import BatchKey, Supply
+from stratafl.data.supply import BatchKey, Lazy, Supply
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
 from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine
@@ -111,10 +111,13 @@ def placed(given: Checked, problem: Problem) -> Placed:
     x_P, b_B = (each.to(given.device) for each in row)
     own = _own_pairs(given, test, flat.dtype)
     subject = Subject(flat, x_P, b_B, loss_of(problem.loss))
-    tests = ("test", test), ("test_partition", None if own is None else own.pair)
-    for name, pair in (("data", (train.first(FEW), train.targets_N)), *tests):
+    unnamed = problem.loss is None
+    classes = model_checks.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
+    if isinstance(train, Lazy):
+        train = replace(train, classes=classes)
+    for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
-            model_checks.model_fits(name, subject, *pair, classes=problem.loss is None)
+            model_checks.model_fits(name, subject, *pair, unnamed)
     chosen, stops = metrics_of(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
     objective = model_checks.objective_fits(subject, chosen, test, *stops)
     inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
