@@ -19,15 +19,37 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 @contextmanager
+def torch_as_before(device: torch.device = CPU) -> Iterator[None]:
+    """Leave torch's generators of the host and of a device as they were; unless it is told which,
+    the library does so with every GPU's, and opens them all."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
 def as_before(device: torch.device = CPU) -> Iterator[None]:
     """Leave every generator as it was."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch_as_before(device):
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Torch's generators set from a seed, on the host and on the GPUs that are in use, and left as
+    they were afterwards; no other GPU is opened for it."""
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    before = [generator.get_state() for generator in generators]
+    try:
+        torch.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager

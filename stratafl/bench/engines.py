@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from stratafl.base.errors import InvalidInput, reason, unknown
+from stratafl.base.generators import torch_seeded
 from stratafl.base.tree import Tree
 from stratafl.bench import baselines, jax_baseline, roofline
 from stratafl.bench.baselines import Job, Round
@@ -213,8 +214,7 @@ def task_job(model: str, task: Task, clients: int, batch: int, steps: int, devic
     else:
         inputs = torch.randn(count, *task.input_shape, generator=generator)
     targets = torch.randint(task.classes, (count,), generator=generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+    with torch_seeded(SEED):
         module = build(model, task.input_shape, task.classes).to(device).train()
     own = torch.arange(SAMPLES)
     partition = [((own + SAMPLES * client) % count).to(device) for client in range(clients)]

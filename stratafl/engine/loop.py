@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import generator_of
+from stratafl.base.generators import generator_of, torch_as_before
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.core.leaf import Correct, Stage, through
 from stratafl.core.work import Trained, Training, Work, behind_clip
@@ -104,7 +104,7 @@ class LoopEngine:
     def _quiet(self) -> Iterator[None]:
         """Leave torch's generator as it was, and the number of threads."""
         flat, device = self.training.flat, self.training.supply.device
-        with threaded(flat.parameters), torch.random.fork_rng(), computing(self.precision, device):
+        with threaded(flat.parameters), torch_as_before(device), computing(self.precision, device):
             yield
 
     def _integers(self, step: int) -> dict[str, Tensor]:
