@@ -6,7 +6,7 @@ whether it changes its buffers, and what its counters count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -35,6 +35,17 @@ class Observer(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the library would load its compiler, for seconds, only to keep out of here
+
+
+def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an operation writes to: in place, several in a list, or as `out`."""
+    schema = op._schema
+    if not schema.is_mutable:
+        return []
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    told = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    found = [given[name] for name in told if name in given]
+    return [one for each in found for one in (each if isinstance(each, tuple | list) else [each])]
 
 
 class Habits(NamedTuple):
@@ -119,12 +130,8 @@ class _Watched:
             module's."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if func._schema.is_mutable:
-                    given = [*args, *(kwargs or {}).values()]
-                    for argument, value in zip(func._schema.arguments, given, strict=False):
-                        written = argument.alias_info is not None and argument.alias_info.is_write
-                        whose = flat.whose(value) if written and isinstance(value, Tensor) else None
-                        watched.wrote |= set() if whose is None else {whose}
+                whose = {flat.whose(each) for each in written(func, args, kwargs or {}) if isinstance(each, Tensor)}
+                watched.wrote |= {each for each in whose if each is not None}
                 return func(*args, **(kwargs or {}))
 
         self._calls, self._writes = Calls, Writes
