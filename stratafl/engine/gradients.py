@@ -122,8 +122,10 @@ class ModuleOrder:
         inner = self.method.layout
         own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, Spread(x_CP), range(len(x_CP)))
-        inner.restore(self.method(own_CP, b_CZ, batch).g_CP, g_CP)
-        return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+        found = self.method(own_CP, b_CZ, batch)
+        inner.restore(found.g_CP, g_CP)
+        g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
+        return Gradients(g_CP, reads=found.reads)
 
 
 def ordered(method: Differentiate, flat: Flat) -> Differentiate:

@@ -366,7 +366,7 @@ class StackedEngine:
     def _new_captured(self, work: Work, chunk: Chunk) -> Captured | None:
         length_C = chunk.length_CH[:, 0]
 
-        def take(fixed: Fixed) -> None:
+        def take(fixed: Fixed) -> tuple[object, ...]:
             held = fixed.samples
             index_CB = held.index_CHB.index_select(1, fixed.number_1)[:, 0]
             mask_CB = held.mask_CHB.index_select(1, fixed.number_1)[:, 0]
@@ -374,7 +374,7 @@ class StackedEngine:
             def gradients(wanted: Wanted) -> Gradients:
                 return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
 
-            step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
+            return step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
