@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.work import Augment
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 from stratafl.data.supply import Held, Supply
@@ -33,7 +34,8 @@ def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
         alone_CB = tensors_of(merged(torch.stack, [augment(inputs_B, seed, client, 1) for client in range(2)]))
         same = (torch.equal(together_CB[name], each) for name, each in alone_CB.items())
         return together_CB.keys() == alone_CB.keys() and all(same)
-    except Exception:
+    except Exception as problem:
+        pass_on_no_room(problem)
         return False
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.base.generators import as_before, generator_of, states
 from stratafl.core.flat import Flat, same_values
 from stratafl.core.objective.losses import Loss
@@ -182,7 +183,8 @@ def draws(training: Training) -> bool:
         try:
             samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
             flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
-        except Exception:
+        except Exception as problem:
+            pass_on_no_room(problem)
             return True  # what is wrong with the module is said where it is used in earnest
         return not torch.equal(generator_of(device).get_state(), seeded)
 
@@ -207,7 +209,8 @@ def counters(training: Training) -> dict[str, Tensor]:
             try:
                 samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
                 flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss, counts[-1])
-            except Exception:
+            except Exception as problem:
+                pass_on_no_room(problem)
                 return {}  # what is wrong with the module is said where it is used in earnest
     numbers = [name for name, value in counts[0].items() if value.dtype != torch.bool]
     first, second = ({name: after[name] - before[name] for name in numbers} for before, after in pairwise(counts))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, complaint, guarded, reason
+from stratafl.base.errors import InvalidInput, complaint, guarded, pass_on_no_room, reason
 from stratafl.base.generators import as_before
 from stratafl.core.flat import Flat
 from stratafl.core.measure.metrics import CHUNK, WHOLE, tally
@@ -214,6 +214,7 @@ def batches_of_one(
     try:
         subject.gradient(inputs[:1], targets[:1])
     except Exception as problem:
+        pass_on_no_room(problem)
         near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat import Flat
 from stratafl.core.objective.outputs import replaced
 from stratafl.data.inputs import Inputs, tensors_of
@@ -175,7 +176,8 @@ class _Mapped:
             try:
                 with by_rules():
                     return wrapped(vmap(one)(*stacks))
-            except Exception:
+            except Exception as problem:
+                pass_on_no_room(problem)
                 self._maps = False  # the library has no rule for it
         results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
         if self._writes:

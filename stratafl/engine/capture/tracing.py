@@ -49,6 +49,7 @@ def traced(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
     except Unsupported:
         raise
     except Exception as problem:
+        errors.pass_on_no_room(problem)
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
             raise Unsupported(BY_VALUES) from problem
         raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem

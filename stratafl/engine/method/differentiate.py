@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.objective.losses import Loss, bare, checked
 from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
@@ -108,7 +109,8 @@ class Losses:
                     losses_C = vmap(number)(targets_CB, *rows_CB)
                 checked(self.loss, losses_C[0])
                 return losses_C
-            except RuntimeError:
+            except RuntimeError as problem:
+                pass_on_no_room(problem)
                 # it looks at values, draws or does what cannot be mapped; this shows when the
                 # engine first tries it
                 self._maps = False
