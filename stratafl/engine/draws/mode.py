@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.generators import generator_of
+from stratafl.base.generators import PROCESS, generator_of
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.engine.draws.stream import Source, Stream, choices, real
 from stratafl.engine.habits import Observer
@@ -87,7 +87,7 @@ def plain_attention(device: torch.device) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with PROCESS, sdpa_kernel(SDPBackend.MATH):
         yield
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from stratafl.base.errors import pass_on_no_room
+from stratafl.base.generators import PROCESS
 from stratafl.core.objective.losses import Loss, bare, checked
 from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
@@ -141,9 +142,10 @@ def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
 def by_rules() -> Iterator[None]:
     """What the library has no rule for is refused, rather than done one by one with a warning."""
     functorch: Any = torch._C._functorch
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
+    with PROCESS:
+        before = functorch._is_vmap_fallback_enabled()
+        functorch._set_vmap_fallback_enabled(False)
+        try:
+            yield
+        finally:
+            functorch._set_vmap_fallback_enabled(before)
