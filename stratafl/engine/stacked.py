@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.generators import as_before
 from stratafl.base.transfer import placed
 from stratafl.core.leaf import PLAIN
 from stratafl.core.shared_rows import Spread
@@ -105,7 +106,8 @@ class StackedEngine:
         few = self._samples[:FEW]
         inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
         self._sample_bytes = sample_bytes(inputs)
-        sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
+        with as_before(device):
+            sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
         self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
@@ -327,7 +329,7 @@ class StackedEngine:
         batch_bytes = self._places * self._sample_bytes
         # a recorded module's activations are looked after where they are computed
         value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
-        with computing(self.precision, x_P.device):
+        with as_before(x_P.device), computing(self.precision, x_P.device):
             return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
     def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.generators import as_before
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
 from stratafl.clock.model.replay import Story, leaf_steps
@@ -22,7 +23,7 @@ from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.sizes import message_sizes
 from stratafl.core import checks
 from stratafl.core.federation import Federation
-from stratafl.core.flat import FROZEN
+from stratafl.core.flat import FROZEN, Flat
 from stratafl.core.home import Home, names_at_home
 from stratafl.core.measure.drift import Drift
 from stratafl.core.measure.traffic import Traffic
@@ -55,9 +56,17 @@ from stratafl.simulation.waiting import run_clock
 
 @own_code()
 def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Simulation:
-    """The run, ready to iterate."""
-    given = checked(problem, method, evaluation, execution)
-    here = placed(given, problem)
+    """The run, ready to iterate; what is tried on the way uses up nobody's generators."""
+    with as_before():
+        given = checked(problem, method, evaluation, execution)
+    flat = checks.flattened(problem.model, given.seed)
+    with as_before(given.device):
+        return _run(given, flat, problem, method)
+
+
+def _run(given: Checked, flat: Flat, problem: Problem, method: Method) -> Simulation:
+    """The run of these, tried."""
+    here = placed(given, flat, problem)
     shard = sharded(given, here, method, problem.keep_at_home)
     engine = _engine(given, shard)
     notes = _notes(given, here, engine)
@@ -99,9 +108,8 @@ class Placed:
     augment: Augment | None
 
 
-def placed(given: Checked, problem: Problem) -> Placed:
+def placed(given: Checked, flat: Flat, problem: Problem) -> Placed:
     """Put everything where it belongs, and try the model, its loss and its transform on it."""
-    flat = checks.flattened(problem.model, given.seed)
     checks.strengths(flat.dtype, given.leaf, given.rules)
     try_leaf(given.leaf, flat.parameters, flat.dtype, given.device)
     row = checks.started(flat, problem.initial)
