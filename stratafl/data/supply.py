@@ -145,7 +145,7 @@ class Lazy:
         if bool(outside.any()):
             place, *_ = outside.nonzero()[0].tolist()
             label = int(targets_B[place][outside[place]].flatten()[0])
-            told = f"must be a class, 0 to {self.classes.count - 1}, or {self.classes.ignored}, to be ignored"
+            told = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
             raise InvalidInput(f"data[{int(index_B[place])}] label", label, told)
 
     def first(self, count: int) -> Inputs:

@@ -81,7 +81,8 @@ def takes_classes(loss: Loss) -> bool:
 
 def ignored(loss: Loss) -> int:
     """The label a loss passes over."""
-    given = bare(loss).keywords if isinstance(bare(loss), functools.partial) else {}
+    own = bare(loss)
+    given = own.keywords if isinstance(own, functools.partial) else {}
     label = given.get("ignore_index", getattr(_called(loss), "ignore_index", IGNORED))
     return label if isinstance(label, int) else IGNORED
 
