@@ -36,7 +36,9 @@ MODELS = {
 WAYS = {
     "plain loop": "plain loop",
     "graphed loop": "plain loop, CUDA graph",
-    "vmap": "`torch.func.vmap`",
+    "vmap": "`torch.func.vmap`, eager",
+    "graphed vmap": "`torch.func.vmap`, CUDA graph",
+    "compiled vmap": "`torch.func.vmap`, compiled, CUDA graph",
     "jax": "`jax.vmap`, compiled",
     "stacked": "stratafl",
 }
@@ -54,6 +56,9 @@ class Measured(NamedTuple):
     """Between two meetings."""
     peak_bytes: int
     """The most of the GPU's memory that any of them took."""
+    torch: str
+    commit: str
+    """What was measured."""
 
     @classmethod
     def read(cls, name: str) -> Measured:
@@ -63,6 +68,8 @@ class Measured(NamedTuple):
             {way: row["client_steps"] for way, row in rows.items()},
             {way: row.get("steps", found["steps"]) for way, row in rows.items()},
             max(row["peak_bytes"] or 0 for row in rows.values()),
+            found["torch"].partition("+")[0],
+            found["environment"]["commit"],
         )
 
     def times(self, other: str, precision: str) -> str:
@@ -72,12 +79,14 @@ class Measured(NamedTuple):
 
 
 def claim(cnn: Measured) -> str:
-    """README's."""
+    """README's: beside ways that, as ours, do not wait for the host, and a plain loop, which says
+    that it does."""
     names = {
-        "plain loop": "a plain PyTorch loop",
+        "plain loop": "a plain PyTorch loop, which waits for the host",
         "graphed loop": "the same loop in a CUDA graph",
-        "vmap": "`torch.func.vmap`",
-        "jax": "JAX",
+        "graphed vmap": "`torch.func.vmap` in a CUDA graph",
+        "compiled vmap": "`torch.func.vmap`, compiled, in one",
+        "jax": "compiled JAX",
     }
     there = {way: name for way, name in names.items() if (way, "tf32") in cnn.client_steps}
     told = [f"{cnn.times(way, 'tf32')} times {name}" for way, name in there.items()]
@@ -87,23 +96,26 @@ def claim(cnn: Measured) -> str:
         "each with its own weights. One SGD step of the paper's CIFAR-10 CNN, batch 50, with flips and crops, "
         "corrections, clipping, update and synchronisation, on one H200. "
         f"At equal precision, all in tf32, that is {', '.join(told[:-1])} and {told[-1]} "
-        "([how, and all numbers](docs/engine.md))."
+        f"(measured with PyTorch {cnn.torch} at commit {cnn.commit[:7]}; [how, and all numbers](docs/engine.md))."
     )
     return textwrap.fill(said, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def table() -> str:
     """docs/engine.md's: a line for each model and precision."""
-    lines = [f"| | precision | {' | '.join(WAYS.values())} |", f"|{'---|' * (2 + len(WAYS))}"]
+    every_model = {name: Measured.read(name) for name in MODELS}
+    known = {way for measured in every_model.values() for way, _ in measured.client_steps}
+    ways = {way: named for way, named in WAYS.items() if way in known}
+    lines = [f"| | precision | {' | '.join(ways.values())} |", f"|{'---|' * (2 + len(ways))}"]
     for name, title in MODELS.items():
-        measured = Measured.read(name)
+        measured = every_model[name]
         title = title.format(gib=measured.peak_bytes / 2**30)
         for precision in PRECISIONS:
             if ("stacked", precision) not in measured.client_steps:
                 continue
             every = measured.steps["stacked", precision]
             kind = precision if every == STEPS else f"{precision}, a meeting every {every} steps"
-            cells = [title, kind, *(_cell(measured, way, precision) for way in WAYS)]
+            cells = [title, kind, *(_cell(measured, way, precision) for way in ways)]
             lines.append("|" + "".join(f" {cell} |" if cell else " |" for cell in cells))
             title = ""
     return "\n".join(lines)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from stratafl.base.environment import environment
 from stratafl.base.errors import reason
+from stratafl.base.generators import torch_seeded
 from stratafl.bench.baselines import Job
 from stratafl.bench.engines import CLIP, LR, SEED, row_of
 from stratafl.models.registry import build
@@ -189,8 +190,7 @@ def job_for(
     else:
         inputs = torch.randn(count, *shape, generator=generator)
     targets = torch.randint(classes, (count,), generator=generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+    with torch_seeded(SEED):
         module = make().to(device).train()
     own = torch.arange(SAMPLES, device=device)
     partition = [own + SAMPLES * client for client in range(clients)]

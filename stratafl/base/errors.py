@@ -172,6 +172,26 @@ def told(problem: BaseException) -> str:
     return str(problem) if isinstance(problem, InvalidInput) else reason(problem)
 
 
+NO_ROOM = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "ALLOC_FAILED")
+"""How libraries say so where it is not their exception's type; the first two are of the host's
+memory."""
+
+
+def is_no_room(problem: BaseException) -> bool:
+    """Whether the memory did not suffice, which is nobody's mistake and says nothing about what
+    was tried. By name, since torch is not imported for its sake."""
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(problem, RuntimeError) and any(words in str(problem) for words in NO_ROOM)
+
+
+def pass_on_no_room(problem: BaseException) -> None:
+    """Raise this again where the memory did not suffice: whoever catches whatever may go wrong, to
+    do without, must not take that for an answer."""
+    if is_no_room(problem):
+        raise problem
+
+
 @contextmanager
 def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None]:
     """Call a user's own code: what it raises becomes a complaint, also where it would end the

@@ -4,6 +4,7 @@ for the whole process."""
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,10 @@ import numpy as np
 import torch
 
 CPU = torch.device("cpu")
+PROCESS = threading.RLock()
+"""Held by whoever changes for a while what belongs to the whole process: these generators, its
+number of threads, switches of the library, and functions of it that are replaced. So runs in
+several threads take turns, where they would otherwise leave behind what another had changed."""
 
 
 def generator_of(device: torch.device) -> torch.Generator:
@@ -19,15 +24,38 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 @contextmanager
+def torch_as_before(device: torch.device = CPU) -> Iterator[None]:
+    """Leave torch's generators of the host and of a device as they were; unless it is told which,
+    the library does so with every GPU's, and opens them all."""
+    with PROCESS, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
 def as_before(device: torch.device = CPU) -> Iterator[None]:
     """Leave every generator as it was."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch_as_before(device):
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
             yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Torch's generators set from a seed, on the host and on the GPUs that are in use, and left as
+    they were afterwards; no other GPU is opened for it."""
+    with PROCESS:
+        generators = [torch.default_generator, *torch.cuda.default_generators]
+        before = [generator.get_state() for generator in generators]
+        try:
+            torch.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 @contextmanager

@@ -14,14 +14,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, guarded, reason, unknown
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, guarded, is_no_room, reason, unknown
 from stratafl.base.frames import own_frames
 from stratafl.base.signals import Interrupted
 
 Owners = Mapping[CodeType, str]
 """Whose a function of the user's is, in words, by its code."""
-NO_ROOM = ("MemoryError", "OutOfMemoryError")
-"""What is nobody's mistake; the second one is torch's, which is not imported for its sake."""
 
 
 def load_module(field: str, path: Path) -> ModuleType:
@@ -70,7 +68,7 @@ def own_code(owners: Callable[[], Owners] = dict, when: str = "") -> Iterator[No
     except (Exception, SystemExit) as problem:
         known = owners()
         frames = own_frames(problem, {code.co_filename for code in known})
-        if not frames or type(problem).__name__ in NO_ROOM:
+        if not frames or is_no_room(problem):
             raise
         who = next(_owned(problem, known), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
         told = f"{who} raised {reason(problem)}{when}"

@@ -88,9 +88,9 @@ def graphed_loop(job: Job) -> Round:
     return round
 
 
-def mapped(job: Job, graphed: bool = False) -> Round:
+def mapped(job: Job, graphed: bool = False, compiled: bool = False) -> Round:
     """`torch.func`: one function of one client, mapped over all of them; its step perhaps captured
-    as a CUDA graph."""
+    as a CUDA graph, and its gradients perhaps compiled by `torch.compile`."""
     clients = len(job.partition)
     weights = {
         name: value.detach().expand(clients, *value.shape).clone() for name, value in job.module.named_parameters()
@@ -104,7 +104,10 @@ def mapped(job: Job, graphed: bool = False) -> Round:
     def loss(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(job.module, weights, (inputs,)), targets)
 
-    gradients = vmap(grad(loss), randomness="different")
+    gradients: Callable[..., dict[str, Tensor]] = vmap(grad(loss), randomness="different")
+    if compiled:
+        # two sizes of batches, not one program for any size
+        gradients = torch.compile(gradients, dynamic=False)
 
     def take(index_CB: Tensor) -> None:
         inputs_CB = job.inputs[index_CB]

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from stratafl.base.errors import InvalidInput, reason, unknown
+from stratafl.base.generators import torch_seeded
 from stratafl.base.tree import Tree
 from stratafl.bench import baselines, jax_baseline, roofline
 from stratafl.bench.baselines import Job, Round
@@ -112,7 +113,8 @@ def contenders(device: str | torch.device) -> list[str]:
     jax = ["jax"] if jax_baseline.available() else []
     if torch.device(device).type != "cuda":
         return [f"{name}:fp32" for name in ("plain loop", "vmap", *jax, "stacked")]
-    plain = [f"{name}:{kind}" for kind in ("tf32", "bf16") for name in ("plain loop", "vmap", *jax)]
+    mapped = ("vmap", "graphed vmap", "compiled vmap")
+    plain = [f"{name}:{kind}" for kind in ("tf32", "bf16") for name in ("plain loop", *mapped, *jax)]
     return plain + [f"{name}:{kind}" for name in ("graphed loop", "stacked") for kind in COMPUTES]
 
 
@@ -127,8 +129,10 @@ def bench(
     watch: Callable[[Table], None] = lambda table: None,
 ) -> Table:
     """Time each of the `engines` for the best of `rounds` rounds after the first: "plain loop",
-    "graphed loop", "vmap", "graphed vmap", "jax", "loop", "stacked", "auto", each perhaps with ":"
-    and a precision; all that make sense here unless given. Sizes are those that suit the device.
+    "graphed loop", "vmap", "graphed vmap", "compiled vmap", "jax", "loop", "stacked", "auto", each
+    perhaps with ":" and a precision; all that make sense here unless given, of which on a CPU the
+    compiled one is not, since compiling takes longer than all others together. Sizes are those that
+    suit the device.
 
     One that fails, for want of memory perhaps, is named in the table, and the others go on.
     `watch` is called with the table before the first engine is measured and after each."""
@@ -213,8 +217,7 @@ def task_job(model: str, task: Task, clients: int, batch: int, steps: int, devic
     else:
         inputs = torch.randn(count, *task.input_shape, generator=generator)
     targets = torch.randint(task.classes, (count,), generator=generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+    with torch_seeded(SEED):
         module = build(model, task.input_shape, task.classes).to(device).train()
     own = torch.arange(SAMPLES)
     partition = [((own + SAMPLES * client) % count).to(device) for client in range(clients)]
@@ -228,9 +231,12 @@ PLAIN: dict[str, Callable[[Job, Compute], Round]] = {
     "graphed loop": lambda job, _: baselines.graphed_loop(job),
     "vmap": lambda job, _: baselines.mapped(job),
     "graphed vmap": lambda job, _: baselines.mapped(job, graphed=True),
+    "compiled vmap": lambda job, _: baselines.mapped(job, graphed=job.inputs.is_cuda, compiled=True),
     "jax": jax_baseline.mapped,
 }
-"""What the engines are measured against; torch's own precision is set around it."""
+"""What the engines are measured against; torch's own precision is set around it. Ways of
+`torch.func.vmap` are plain PyTorch, not the engine "vmap"; the compiled one is in a CUDA graph on a
+GPU, too."""
 
 
 class Contender(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any
 from stratafl.bench.roofline import Rates
 
 OURS = ("loop", "stacked", "auto")
-"""The engines; every other name is a baseline they are measured against."""
+"""The engines; every other name is a baseline they are measured against, "vmap" among them: that is
+`torch.func.vmap` as one would write it, and not the engine of this name."""
 EnginePrecision = tuple[str, str]
 """An engine or a baseline, and the precision of its products."""
 
@@ -58,7 +59,7 @@ class Row:
 
 
 TITLES = ("engine", "precision", "ms / step", "client-steps/s", "peak GiB", "roofline")
-WIDEST = ("graphed loop", "fp32", "99999.999", "99,999,999", "999.99", "100.0%")
+WIDEST = ("compiled vmap", "fp32", "99999.999", "99,999,999", "999.99", "100.0%")
 """Cells as wide as any that may come."""
 
 

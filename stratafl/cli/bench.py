@@ -25,7 +25,8 @@ def bench_command(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help='"stacked:bf16", "vmap:tf32", "plain loop", ...; repeatable; all that make sense here unless given.'
+            help='"stacked:bf16", "vmap:tf32", "plain loop", ...; repeatable; all that make sense here unless given. '
+            '"vmap" is plain torch.func.vmap, also "graphed" or "compiled", and not the engine "vmap".'
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless given.")] = None,

@@ -35,7 +35,7 @@ from stratafl.core.work import Training
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.model_checks import Subject, objective_fits
+from stratafl.engine.model_checks import Subject, model_fits, objective_fits
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 from stratafl.simulation.checked import checked_evaluation
@@ -154,11 +154,13 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
     import_plugins(config.run.plugins)
     start = initial_model(config, shape_of(data[0]), outputs)
     supply = Held(*data).to(CPU, start.flat.dtype)
+    subject = _subject(config, start)
+    model_fits("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
     batch, sampling = checks.batching(config.leaf.batch or None, config.leaf.sampling)
     nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
     training = Training(
         flat=start.flat,
-        loss=loss_of(config.objective.loss),
+        loss=subject.loss,
         supply=supply,
         partition=[nobody] * leaf + [torch.arange(len(supply.targets_N))],
         leaf=chain,
@@ -175,6 +177,11 @@ def _home(config: Config, flat: Flat) -> Home:
     """What stays with the leaves, where each computes for itself."""
     names = names_at_home(flat, config.model.get("keep_at_home"))
     return Home(flat, names, config.leaf.chain(config.run.rounds), CPU)
+
+
+def _subject(config: Config, start: InitialModel) -> Subject:
+    """The model a run begins with, and the config's loss."""
+    return Subject(start.flat, start.x_P, start.b_B, loss_of(config.objective.loss))
 
 
 # -- the model, and the root -----------------------------------------------------------------------
@@ -239,7 +246,9 @@ def root_of(config: Config) -> RootSetup:
         tree = tree.weighted(config.tree.weights, [len(part) for part in data.partition.leaves])
     test = None if data.test is None else held(data.test, CPU, start.flat.dtype)
     evaluation = checked_evaluation(_evaluation(config), tree.depth)
-    subject = Subject(start.flat, start.x_P, start.b_B, loss_of(config.objective.loss))
+    subject = _subject(config, start)
+    if test is not None:
+        model_fits("test", subject, *test, config.objective.loss is None)
     chosen = metrics_of(evaluation.metrics)
     objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
     return RootSetup(tree, start, test, evaluation, objective, counts, _home(config, start.flat))

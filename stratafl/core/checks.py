@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number
+from stratafl.base.generators import torch_seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.base.tree import Tree
 from stratafl.core.flat import Flat
@@ -72,8 +73,8 @@ def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
     seed."""
     module = model
     if not isinstance(module, nn.Module) and callable(module):
-        with torch.random.fork_rng(), guarded("model", getattr(model, "__name__", model), "cannot be made"):
-            torch.manual_seed(seed_of(seed, Purpose.WEIGHTS))
+        name, weights = getattr(model, "__name__", model), seed_of(seed, Purpose.WEIGHTS)
+        with torch_seeded(weights), guarded("model", name, "cannot be made"):
             module = model()
     flat = Flat(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():

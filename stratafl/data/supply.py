@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.errors import InvalidInput
 from stratafl.base.generators import CPU, seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.data.inputs import Inputs, Pair, merged, typed
+from stratafl.data.labels import Classes
 
 
 class BatchKey(NamedTuple):
@@ -101,6 +103,8 @@ class Lazy:
     targets_N: Tensor
     place: torch.device = CPU
     dtype: torch.dtype | None = None
+    classes: Classes | None = None
+    """What labels must be, whenever they are read."""
     resident = False
 
     @property
@@ -113,6 +117,7 @@ class Lazy:
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
         with seeded(seed_of(key.seed, Purpose.READ, key.client, key.step)):
             inputs, targets = self.read(index_B.tolist())
+        self._check(index_B, targets)
         if self.dtype is None:
             return inputs, targets
         return typed(inputs, self.dtype, self.place), typed(targets, self.dtype, self.place)
@@ -130,6 +135,18 @@ class Lazy:
             place_B = place_B.to(self.place)
             pairs.append((inputs[place_B], targets[place_B]))
         return merged(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
+
+    def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
+        """Refuse a label that is no class: a sample may have another one than when all were
+        read."""
+        if self.classes is None or targets_B.is_floating_point() or targets_B.is_complex():
+            return
+        outside = self.classes.outside(targets_B)
+        if bool(outside.any()):
+            place, *_ = outside.nonzero()[0].tolist()
+            label = int(targets_B[place][outside[place]].flatten()[0])
+            told = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
+            raise InvalidInput(f"data[{int(index_B[place])}] label", label, told)
 
     def first(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]

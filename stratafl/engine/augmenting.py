@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.errors import pass_on_no_room
+from stratafl.base.generators import as_before, generator_of, states, torch_as_before
+from stratafl.base.streams import Purpose, seed_of
 from stratafl.core.work import Augment
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 from stratafl.data.supply import Held, Supply
@@ -24,8 +27,19 @@ def of_fields(augment: Augment) -> Augment:
 
 
 def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
-    """Whether the transform of several clients' batches is the same as of each alone, tried on
-    two."""
+    """Whether the transform of several clients' batches is the same as of each alone, tried on two;
+    one that draws from torch's generator, or another that all share, takes one at a time."""
+    with as_before(inputs_B.device):
+        before = _drawn(inputs_B.device)
+        return _same_for_stacks(augment, inputs_B, seed) and _drawn(inputs_B.device) == before
+
+
+def _drawn(device: torch.device) -> object:
+    """Where all generators stand that a transform may draw from."""
+    return states(), generator_of(device).get_state().numpy().tobytes()
+
+
+def _same_for_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
     client_C = torch.arange(2, device=inputs_B.device)
     try:
         twice_CB = mapped(lambda each: each.expand(2, *each.shape), inputs_B)
@@ -33,18 +47,22 @@ def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
         alone_CB = tensors_of(merged(torch.stack, [augment(inputs_B, seed, client, 1) for client in range(2)]))
         same = (torch.equal(together_CB[name], each) for name, each in alone_CB.items())
         return together_CB.keys() == alone_CB.keys() and all(same)
-    except Exception:
+    except Exception as problem:
+        pass_on_no_room(problem)
         return False
 
 
 def one_by_one(
     augment: Augment, inputs_CB: Inputs, seed: int, client_C: Tensor, step: int | Tensor, length_C: np.ndarray
 ) -> Inputs:
-    """A transform that takes one client at a time, whose batch it must see without padding."""
-    changed = []
+    """A transform that takes one client at a time, whose batch it must see without padding; from
+    torch's generator it draws what it does in the loop."""
+    changed, device = [], inputs_CB.device
     for place, (client, length) in enumerate(zip(client_C.tolist(), length_C, strict=True)):
         inputs_B = inputs_CB[place]
-        own_B: Inputs = augment(inputs_B[:length], seed, client, step)
+        with torch_as_before(device):
+            generator_of(device).manual_seed(seed_of(seed, Purpose.MODULE, client, int(step)))
+            own_B: Inputs = augment(inputs_B[:length], seed, client, step)
         missing = len(inputs_B) - length
         padded_B = mapped(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
         changed.append(padded_B)

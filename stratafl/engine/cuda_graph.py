@@ -65,9 +65,9 @@ class Recurring:
 class Captured:
     """A captured step, with the rows it works on."""
 
-    def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], None]):
-        """`take` does one step on these rows and on samples that look like these; the rows must be
-        loaded, and are used up."""
+    def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], tuple[object, ...]]):
+        """`take` does one step on these rows and on samples that look like these, and gives what
+        the graph of it has to keep; the rows must be loaded, and are used up."""
         device = rows.x_CP.device
         self.rows = rows
         self._fixed = Fixed(
@@ -82,7 +82,7 @@ class Captured:
         def once() -> None:
             # of the steps there are, so that trying it out does not run past them
             self._fixed.number_1.remainder_(self.steps)
-            take(self._fixed)
+            self._reads = take(self._fixed)
             self._fixed.number_1.add_(1)
             self._fixed.step.add_(1)
 

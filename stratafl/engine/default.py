@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.base.generators import as_before
 from stratafl.core.leaf import Usual
 from stratafl.core.work import Training
@@ -92,6 +93,7 @@ def operations(training: Training, index_B: Tensor) -> Operations | None:
         try:
             samples = training.samples(0, 0, index_B)
             flat.gradient(x_P, b_Z, *samples, training.loss, flat.integers(), forward=lambda: seen)
-        except Exception:
+        except Exception as problem:
+            pass_on_no_room(problem)
             return None  # what is wrong with the module is said where it is used in earnest
     return seen

@@ -97,8 +97,12 @@ class Mapped:
         for length, mine in by_length(batch.length_C):
             inputs = widened(batch.inputs_CB[mine, :length], self.flat.dtype)
             targets = batch.targets_CB[mine, :length]
-            g_CP[mine], beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
-            Vocabulary.check(beyond)
+            some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
+            if x_CP.device.type == "cpu":
+                Vocabulary.check(beyond)
+            else:
+                Vocabulary.mark(some_CP, beyond)
+            g_CP[mine] = some_CP
         g_CP = self._casting.unscaled(g_CP)
         return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
@@ -122,8 +126,10 @@ class ModuleOrder:
         inner = self.method.layout
         own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, Spread(x_CP), range(len(x_CP)))
-        inner.restore(self.method(own_CP, b_CZ, batch).g_CP, g_CP)
-        return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+        found = self.method(own_CP, b_CZ, batch)
+        inner.restore(found.g_CP, g_CP)
+        g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
+        return Gradients(g_CP, reads=found.reads)
 
 
 def ordered(method: Differentiate, flat: Flat) -> Differentiate:

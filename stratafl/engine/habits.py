@@ -6,7 +6,7 @@ whether it changes its buffers, and what its counters count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.base.generators import as_before, generator_of, states
 from stratafl.core.flat import Flat, same_values
 from stratafl.core.objective.losses import Loss
@@ -35,6 +36,17 @@ class Observer(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the library would load its compiler, for seconds, only to keep out of here
+
+
+def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an operation writes to: in place, several in a list, or as `out`."""
+    schema = op._schema
+    if not schema.is_mutable:
+        return []
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    told = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    found = [given[name] for name in told if name in given]
+    return [one for each in found for one in (each if isinstance(each, tuple | list) else [each])]
 
 
 class Habits(NamedTuple):
@@ -119,12 +131,8 @@ class _Watched:
             module's."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if func._schema.is_mutable:
-                    given = [*args, *(kwargs or {}).values()]
-                    for argument, value in zip(func._schema.arguments, given, strict=False):
-                        written = argument.alias_info is not None and argument.alias_info.is_write
-                        whose = flat.whose(value) if written and isinstance(value, Tensor) else None
-                        watched.wrote |= set() if whose is None else {whose}
+                whose = {flat.whose(each) for each in written(func, args, kwargs or {}) if isinstance(each, Tensor)}
+                watched.wrote |= {each for each in whose if each is not None}
                 return func(*args, **(kwargs or {}))
 
         self._calls, self._writes = Calls, Writes
@@ -175,7 +183,8 @@ def draws(training: Training) -> bool:
         try:
             samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
             flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
-        except Exception:
+        except Exception as problem:
+            pass_on_no_room(problem)
             return True  # what is wrong with the module is said where it is used in earnest
         return not torch.equal(generator_of(device).get_state(), seeded)
 
@@ -200,7 +209,8 @@ def counters(training: Training) -> dict[str, Tensor]:
             try:
                 samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
                 flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss, counts[-1])
-            except Exception:
+            except Exception as problem:
+                pass_on_no_room(problem)
                 return {}  # what is wrong with the module is said where it is used in earnest
     numbers = [name for name, value in counts[0].items() if value.dtype != torch.bool]
     first, second = ({name: after[name] - before[name] for name in numbers} for before, after in pairwise(counts))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import generator_of
+from stratafl.base.generators import PROCESS, generator_of, torch_as_before
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.core.leaf import Correct, Stage, through
 from stratafl.core.work import Trained, Training, Work, behind_clip
@@ -31,13 +31,14 @@ AHEAD = 1024
 def threaded(parameters: int) -> Iterator[None]:
     """For a small model one thread, since sharing out its operations costs more than they do, and
     many times as much on a busy machine."""
-    threads = torch.get_num_threads()
-    if parameters < SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    with PROCESS:
+        threads = torch.get_num_threads()
+        if parameters < SMALL:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 class LoopEngine:
@@ -104,7 +105,7 @@ class LoopEngine:
     def _quiet(self) -> Iterator[None]:
         """Leave torch's generator as it was, and the number of threads."""
         flat, device = self.training.flat, self.training.supply.device
-        with threaded(flat.parameters), torch.random.fork_rng(), computing(self.precision, device):
+        with threaded(flat.parameters), torch_as_before(device), computing(self.precision, device):
             yield
 
     def _integers(self, step: int) -> dict[str, Tensor]:

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, complaint, guarded, reason
+from stratafl.base.errors import InvalidInput, complaint, guarded, pass_on_no_room, reason
 from stratafl.base.generators import as_before
 from stratafl.core.flat import Flat
 from stratafl.core.measure.metrics import CHUNK, WHOLE, tally
 from stratafl.core.objective.builtin import has_classes, is_classification
-from stratafl.core.objective.losses import IGNORED, Loss
+from stratafl.core.objective.losses import Loss, ignored, takes_classes
 from stratafl.core.objective.metric import Metric, directions
 from stratafl.core.objective.objective import Objective, stops_at
 from stratafl.core.objective.outputs import WANTED, kind_of, scores_of, size
 from stratafl.core.work import Augment
 from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
+from stratafl.data.labels import Classes
 from stratafl.engine.vocabulary import Vocabulary
 
 
@@ -59,9 +60,15 @@ class Subject(NamedTuple):
                 parameter.grad = gradient
 
 
-def model_fits(field: str, subject: Subject, inputs: Inputs, targets: Tensor, classes: bool) -> None:
+def model_fits(
+    field: str, subject: Subject, inputs: Inputs, targets: Tensor, classification: bool = False
+) -> Classes | None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round
-    1."""
+    1; and hold all labels against the classes that it scores, which are returned where the loss
+    asks for classes.
+
+    classification: refuse outputs and targets that are none, since no loss was named.
+    """
     subject.flat.eval()
     loss = subject.loss
     vocabulary = Vocabulary()
@@ -78,29 +85,13 @@ def model_fits(field: str, subject: Subject, inputs: Inputs, targets: Tensor, cl
         low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
         told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
-    if classes:
-        scores = scores_of(outputs)
-        if scores is None:
-            raise InvalidInput("model output", kind_of(outputs), f"{WANTED}; or give a loss of your own")
-        if not is_classification(scores, targets[:2]):
-            shape = tuple(scores.shape[1:])
-            raise InvalidInput(
-                "model output",
-                shape,
-                f"must hold one score per class for {field} labels that are whole numbers, "
-                f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
-            )
-        labels = targets[targets != IGNORED]
-        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if low < 0:
-            told = f"of {field} begin at {low}: classes are counted from 0, and {IGNORED} is a label to ignore"
-            raise InvalidInput("labels", f"{low} to {high}", told)
-        if high >= scores.shape[1]:
-            raise InvalidInput(
-                "model output",
-                f"{scores.shape[1]} classes",
-                f"{field} labels go from {low} to {high}, so {high + 1} classes are needed",
-            )
+    scores = scores_of(outputs)
+    if classification:
+        _classifies(field, outputs, scores, targets)
+    classes = None
+    if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
+        classes = Classes(scores.shape[1], ignored(loss))
+        classes.check(field, targets)
     try:
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
@@ -108,6 +99,20 @@ def model_fits(field: str, subject: Subject, inputs: Inputs, targets: Tensor, cl
         raise complaint("loss", getattr(loss, "__name__", loss), reason(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
+    return classes
+
+
+def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
+    """Refuse outputs that hold no scores of classes, and targets that are no class numbers."""
+    if scores is None:
+        raise InvalidInput("model output", kind_of(outputs), f"{WANTED}; or give a loss of your own")
+    if not is_classification(scores, targets[:2]):
+        raise InvalidInput(
+            "model output",
+            tuple(scores.shape[1:]),
+            f"must hold one score per class for {field} labels that are whole numbers, "
+            f"here of shape {tuple(targets.shape[1:])} and type {targets.dtype}; or give a loss of your own",
+        )
 
 
 def _extremes(inputs: Inputs) -> Tensor:
@@ -209,6 +214,7 @@ def batches_of_one(
     try:
         subject.gradient(inputs[:1], targets[:1])
     except Exception as problem:
+        pass_on_no_room(problem)
         near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"

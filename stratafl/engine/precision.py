@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from stratafl.base.generators import PROCESS
 from stratafl.core.objective.losses import Loss
 from stratafl.engine.ops import HALF, Compute
 
@@ -73,12 +74,13 @@ class Casting:
 def without_cudnn() -> Iterator[None]:
     """Layers as several operations, not as one of the GPU's library. `torch.backends.cudnn.flags`
     also asks for a switch of the older kind, and fails while `computing` uses the newer ones."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
+    with PROCESS:
+        before = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.enabled = before
 
 
 @contextmanager
@@ -96,11 +98,12 @@ def computing(compute: Compute, device: torch.device) -> Iterator[None]:
     wanted = ("ieee" if compute == "fp32" else "tf32") if newer else compute != "fp32"
     # the older switch of convolutions is that of recurrent layers, too
     parts = [matmul, *(layers if newer else [convolution])]
-    before = [getattr(part, name) for part in parts]
-    try:
-        for part in parts:
-            setattr(part, name, wanted)
-        yield
-    finally:
-        for part, value in zip(parts, before, strict=True):
-            setattr(part, name, value)
+    with PROCESS:
+        before = [getattr(part, name) for part in parts]
+        try:
+            for part in parts:
+                setattr(part, name, wanted)
+            yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                setattr(part, name, value)

@@ -181,14 +181,22 @@ class Gradients(NamedTuple):
     squares: tuple[Tensor, ...] = ()
     """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not
     known."""
+    reads: tuple[object, ...] = ()
+    """What holds the constants they were computed from: a CUDA graph goes on reading these, and has
+    to keep it."""
 
 
-def step(rows: Rows, gradients: Callable[[Wanted], Gradients], lr: float | Tensor, ops: Table, clipped: Tensor) -> None:
-    """One step of all rows, in place; to `clipped` is added how many of them a clip shortened."""
+def step(
+    rows: Rows, gradients: Callable[[Wanted], Gradients], lr: float | Tensor, ops: Table, clipped: Tensor
+) -> tuple[object, ...]:
+    """One step of all rows, in place; to `clipped` is added how many of them a clip shortened.
+    Returned is what a CUDA graph of it has to keep."""
     chain, end = usual(rows), (rows.optimiser, rows.state, rows.path_CP)
     if chain is not None:
-        g_CP, squares = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
+        g_CP, squares, reads = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
         ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
-        return
-    direction_CP = through(rows.stages, gradients(ALONE).g_CP, rows.x_CP, rows.correct, clipped)
+        return reads
+    g_CP, _, reads = gradients(ALONE)
+    direction_CP = through(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
     advance(rows.x_CP, direction_CP, lr, *end)
+    return reads

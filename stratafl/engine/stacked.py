@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.generators import as_before
 from stratafl.base.transfer import placed
 from stratafl.core.leaf import PLAIN
 from stratafl.core.shared_rows import Spread
@@ -105,14 +106,16 @@ class StackedEngine:
         few = self._samples[:FEW]
         inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
         self._sample_bytes = sample_bytes(inputs)
-        sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
+        with as_before(device):
+            sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
         self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
         with computing("fp32", device):
-            # to the library a label below zero means "ignore"
+            # a label below zero is one to ignore, and one that is read anew may become so
             targets = supply.targets_N
-            labels = not (targets.is_floating_point() or targets.is_complex()) and int(targets.min()) >= 0
+            classes = not (targets.is_floating_point() or targets.is_complex())
+            labels = supply.resident and classes and int(targets.min()) >= 0
             found, self.how = choose(flat, training.loss, sample, few_targets, precision, labels, ways)
         reads = augment is not None or not supply.resident
         if found is not None and training.leaf.epochs is not None and reads:
@@ -326,7 +329,7 @@ class StackedEngine:
         batch_bytes = self._places * self._sample_bytes
         # a recorded module's activations are looked after where they are computed
         value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
-        with computing(self.precision, x_P.device):
+        with as_before(x_P.device), computing(self.precision, x_P.device):
             return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
     def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:
@@ -365,7 +368,7 @@ class StackedEngine:
     def _new_captured(self, work: Work, chunk: Chunk) -> Captured | None:
         length_C = chunk.length_CH[:, 0]
 
-        def take(fixed: Fixed) -> None:
+        def take(fixed: Fixed) -> tuple[object, ...]:
             held = fixed.samples
             index_CB = held.index_CHB.index_select(1, fixed.number_1)[:, 0]
             mask_CB = held.mask_CHB.index_select(1, fixed.number_1)[:, 0]
@@ -373,7 +376,7 @@ class StackedEngine:
             def gradients(wanted: Wanted) -> Gradients:
                 return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
 
-            step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
+            return step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
 
         rows = Rows.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)

@@ -46,3 +46,9 @@ class Vocabulary(TorchFunctionMode):
         table."""
         if beyond and bool(torch.stack([each.any() for each in beyond]).any()):
             raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
+
+    @staticmethod
+    def mark(g_CP: Tensor, beyond: Sequence[Tensor]) -> Tensor:
+        """The same without waiting for the device, which a step that is captured must not do: the
+        gradients of whoever had such a code are no numbers, by which its update is refused."""
+        return g_CP.masked_fill_(torch.stack(list(beyond)).any(dim=0)[:, None], torch.nan) if beyond else g_CP

@@ -11,7 +11,8 @@ from stratafl.models.registry import Shape, check_sizes, register
 
 
 class Recurrent(nn.LSTM):
-    """`nn.LSTM` written out step by step, since the fused kernels cannot be mapped over clients."""
+    """`nn.LSTM` written out step by step: the stacked engine has kernels for a layer of this kind,
+    and a mapping over clients by `torch.func` does not come upon cuDNN's layer."""
 
     def forward(self, x_BTF: Tensor) -> Tensor:  # type: ignore[override]
         for layer in range(self.num_layers):

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, reason
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, is_no_room, reason
 from stratafl.base.frames import PACKAGE, Frame, code_of, definition, own_frames
 from stratafl.base.signals import Interrupted
-from stratafl.base.user_code import NO_ROOM
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Edge, Rows, Rule, average
 
@@ -50,7 +49,7 @@ class Called:
         except (InvalidInput, MissingExtra, Interrupted):
             raise
         except (Exception, SystemExit) as problem:
-            if type(problem).__name__ in NO_ROOM:
+            if is_no_room(problem):
                 raise
             named = zip(SIGNATURES[self.name], given, strict=True)
             told = f"raised {reason(problem)}; it was given {', '.join(f'{name} {what(each)}' for name, each in named)}"

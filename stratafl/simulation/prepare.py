@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.generators import as_before
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
 from stratafl.clock.model.replay import Story, leaf_steps
@@ -22,7 +23,7 @@ from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.sizes import message_sizes
 from stratafl.core import checks
 from stratafl.core.federation import Federation
-from stratafl.core.flat import FROZEN
+from stratafl.core.flat import FROZEN, Flat
 from stratafl.core.home import Home, names_at_home
 from stratafl.core.measure.drift import Drift
 from stratafl.core.measure.traffic import Traffic
@@ -35,7 +36,7 @@ from stratafl.core.work import Augment, Engine, Training
 from stratafl.data.given import Given
 from stratafl.data.inputs import Fields, Pair
 from stratafl.data.sampling import steps_of_pass
-from stratafl.data.supply import BatchKey, Supply
+from stratafl.data.supply import BatchKey, Lazy, Supply
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
 from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine
@@ -55,9 +56,17 @@ from stratafl.simulation.waiting import run_clock
 
 @own_code()
 def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Simulation:
-    """The run, ready to iterate."""
-    given = checked(problem, method, evaluation, execution)
-    here = placed(given, problem)
+    """The run, ready to iterate; what is tried on the way uses up nobody's generators."""
+    with as_before():
+        given = checked(problem, method, evaluation, execution)
+    flat = checks.flattened(problem.model, given.seed)
+    with as_before(given.device):
+        return _run(given, flat, problem, method)
+
+
+def _run(given: Checked, flat: Flat, problem: Problem, method: Method) -> Simulation:
+    """The run of these, tried."""
+    here = placed(given, flat, problem)
     shard = sharded(given, here, method, problem.keep_at_home)
     engine = _engine(given, shard)
     notes = _notes(given, here, engine)
@@ -99,9 +108,8 @@ class Placed:
     augment: Augment | None
 
 
-def placed(given: Checked, problem: Problem) -> Placed:
+def placed(given: Checked, flat: Flat, problem: Problem) -> Placed:
     """Put everything where it belongs, and try the model, its loss and its transform on it."""
-    flat = checks.flattened(problem.model, given.seed)
     checks.strengths(flat.dtype, given.leaf, given.rules)
     try_leaf(given.leaf, flat.parameters, flat.dtype, given.device)
     row = checks.started(flat, problem.initial)
@@ -111,10 +119,13 @@ def placed(given: Checked, problem: Problem) -> Placed:
     x_P, b_B = (each.to(given.device) for each in row)
     own = _own_pairs(given, test, flat.dtype)
     subject = Subject(flat, x_P, b_B, loss_of(problem.loss))
-    tests = ("test", test), ("test_partition", None if own is None else own.pair)
-    for name, pair in (("data", (train.first(FEW), train.targets_N)), *tests):
+    unnamed = problem.loss is None
+    classes = model_checks.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
+    if isinstance(train, Lazy):
+        train = replace(train, classes=classes)
+    for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
-            model_checks.model_fits(name, subject, *pair, classes=problem.loss is None)
+            model_checks.model_fits(name, subject, *pair, unnamed)
     chosen, stops = metrics_of(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
     objective = model_checks.objective_fits(subject, chosen, test, *stops)
     inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))

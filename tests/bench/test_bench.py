@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from benchmarks import engine_docs, modules
+from benchmarks.engine import EVERY_WAY
 from stratafl.base.errors import InvalidInput
 from stratafl.bench import baselines
 from stratafl.bench import engines as module
@@ -67,6 +70,31 @@ def test_images_and_text() -> None:
         assert [row.how for row in table.rows] == ["plain loop", "vmap", "stacked"]
 
 
+COMPILED = {"clients": 2, "batch": 4, "steps": 3, "rounds": 1, "engines": ["compiled vmap"]}
+
+
+@pytest.mark.slow
+def test_a_compiled_mapping_is_timed() -> None:
+    table = bench("logistic", **COMPILED)
+    assert table.failed == {} and [row.how for row in table.rows] == ["compiled vmap"]
+
+
+def test_what_is_compiled_is_the_gradients_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[torch.Size, ...]] = []
+
+    def compiled(function: Callable[..., dict[str, Tensor]], dynamic: bool) -> Callable[..., dict[str, Tensor]]:
+        def noted(*given: Any) -> dict[str, Tensor]:
+            found = function(*given)
+            seen.append(tuple(each.shape for each in found.values()))
+            return found
+
+        return noted
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    assert bench("logistic", **COMPILED).failed == {}
+    assert set(seen) == {((2, 10, 784), (2, 10))}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"model": "mpl"}, {"engines": ["fast"]}, {"engines": ["stacked:fp23"]}, {"engines": ["vmap", "graphed loop"]}],
@@ -99,7 +127,8 @@ def test_a_table_compares_within_a_precision() -> None:
 def test_on_a_gpu_every_precision_has_a_loop_in_a_cuda_graph() -> None:
     ways = contenders("cuda")
     assert {f"{name}:{precision}" for name in ("graphed loop", "stacked") for precision in COMPUTES} <= set(ways)
-    assert {"plain loop:tf32", "vmap:tf32", "vmap:bf16"} <= set(ways)
+    mapped = {f"{name}:{kind}" for name in ("vmap", "graphed vmap", "compiled vmap") for kind in ("tf32", "bf16")}
+    assert {"plain loop:tf32", *mapped} <= set(ways) and mapped <= set(EVERY_WAY)
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +189,19 @@ def test_documents_say_what_was_measured() -> None:
         assert path.read_text() == text, f"python -m benchmarks.engine_docs would change {path.name}"
 
 
+def test_readme_compares_with_no_mapping_that_waits_for_the_host() -> None:
+    cnn = engine_docs.Measured.read("cnn")
+    assert ("vmap", "tf32") in cnn.client_steps and "torch.func.vmap" not in engine_docs.claim(cnn)
+    known = cnn._replace(client_steps=cnn.client_steps | {("graphed vmap", "tf32"): 10_000.0})
+    assert "3.0 times `torch.func.vmap` in a CUDA graph" in " ".join(engine_docs.claim(known).split())
+
+
 def test_documents_compare_within_a_precision() -> None:
     cnn = engine_docs.Measured.read("cnn")
     speed = cnn.client_steps
     told = " ".join(engine_docs.claim(cnn).split())
-    assert f"{speed['stacked', 'tf32'] / speed['vmap', 'tf32']:.1f} times `torch.func.vmap`" in told
-    assert f"{speed['stacked', 'bf16'] / speed['vmap', 'tf32']:.1f} times" not in told
+    assert f"{speed['stacked', 'tf32'] / speed['jax', 'tf32']:.1f} times compiled JAX" in told
+    assert f"{speed['stacked', 'bf16'] / speed['jax', 'tf32']:.1f} times" not in told
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in engine_docs.table().splitlines()[2:]]
     for precision, *baseline_cells, ours in rows:
         own = float(ours.strip("*").replace(",", ""))

@@ -3,6 +3,7 @@ a part is computed again."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -112,6 +113,39 @@ def test_the_same_operations_draw_for_many_clients() -> None:
         with Draws(Source(Stream(3, client, 5))):
             alone = drawn(x[place])
         assert all(torch.equal(a[place], b) for a, b in zip(together, alone, strict=True))
+
+
+HALF = torch.full((6,), 0.5)
+INTO: dict[str, Callable[..., Tensor]] = {
+    "rand": lambda **out: torch.rand(6, **out),
+    "randn": lambda **out: torch.randn(6, **out),
+    "bernoulli": lambda **out: torch.bernoulli(HALF, **out),
+    "normal": lambda **out: torch.normal(HALF, HALF, **out),
+    "normal of numbers": lambda **out: torch.normal(0.0, 1.0, (6,), **out),
+    "randint": lambda **out: torch.randint(9, (6,), **out),
+    "randint from": lambda **out: torch.randint(3, 9, (6,), **out),
+    "randperm": lambda **out: torch.randperm(6, **out),
+    "multinomial": lambda **out: torch.multinomial(HALF, 6, **out),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_what_is_drawn_into_a_tensor_is_what_would_be_returned(name: str) -> None:
+    stream = Stream(0, 1, 2)
+    with drawing(stream, torch.device("cpu")):
+        expected = INTO[name]()
+    room = torch.full((6,), -7).to(expected.dtype)
+    with drawing(stream, torch.device("cpu")):
+        assert INTO[name](out=room) is room
+    assert torch.equal(room, expected) and torch.equal(HALF, torch.full((6,), 0.5))
+
+
+def test_room_of_another_type_or_size_is_drawn_for() -> None:
+    room = torch.empty(2, dtype=torch.float16)
+    with drawing(Stream(0, 1, 2), torch.device("cpu")), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a tensor that is made larger need not have been empty
+        torch.rand(100_000, out=room)
+    assert len(room) == 100_000 and room.min() >= 0 and room.max() < 1
 
 
 def test_a_generator_of_the_user_s_is_left_to_the_user() -> None:

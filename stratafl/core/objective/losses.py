@@ -28,6 +28,9 @@ LossLike = str | Mapping[str, Any] | Loss
 
 IGNORED = -100
 """The label that the library's losses pass over, unless they are told of another."""
+OF_CLASSES = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+"""Losses whose whole-number targets are classes; of modules what they do, which a user's own kind
+may do otherwise."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class OnScores:
 
     @property
     def __name__(self) -> str:
-        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        loss = _called(self.loss)
         return str(getattr(loss, "__name__", loss))
 
 
@@ -68,12 +71,26 @@ def adds_up(loss: Loss) -> bool:
     return bare(loss) is F.cross_entropy
 
 
+def takes_classes(loss: Loss) -> bool:
+    """Whether it is one of PyTorch's losses whose whole-number targets are classes, as its function
+    or its module, with parameters or without."""
+    loss = _called(loss)
+    own = getattr(type(loss), "forward", None) if isinstance(loss, nn.Module) else loss
+    return any(own is each for each in OF_CLASSES)
+
+
 def ignored(loss: Loss) -> int:
     """The label a loss passes over."""
-    loss = bare(loss)
-    given = loss.keywords if isinstance(loss, functools.partial) else {}
-    label = given.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
+    own = bare(loss)
+    given = own.keywords if isinstance(own, functools.partial) else {}
+    label = given.get("ignore_index", getattr(_called(loss), "ignore_index", IGNORED))
     return label if isinstance(label, int) else IGNORED
+
+
+def _called(loss: Loss) -> Callable[..., Any]:
+    """The function or module that a loss comes down to, without its parameters."""
+    loss = bare(loss)
+    return loss.func if isinstance(loss, functools.partial) else loss
 
 
 def matched(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from stratafl.core.objective.outputs import scores_of, tensors_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
 from stratafl.engine.capture.tracing import BY_VALUES, OwnFunction, own_functions, traced
 from stratafl.engine.draws.mode import HANDLERS
+from stratafl.engine.habits import written
 from stratafl.engine.method.unsupported import Unsupported
 
 RANDOM = {
@@ -153,19 +154,12 @@ def packet(node: fx.Node) -> Any:
 
 def writes(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes into whose memory an operation writes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not isinstance(node.target, torch._ops.OpOverload):
         return
     if packet(node) in WRITES_UNSAID:
         yield from (each for each in node.args[3:5] if isinstance(each, fx.Node) and node.args[5])
-    if not schema.is_mutable or packet(node) in CUTTING:
-        return
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    for argument in schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            target = given.get(argument.name)
-            if isinstance(target, fx.Node):
-                yield target
+    if packet(node) not in CUTTING:
+        yield from (each for each in written(node.target, node.args, node.kwargs) if isinstance(each, fx.Node))
 
 
 class _Flow:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat import Flat
 from stratafl.data.inputs import mapped
 from stratafl.engine.capture.forms import axes, lookups, random, recurrent, samples
@@ -60,7 +61,8 @@ def pads(flat: Flat, batch: Batch, whole: bool = False) -> bool:
         one, two, all_of_them = (
             recorded(flat, mapped(lambda each: each[0, :length], batch.inputs_CB), whole) for length in (1, 2, most)
         )
-    except Exception:
+    except Exception as problem:
+        pass_on_no_room(problem)
         return False  # what is wrong is said where it is tried in earnest
     # one sample may be left as it is where several are made of it
     told = [[op for op in each.signature if op not in ONE_AS_MANY] for each in (one, two)]

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat import Flat
 from stratafl.core.objective.outputs import replaced
 from stratafl.data.inputs import Inputs, tensors_of
@@ -27,6 +28,7 @@ from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wra
 from stratafl.engine.capture.graph import DRAWING, packet, recorded
 from stratafl.engine.capture.tracing import OwnFunction
 from stratafl.engine.draws.stream import Source
+from stratafl.engine.habits import written
 from stratafl.engine.method.differentiate import by_rules
 from stratafl.engine.method.unsupported import Unsupported
 
@@ -174,11 +176,13 @@ class _Mapped:
             try:
                 with by_rules():
                     return wrapped(vmap(one)(*stacks))
-            except Exception:
+            except Exception as problem:
+                pass_on_no_room(problem)
                 self._maps = False  # the library has no rule for it
         results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
         if self._writes:
-            return args[0]
+            targets = written(op, args, kwargs)
+            return targets[0] if len(op._schema.returns) == 1 else tuple(targets)
         if isinstance(results[0], Tensor):
             return Stack(torch.stack(results))
         return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))

@@ -60,35 +60,46 @@ class Recorded:
             g_CP.fill_(torch.nan)
         whole = batch.mask_CB.shape[1]
         groups = [(whole, slice(None))] if self.pads else by_length(batch.length_C)
+        programs = []
         for length, mine in groups:
+            some = batch.some(mine, length)
+            program = self.program(some)
+            programs.append(program)
             if isinstance(mine, slice):
-                self._some(x_CP, b_CZ, batch.some(mine, length), wanted.correction_CP, g_CP)
+                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP)
                 continue
             x, b, g = x_CP[mine], b_CZ[mine], torch.empty_like(g_CP[mine])
             correction = None if wanted.correction_CP is None else wanted.correction_CP[mine]
-            self._some(x, b, batch.some(mine, length), correction, g)
+            self._some(program, x, b, some, correction, g)
             g_CP[mine] = g
-            if self._writes(batch.some(mine, length)):
+            if program.recording.written:
                 b_CZ[mine] = b
-        return Gradients(g_CP)
+        return Gradients(g_CP, reads=tuple(programs))
 
     def program(self, batch: Batch) -> Program:
-        """For batches of this length."""
+        """For batches of this length; those that were used last are kept."""
         inputs_CB = widened(batch.inputs_CB, self.flat.dtype)
         key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
-        if key not in self._programs:
+        known = self._programs.pop(key, None)
+        if known is None:
             while len(self._programs) >= KEPT:
                 self._programs.pop(next(iter(self._programs)))
             one = mapped(lambda each: each[0], inputs_CB)
-            self._programs[key] = Program(self.flat, one, self._whole, self._apart)
-        return self._programs[key]
+            known = Program(self.flat, one, self._whole, self._apart)
+        self._programs[key] = known
+        return known
 
-    def _writes(self, batch: Batch) -> bool:
-        return bool(self.program(batch).recording.written)
-
-    def _some(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, correction_CP: Tensor | None, g_CP: Tensor) -> None:
+    def _some(
+        self,
+        program: Program,
+        x_CP: Tensor,
+        b_CZ: Tensor,
+        batch: Batch,
+        correction_CP: Tensor | None,
+        g_CP: Tensor,
+    ) -> None:
         """On a CPU as many clients at a time as its nearer memory holds an activation of."""
-        program, length = self.program(batch), batch.mask_CB.shape[1]
+        length = batch.mask_CB.shape[1]
         few = len(x_CP) if x_CP.device.type != "cpu" else max(1, NEAR // max(1, program.recording.largest))
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)

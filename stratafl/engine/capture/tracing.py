@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
+from stratafl.base.generators import PROCESS
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import without_cudnn
 
@@ -49,6 +50,7 @@ def traced(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
     except Unsupported:
         raise
     except Exception as problem:
+        errors.pass_on_no_room(problem)
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
             raise Unsupported(BY_VALUES) from problem
         raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
@@ -81,12 +83,13 @@ def _parts() -> dict[Any, Callable[..., Any]]:
 @contextmanager
 def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Something of the library's replaced for a while."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    with PROCESS:
+        before = vars(owner)[name]
+        setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
 
 
 def _not_recomputed() -> Any:
@@ -149,17 +152,18 @@ class OwnFunction:
 def own_functions() -> Iterator[None]:
     """While it is on, a user's `autograd.Function` is noted as one operation, not as what it does:
     what it does says nothing of its gradient."""
-    plain = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    with PROCESS:
+        plain = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
-    def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
-        mode: Any = get_proxy_mode()
-        if mode is None or kwargs or function.__module__.partition(".")[0] == "torch":
-            return plain(function, *args, **kwargs)
-        proxies = pytree.tree_map(mode.tracer.unwrap_proxy, args)
-        with disable_proxy_modes_tracing():
-            result = plain(function, *args)
-        proxy = mode.tracer.create_proxy("call_function", OwnFunction(function), proxies, {})
-        return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+        def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+            mode: Any = get_proxy_mode()
+            if mode is None or kwargs or function.__module__.partition(".")[0] == "torch":
+                return plain(function, *args, **kwargs)
+            proxies = pytree.tree_map(mode.tracer.unwrap_proxy, args)
+            with disable_proxy_modes_tracing():
+                result = plain(function, *args)
+            proxy = mode.tracer.create_proxy("call_function", OwnFunction(function), proxies, {})
+            return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-    with _put(torch.autograd.Function, "apply", classmethod(noted)):
-        yield
+        with _put(torch.autograd.Function, "apply", classmethod(noted)):
+            yield

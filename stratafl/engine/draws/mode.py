@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.generators import generator_of
+from stratafl.base.generators import PROCESS, generator_of
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.engine.draws.stream import Source, Stream, choices, real
 from stratafl.engine.habits import Observer
@@ -38,7 +38,13 @@ class Draws(Observer):
         if handler is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         kwargs.pop("generator", None)
-        return handler(self.source, func, *args, **kwargs)
+        out = kwargs.pop("out", None)
+        if out is None:
+            return handler(self.source, func, *args, **kwargs)
+        if func._opname in MADE:
+            kwargs |= {"dtype": out.dtype, "device": out.device}
+        drawn = handler(self.source, func, *args, **kwargs)
+        return out.resize_(drawn.shape).copy_(drawn)
 
 
 class Recalled(Source):
@@ -81,7 +87,7 @@ def plain_attention(device: torch.device) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with PROCESS, sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -90,7 +96,7 @@ def plain_attention(device: torch.device) -> Iterator[None]:
 
 def _bernoulli(source: Source, func: Any, given: Tensor, p: Any = None) -> Tensor:
     """With a probability each, which is a tensor, or one for all."""
-    writes = func._schema.is_mutable
+    writes = func._schema.name.endswith("_")
     if p is None and writes:
         p = 0.5  # the library leaves out what is the default
     share = given if p is None else p
@@ -238,3 +244,5 @@ HANDLERS: dict[Any, Handler] = {
     "rrelu_with_noise_functional": _rrelu,
 }
 """By operation, whatever its overload."""
+MADE = ("rand", "randn", "randint", "randperm")
+"""What makes a tensor of a type and on a device that it is told."""

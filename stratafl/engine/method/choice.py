@@ -68,6 +68,7 @@ def _chosen(
         reason = _peculiar(flat, known)
         tried = [] if reason else trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
     except Exception as problem:
+        errors.pass_on_no_room(problem)
         reason = errors.reason(problem)
     if reason:
         return None, f"loop: {reason}"
@@ -87,6 +88,7 @@ def _chosen(
         except Unsupported as problem:
             told = str(problem)
         except Exception as problem:
+            errors.pass_on_no_room(problem)
             told = f"{kind.name} failed: {errors.reason(problem)}"
         else:
             if agrees:

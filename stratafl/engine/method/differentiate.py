@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from stratafl.base.errors import pass_on_no_room
+from stratafl.base.generators import PROCESS
 from stratafl.core.objective.losses import Loss, bare, checked
 from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
@@ -108,7 +110,8 @@ class Losses:
                     losses_C = vmap(number)(targets_CB, *rows_CB)
                 checked(self.loss, losses_C[0])
                 return losses_C
-            except RuntimeError:
+            except RuntimeError as problem:
+                pass_on_no_room(problem)
                 # it looks at values, draws or does what cannot be mapped; this shows when the
                 # engine first tries it
                 self._maps = False
@@ -139,9 +142,10 @@ def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
 def by_rules() -> Iterator[None]:
     """What the library has no rule for is refused, rather than done one by one with a warning."""
     functorch: Any = torch._C._functorch
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
+    with PROCESS:
+        before = functorch._is_vmap_fallback_enabled()
+        functorch._set_vmap_fallback_enabled(False)
+        try:
+            yield
+        finally:
+            functorch._set_vmap_fallback_enabled(before)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat import Flat, copied
 from stratafl.core.objective.losses import Loss
 from stratafl.data.inputs import Inputs, mapped, typed
@@ -101,7 +102,8 @@ def trials(
     try:
         double = Flat(copied(flat.module).double())
         exact = [trial(double, TOLERANCE[torch.float64], batch) for batch in _batches(inputs, targets)]
-    except Exception:
+    except Exception as problem:
+        pass_on_no_room(problem)
         return own_type  # a type is written into the module or the loss
     if ops.table(inputs.device, flat.dtype) is ops.PLAIN:
         return exact

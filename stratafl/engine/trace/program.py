@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat import Flat
 from stratafl.core.objective.outputs import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
@@ -158,5 +159,6 @@ def _traced(module: nn.Module, inputs: Inputs) -> tuple[nn.Sequential, fx.Graph]
         empties = [torch.empty(BATCH, *each.shape[1:], dtype=each.dtype, device="meta") for each in samples.values()]
         _Shapes(fx.GraphModule(empty, graph), garbage_collect_values=False).run(*empties)
     except Exception as problem:
+        pass_on_no_room(problem)
         raise Unsupported(f"cannot be traced: {str(problem).strip().partition(chr(10))[0]}") from problem
     return root, graph

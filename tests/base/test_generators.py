@@ -1,0 +1,60 @@
+"""Whose generators a run touches: those of its own device, never every GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stratafl import leaf, simulate
+from stratafl.base.generators import torch_seeded
+
+
+def noisy(direction: Tensor, x: Tensor, correct: object) -> Tensor:
+    """A stage of one's own that draws, and so is tried with torch's generator set."""
+    return direction + 0 * torch.rand_like(direction)
+
+
+def initialised() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The GPUs of a machine with three whose generators were asked for: each would be opened."""
+    asked: list[object] = []
+
+    def state(device: object = "cuda") -> Tensor:
+        asked.append(device)
+        return torch.empty(0, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device="cuda": None)
+    return asked
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_run_on_the_host_opens_no_gpu(engine: str, opened: list[object]) -> None:
+    data = torch.randn(8, 4), torch.arange(8) % 3
+    chain = leaf(0.1)
+    chain = replace(chain, stages=(*chain.stages, noisy))
+    simulate(
+        initialised, data, list(torch.arange(8).chunk(4)), "2x2", {"name": "mtgc", "restart": "gradient"},
+        periods=[1, 2], rounds=1, leaf=chain, engine=engine,
+    ).run()  # fmt: skip
+    assert opened == []
+
+
+def test_a_seed_reaches_the_devices_in_use_and_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: [each.manual_seed(seed) for each in gpus])
+    every = torch.default_generator, *gpus
+    before = [each.get_state() for each in every]
+    with torch_seeded(11):
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(11))
+        assert all(torch.equal(torch.rand(3, generator=each), expected) for each in every)
+    assert all(torch.equal(each.get_state(), state) for each, state in zip(every, before, strict=True))

@@ -1,0 +1,1 @@
+"""Recordings of modules, and training by them."""

@@ -1,0 +1,149 @@
+"""Memory that did not suffice is no answer to what a module allows: it is raised, not worked
+around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl import leaf
+from stratafl.base import errors
+from stratafl.core.flat import Flat
+from stratafl.core.objective.losses import OnScores
+from stratafl.core.work import Training
+from stratafl.data.supply import Held
+from stratafl.engine import augmenting, default, habits, ops
+from stratafl.engine.capture import padding
+from stratafl.engine.capture import program as capture
+from stratafl.engine.capture.tracing import traced
+from stratafl.engine.method import choice, trial
+from stratafl.engine.method.differentiate import Batch, Losses
+from stratafl.engine.model_checks import Subject, batches_of_one
+from stratafl.engine.trace import program as trace
+
+HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+KINDS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(HOST), MemoryError()]
+X, LABELS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0, 2])
+LOSS = OnScores(F.cross_entropy)
+
+
+class Failing(nn.Linear):
+    """A module that fails from its first call on."""
+
+    def __init__(self, problem: BaseException) -> None:
+        super().__init__(4, 3)
+        self.problem = [problem]
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.problem[0]
+
+    def __deepcopy__(self, memo: dict) -> Failing:
+        return Failing(self.problem[0])
+
+
+def raising(problem: BaseException) -> Callable[..., Any]:
+    def function(*given: Any, **named: Any) -> Any:
+        raise problem
+
+    return function
+
+
+def training(problem: BaseException) -> Training:
+    return Training(Flat(Failing(problem)), LOSS, Held(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0)
+
+
+def of_losses(problem: BaseException) -> None:
+    batch = Batch(X[None], LABELS[None], torch.ones(1, 6, dtype=torch.bool), np.array([6]))
+    Losses(raising(problem), torch.float32, ops.PLAIN, False)(X[None, :, :3].clone().requires_grad_(), batch)
+
+
+def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "copied", raising(problem))
+    choice.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+
+
+def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "Stacked", raising(problem))
+    choice.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+
+
+def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(padding, "recorded", raising(problem))
+    mask_CB = torch.ones(1, 6, dtype=torch.bool)
+    padding.pads(Flat(nn.Linear(4, 3)), Batch(X[None], LABELS[None], mask_CB, np.array([6])))
+
+
+def of_one_operation(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "vmap", raising(problem))
+    program = capture.Program(Flat(nn.Sequential(Renormed(), nn.Linear(4, 3))), X)
+    named = {"1.weight": torch.zeros(2, 3, 4), "1.bias": torch.zeros(2, 3)}
+    program(named, {}, torch.stack([X, X]), None)
+
+
+class Renormed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.renorm(x, 2, 0, 1.0)
+
+
+PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
+    "a loss that is mapped": lambda problem, _: of_losses(problem),
+    "habits": lambda problem, _: choice.choose(training(problem).flat, LOSS, X, LABELS),
+    "the trial in float64": of_trials,
+    "a method on trial": of_a_method,
+    "draws": lambda problem, _: habits.draws(training(problem)),
+    "counters": lambda problem, _: habits.counters(training(problem)),
+    "the default engine": lambda problem, _: default.operations(training(problem), torch.arange(4)),
+    "an augmentation of stacks": lambda problem, _: augmenting.takes_stacks(raising(problem), X, 0),
+    "recording": lambda problem, _: traced(raising(problem), [X]),
+    "tracing": lambda problem, patch: (
+        patch.setattr(trace, "_Tracer", raising(problem)), trace.Program(Flat(nn.Linear(4, 3)), X),
+    ),
+    "padding": of_padding,
+    "an operation that is mapped": of_one_operation,
+    "a batch of one": lambda problem, _: batches_of_one(
+        Subject(training(problem).flat, *training(problem).flat.row(Failing(problem)), LOSS), X, LABELS, 5, "epochs",
+        {"it": 6},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", KINDS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("place", PLACES)
+def test_nobody_does_without(place: str, problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(problem)) as raised:
+        PLACES[place](problem, monkeypatch)
+    assert raised.value is problem
+
+
+def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
+    problems: Iterator[Exception] = iter([KINDS[0]])
+    calls: list[int] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        for problem in problems:
+            raise problem
+        return outputs.square().mean()
+
+    losses = Losses(loss, torch.float32, ops.PLAIN, False)
+    outputs, mask_CB = torch.randn(5, 6, 3, requires_grad=True), torch.ones(5, 6, dtype=torch.bool)
+    batch = Batch(X.expand(5, 6, 4), LABELS.expand(5, 6), mask_CB, np.full(5, 6))
+    with pytest.raises(torch.OutOfMemoryError):
+        losses(outputs, batch)
+    calls.clear()
+    assert losses(outputs, batch).shape == (5,) and len(calls) == 1
+
+
+def test_other_problems_are_none_of_memory() -> None:
+    for problem in (RuntimeError("shapes cannot be multiplied"), ValueError(HOST), KeyError("x")):
+        assert not errors.is_no_room(problem)
+        errors.pass_on_no_room(problem)
+    assert all(map(errors.is_no_room, KINDS))
+    assert errors.is_no_room(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

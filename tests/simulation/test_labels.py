@@ -1,0 +1,183 @@
+"""Labels that are no class of the model's are refused before the first round, however the loss was
+named; what is read anew is looked at whenever it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from stratafl import InvalidInput, simulate
+from stratafl.config.schema import Config
+from stratafl.config.setup import leaf_trainer, part_of, root_of
+
+INPUTS, LABELS = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
+PARTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class OwnLoss(nn.CrossEntropyLoss):
+    """A user's own idea of labels, which are theirs to look at: here counted from 5."""
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(scores, labels - 5)
+
+
+class Scored(nn.Module):
+    """Scores of two classes at each of three places, as (samples, classes, places)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[..., None]).mT
+
+
+def labels(**changes: int) -> Tensor:
+    """The labels with some changed, by their numbers: `_6=2` is a label 2 of sample 6."""
+    changed = LABELS.clone()
+    for name, value in changes.items():
+        changed[int(name[1:])] = value
+    return changed
+
+
+def run(given: object, **more: object):
+    settings = {"data": (INPUTS, given), "partition": PARTS, "tree": "2x2", "rules": "mtgc", "periods": [1, 2]}
+    return simulate(**{"model": lambda: nn.Linear(3, 2), "rounds": 1, **settings, **more})
+
+
+LOSSES = {
+    "none": None,
+    "name": "cross_entropy",
+    "table": {"name": "cross_entropy", "label_smoothing": 0.1},
+    "likelihood by name": "nll",
+    "function": F.cross_entropy,
+    "likelihood": F.nll_loss,
+    "module": nn.CrossEntropyLoss(),
+    "likelihood module": nn.NLLLoss(),
+    "partial": functools.partial(F.cross_entropy, label_smoothing=0.1),
+    "path of a function": "torch.nn.functional:cross_entropy",
+    "path of a class": "torch.nn:CrossEntropyLoss",
+    "path with parameters": {"name": "torch.nn:CrossEntropyLoss", "label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_however_the_loss_is_named(loss: object, engine: str) -> None:
+    with pytest.raises(InvalidInput, match="labels go from 0 to 2, so 3 classes are needed"):
+        run(labels(_6=2), loss=loss, engine=engine)
+    with pytest.raises(InvalidInput, match="begin at -1: classes are counted from 0"):
+        run(labels(_6=-1), loss=loss, engine=engine)
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy", F.nll_loss, nn.CrossEntropyLoss()], ids=str)
+def test_of_test_data_and_of_each_client_s_own(loss: object) -> None:
+    wrong = INPUTS, labels(_6=2)
+    with pytest.raises(InvalidInput, match="test labels go from 0 to 2"):
+        run(LABELS, loss=loss, test=wrong)
+    own = [(INPUTS, LABELS)] * 3 + [wrong]
+    with pytest.raises(InvalidInput, match="test_partition labels go from 0 to 2"):
+        run(LABELS, loss=loss, test=(INPUTS, LABELS), test_partition=own)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_places_of_a_sequence_have_labels_too(engine: str) -> None:
+    places = LABELS[:, None].expand(8, 3).clone()
+    run(places, model=Scored, loss="cross_entropy", engine=engine).run()
+    places[6, 1] = 2
+    with pytest.raises(InvalidInput, match="labels go from 0 to 2"):
+        run(places, model=Scored, loss="cross_entropy", engine=engine)
+
+
+IGNORING = {
+    "the library's own": ("cross_entropy", -100),
+    "by a table": ({"name": "cross_entropy", "ignore_index": 9}, 9),
+    "a negative one": ({"name": "nll", "ignore_index": -1}, -1),
+    "by a module": (nn.CrossEntropyLoss(ignore_index=9), 9),
+    "by a partial": (functools.partial(F.cross_entropy, ignore_index=9), 9),
+    "by a partial of a module": (functools.partial(nn.CrossEntropyLoss(ignore_index=9)), 9),
+}
+
+
+@pytest.mark.parametrize(("loss", "ignored"), IGNORING.values(), ids=IGNORING)
+def test_the_label_that_is_passed_over_is_no_mistake(loss: object, ignored: int) -> None:
+    assert run(labels(_6=ignored), loss=loss).run().refused == {}
+    with pytest.raises(InvalidInput, match="labels"):
+        run(labels(_6=ignored, _7=-3), loss=loss)
+
+
+def test_another_than_the_one_that_is_passed_over_is_one() -> None:
+    with pytest.raises(InvalidInput, match=r"begin at -100: .* 9 is a label to ignore"):
+        run(labels(_6=-100), loss={"name": "cross_entropy", "ignore_index": 9})
+
+
+def test_what_is_no_class_to_the_loss_is_left_alone() -> None:
+    run(F.one_hot(labels(), 2).float(), loss="cross_entropy").run()  # probabilities
+    run(labels() + 5, loss=OwnLoss()).run()
+    run(INPUTS.sum(dim=1, keepdim=True) + 5, model=lambda: nn.Linear(3, 1), loss="mse").run()
+
+
+# -- read anew -------------------------------------------------------------------------------------
+
+
+class Rereading(TensorDataset):
+    """Whose label of sample 6 is another from the fourth reading on: set-up reads it less often."""
+
+    times, later = 0, 2
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        inputs, label = super().__getitem__(number)
+        self.times += number == 6
+        return inputs, torch.tensor(self.later) if number == 6 and self.times > 3 else label
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("later", [2, -1])
+def test_what_is_read_anew_is_looked_at_every_time(engine: str, later: int) -> None:
+    data = Rereading(INPUTS, LABELS)
+    data.later = later
+    sim = run(LABELS, data=data, lazy=True, loss="cross_entropy", engine=engine, rounds=4)
+    with pytest.raises(InvalidInput, match=rf"^data\[6\] label = {later}: must be a class, 0 to 1"):
+        sim.run()
+
+
+def test_what_is_passed_over_only_when_read_again_counts_for_nothing() -> None:
+    """As in the loop, whose mean is over the labels that are not ignored."""
+    models = []
+    for engine in ("loop", "stacked"):
+        data = Rereading(INPUTS.double(), LABELS)
+        data.later, more = -100, {"model": lambda: nn.Linear(3, 2).double(), "engine": engine, "rounds": 4}
+        sim = run(LABELS, data=data, lazy=True, loss="cross_entropy", **more)
+        data.times = 4
+        models.append(sim.run().models[0])
+    torch.testing.assert_close(*models, rtol=0, atol=1e-12)
+
+
+# -- deployed --------------------------------------------------------------------------------------
+
+MODEL = """
+from torch import nn
+
+
+def narrow(input_shape, classes):
+    return nn.Linear(*input_shape, classes - 1)
+"""
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy"])
+@pytest.mark.parametrize("setting_up", [lambda c: leaf_trainer(c, 3, *part_of(c, 3)), root_of], ids=["leaf", "root"])
+def test_of_deployed_sites(tmp_path: Path, setting_up: Callable[[Config], object], loss: str | None) -> None:
+    (tmp_path / "own_model.py").write_text(MODEL)
+    data = {"name": "synthetic", "synthetic": {"samples": 25, "features": 5, "classes": 3}}
+    objective = {} if loss is None else {"objective": {"loss": loss}}
+    model = {"name": f"{tmp_path / 'own_model.py'}:narrow"}
+    config = Config.of({"tree": {"shape": "2x2"}, "data": data, "model": model, **objective})
+    with pytest.raises(InvalidInput, match="labels go from 0 to 2, so 3 classes are needed"):
+        setting_up(config)
