@@ -57,7 +57,11 @@ class StoredRun:
     their names."""
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The network of a run in virtual time, and what else its time depends on."""
+    """The network of a run in virtual time, as `network`."""
+
+    workload: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What decides its time and traffic on any network; empty where an early version did not note
+    that."""
 
     @property
     def method(self) -> str:
@@ -136,6 +140,7 @@ def read_run(path: Path | str) -> StoredRun:
         notes=tuple(layout.texts(described.get("notes"))),
         better=layout.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
+        workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
     )
 
 

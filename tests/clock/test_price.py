@@ -198,12 +198,16 @@ def test_a_run_whose_participation_only_its_program_knows(runs: Path) -> None:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Runs of two settings; what a step of the first takes cannot be told from its model."""
+    """Runs of two settings; what a step of the first takes cannot be counted, as it multiplies no
+    matrices."""
     (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\n"
-        "class Net(nn.Sequential):\n"
+        "import torch\n\n\n"
+        "class Net(torch.nn.Module):\n"
         "    def __init__(self, input_shape, classes):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(64, classes))\n"
+        "        super().__init__()\n"
+        "        self.scale = torch.nn.Parameter(torch.ones(classes))\n\n"
+        "    def forward(self, x):\n"
+        "        return self.scale * x.flatten(1)[:, : len(self.scale)]\n"
     )
     tables = config(run={"rounds": 2}).as_dict()
     trained(Config.of({**tables, "model": {"name": f"{tmp_path / 'net.py'}:Net"}}), tmp_path / "runs")

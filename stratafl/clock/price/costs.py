@@ -16,7 +16,6 @@ from stratafl.clock.model.placed import PlacedNetwork, place
 from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay
 from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
 from stratafl.clock.model.watched import watched
-from stratafl.clock.price.flops import flops_of
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
@@ -73,10 +72,11 @@ class PricedRun:
 
     @staticmethod
     def of(run: StoredRun, flops: float | None = None) -> PricedRun:
-        """flops: of training on one sample, where the run's model cannot be looked at."""
-        recovered, counted = recover(run), run.clock.get("flops_per_sample")
-        known = counted if isinstance(counted, float) else flops
-        return PricedRun(run, recovered, known if known is not None else flops_of(run, recovered.parameters))
+        """flops: of training on one sample, instead of those that are known; a run whose parents
+        waited by time was timed with its own."""
+        recovered = recover(run)
+        is_bound = recovered.story.waits_by_time and recovered.flops is not None
+        return PricedRun(run, recovered, recovered.flops if is_bound or flops is None else flops)
 
     def on(self, network: Network) -> Costs:
         """What it costs there."""
@@ -98,7 +98,7 @@ class PricedRun:
         except InvalidInput as problem:
             if problem.field != "leaf.flops_per_sample":
                 raise
-            allowed = "must be given, in the network or as --flops: the model cannot be made again from here"
+            allowed = "must be given, in the network or as --flops: the operations of its model could not be counted"
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
 
 
