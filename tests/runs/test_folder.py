@@ -34,6 +34,12 @@ def launch(folder: Path, name: str = "study", **run: object):
 # -- what is in them -------------------------------------------------------------------------------
 
 
+def test_a_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidInput, match=r"system = .*: must be Linux or macOS.* on Windows use WSL"):
+        Lock(tmp_path)
+
+
 def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
     path = launch(tmp_path).path
     table = pandas.read_json(path / "rounds.jsonl", lines=True)
