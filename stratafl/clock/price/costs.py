@@ -5,8 +5,9 @@ Shape suffix: R global rounds of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
 HOUR = 3600.0
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,30 +107,53 @@ class PricedRun:
 class Pricing:
     """Runs on networks one after another, where one that cannot be priced stops no other."""
 
-    def __init__(self, flops: float | None = None):
-        """flops: as `PricedRun.of` takes them."""
+    def __init__(self, flops: float | None = None, before: Pricing | None = None):
+        """flops: as `PricedRun.of` takes them. before: a pricing that may have had the same runs
+        and networks, whose results are taken over then."""
         self._flops = flops
+        self._before = {} if before is None else before._known
+        self._known: dict[int, _Known] = {}
+        """By the run's object, which it holds."""
         self.done: list[tuple[PricedRun, Network]] = []
         self.problems: dict[str, InvalidInput] = {}
         """By a line that names the run, and says what is in the way."""
 
     def ready(self, run: StoredRun) -> PricedRun | None:
         """A run for any network; None where it cannot be priced anywhere."""
-        try:
-            return PricedRun.of(run, self._flops)
-        except InvalidInput as problem:
-            self.problems[f"{run.name} cannot be priced: {problem}"] = problem
+        known = self._known[id(run)] = self._before.get(id(run)) or _Known(run, _tried(PricedRun.of, run, self._flops))
+        if isinstance(known.ready, InvalidInput):
+            self.problems[f"{run.name} cannot be priced: {known.ready}"] = known.ready
             return None
+        return known.ready
 
     def on(self, run: PricedRun, network: Network) -> Costs | None:
-        """What it costs there; None where it cannot be priced there."""
-        try:
-            found = run.on(network)
-        except InvalidInput as problem:
-            self.problems[f"{run.run.name} cannot be priced on {network.name}: {problem}"] = problem
+        """What it costs there; None where it cannot be priced there. run: as `ready` gave it."""
+        costs = self._known[id(run.run)].costs
+        found = next((each for place, each in costs if place == network), None)
+        if found is None:
+            found = _tried(run.on, network)
+            costs.append((network, found))
+        if isinstance(found, InvalidInput):
+            self.problems[f"{run.run.name} cannot be priced on {network.name}: {found}"] = found
             return None
         self.done.append((run, network))
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Results for one run, or why there is none."""
+
+    run: StoredRun
+    ready: PricedRun | InvalidInput
+    costs: list[tuple[Network, Costs | InvalidInput]] = field(default_factory=list)
+
+
+def _tried(function: Callable[..., Result], *arguments: Any) -> Result | InvalidInput:
+    try:
+        return function(*arguments)
+    except InvalidInput as problem:
+        return problem
 
 
 def costs(story: Story, placed: PlacedNetwork) -> Costs:

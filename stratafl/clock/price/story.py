@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import InvalidInput, repeated
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import NetworkLike, network
@@ -126,10 +126,9 @@ def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> li
 def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
     """The same, now that the runs are known; two of one name could not be told apart."""
     found = [own_network(runs, field) if each is None else each for each in named]
-    names = [each.name for each in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
+    name = repeated(each.name for each in found)
+    if name is not None:
+        raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
     return found
 
 
