@@ -27,11 +27,11 @@ def network(given: NetworkLike, field: str = "--network") -> Network:
     if isinstance(given, Network):
         return given
     if isinstance(given, Mapping):
-        texts = {key: value for key, value in given.items() if key in ("about", "source")}
-        if set(given) != {"name", *texts}:
+        if "name" not in given or not {"name", "about", "source"}.issuperset(given):
             return Network.of(given)
         named = network(given["name"], field)
-        return dataclasses.replace(named, **{key: text(key, value) for key, value in texts.items()})
+        about, source = (text(key, given.get(key, getattr(named, key))) for key in ("about", "source"))
+        return dataclasses.replace(named, about=about, source=source)
     if not isinstance(given, str | Path):
         raise InvalidInput(field, given, "must be a preset's name, the path of a .toml file, or tables")
     if isinstance(given, str) and given in presets():

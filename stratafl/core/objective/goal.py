@@ -99,8 +99,8 @@ def _alone(field: str, value: float, default: str) -> Goal:
 
 def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
     """A goal with a value that its metric can have."""
-    bounds = {"above": 0, "at_most": 1} if metric == ACCURACY else {}
-    return Goal(metric, number(field, value, **bounds), sign)
+    is_share = metric == ACCURACY
+    return Goal(metric, number(field, value, above=0, at_most=1) if is_share else number(field, value), sign)
 
 
 def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
