@@ -54,7 +54,6 @@ def report_command(
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
     from stratafl.clock.price.story import named_networks, resolved
-    from stratafl.core.objective.goal import one_goal
     from stratafl.report.compare import settings
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
@@ -63,9 +62,7 @@ def report_command(
     from stratafl.report.plots import pyplot
 
     places = folders or [Path("runs")]
-    for each in target or ():
-        one_goal("--target", each, metric or "")
-    targets = target or None
+    targets = _sound(target or [], metric) or None
     networks = named_networks(network or ())
     _check_out(out)
     if figures_folder is not None:
@@ -96,6 +93,15 @@ def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[
     if not runs:
         raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
     return runs, unreadable
+
+
+def _sound(targets: list[str], metric: str | None) -> list[str]:
+    """The targets, if each can be read as one, whatever the runs have; before the work."""
+    from stratafl.core.objective.goal import one_goal
+
+    for each in targets:
+        one_goal("--target", each, metric or "")
+    return targets
 
 
 def _check_metric(data: dict[str, Any], metric: str | None) -> None:

@@ -6,6 +6,7 @@ its model, its data and the code of its rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class Workload:
         sizes = None if messages is None else MessageSizes.of(messages)
         if sizes is not None and len(sizes.levels) != depth:
             raise ValueError("messages of another tree")
+        if flops is not None and not 0 < float(flops) < math.inf:
+            raise ValueError("no number of operations")
         return Workload(
             parameters=int(values["parameters"]),
             buffers=int(values["buffers"]),
@@ -84,4 +87,6 @@ def _shortened(values_N: np.ndarray) -> list[int]:
 def _each(values: list[int], clients: int) -> np.ndarray:
     if len(values) not in (1, clients):
         raise ValueError("clients of another tree")
+    if min(values) < 0:
+        raise ValueError("less than nothing")
     return np.broadcast_to(np.array(values, dtype=np.int64), (clients,)).copy()

@@ -1,6 +1,6 @@
 """Who takes part in a stored run and what is sent, from its files alone.
 
-A run notes its workload when it is set up. Runs of versions before 0.2 do not; their rules are made
+A run notes its workload when it is set up. Runs of early versions do not; their rules are made
 again from their config, and how large the model is follows from their records: bytes are a sum of
 so many times the parameters and so many times the buffers, and how many times is known. Either way
 the recomputed bytes can be held against the records of every round.

@@ -172,7 +172,16 @@ def test_what_only_repeats_is_noted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"messages": 3}, {"steps_per_sync": [1, 2]}, {"parameters": "many"}, {"flops_per_sample": []}], ids=str
+    "broken",
+    [
+        {"messages": 3},
+        {"steps_per_sync": [1, 2]},
+        {"parameters": "many"},
+        {"flops_per_sample": []},
+        {"flops_per_sample": -1.0},
+        {"samples_per_step": [-1]},
+    ],
+    ids=str,
 )
 def test_a_broken_workload_is_one_line(broken: dict, tmp_path: Path) -> None:
     run = trained(config(run={"rounds": 1}), tmp_path)
