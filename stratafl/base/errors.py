@@ -290,6 +290,16 @@ def count_or_share(field: str, value: object, allowed: str) -> int | float:
     return number(field, value, above=0, at_most=1)
 
 
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that is there twice, if any is."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 def listed(names: Sequence[str], most: int = 5) -> str:
     """A list of names in a line: the first of them, and how many there are more."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""

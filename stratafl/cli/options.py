@@ -15,6 +15,7 @@ Changes = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one per GPU or core unless given.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+TARGET_HELP = "A value of a metric: accuracy=0.8, 'loss <= 0.1', or a number alone for an accuracy."
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Track = Annotated[
     list[str] | None,

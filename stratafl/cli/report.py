@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, listed, number, printable
+from stratafl.base.errors import InvalidInput, listed, printable
 from stratafl.base.files import writing
+from stratafl.cli.options import TARGET_HELP
 from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
-    from stratafl.clock.model.network import Network
     from stratafl.report.compare import Setting
     from stratafl.runs import StoredRun
 
@@ -39,8 +39,8 @@ def report_command(
         str | None, typer.Option(help="What settings are judged by; accuracy, or what there is, unless given.")
     ] = None,
     target: Annotated[
-        list[float] | None,
-        typer.Option(help="A value of the metric whose first round is named, such as 0.8; repeatable."),
+        list[str] | None,
+        typer.Option(metavar="TARGET", help=f"{TARGET_HELP} Its first round is named; repeatable."),
     ] = None,
     network: Annotated[
         list[str] | None,
@@ -62,24 +62,24 @@ def report_command(
     from stratafl.report.plots import pyplot
 
     places = folders or [Path("runs")]
-    targets = [number("--target", each) for each in target] if target else None
+    targets = _sound(target or [], metric) or None
     networks = named_networks(network or ())
     _check_out(out)
     if figures_folder is not None:
         pyplot()
     if watch:
-        return _watch(places, targets, metric, networks, title, port)
+        return _watch(places, targets, metric, network or [], title, port)
     runs, unreadable = gathered(places, "DIR")
     data = payload(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
-    _check_metric(data, metric, targets)
+    _check_metric(data, metric)
     with writing(out, sync=False) as file:
         file.write(page(data, title).encode())
     goals = data["targets"].get(data["metric"], [])
     compared = settings(runs)
-    _print_summary(compared, metric, goals)
+    _print_summary(compared, data["metric"], goals)
     print(f"report: {printable(out)}")
     if figures_folder is not None:
-        drawn = figures(figures_folder, compared, goals, metric)
+        drawn = figures(figures_folder, compared, goals, data["metric"])
         print(f"figures: {len(drawn)} files in {printable(figures_folder)}")
 
 
@@ -95,45 +95,32 @@ def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[
     return runs, unreadable
 
 
-def _check_metric(data: dict[str, Any], metric: str | None, targets: list[float] | None) -> None:
-    """Refuse a metric that the runs do not have, and a share that is none."""
+def _sound(targets: list[str], metric: str | None) -> list[str]:
+    """The targets, if each can be read as one, whatever the runs have; before the work."""
+    from stratafl.core.objective.goal import one_goal
+
+    for each in targets:
+        one_goal("--target", each, metric or "")
+    return targets
+
+
+def _check_metric(data: dict[str, Any], metric: str | None) -> None:
+    """Refuse a metric that the runs do not have."""
     if metric is not None and data["metric"] is None:
         raise InvalidInput("--metric", metric, f"these runs have {listed([each['name'] for each in data['metrics']])}")
-    judged = next((each for each in data["metrics"] if each["name"] == data["metric"]), {"percent": True})
-    for target in (targets or ()) if judged["percent"] else ():
-        number("--target", target, above=0, at_most=1)
 
 
 def _watch(
-    places: list[Path],
-    targets: list[float] | None,
-    metric: str | None,
-    networks: Sequence[Network | None],
-    title: str,
-    port: int,
+    places: list[Path], targets: list[str] | None, metric: str | None, networks: list[str], title: str, port: int
 ) -> None:
-    from stratafl.clock.price.story import resolved
-    from stratafl.report.costs.axes import network_axes
     from stratafl.report.gather import gather
     from stratafl.report.page import page
-    from stratafl.report.payload import payload
-    from stratafl.report.serve import HOST, Server
-
-    def read() -> dict[str, Any]:
-        try:
-            runs, unreadable = gather(places)
-        except InvalidInput as problem:
-            # a folder that goes away is told on the page; the server stays
-            runs, unreadable = [], [str(problem)]
-        try:
-            further = network_axes(runs, resolved(networks, runs))
-        except InvalidInput as problem:
-            further, unreadable = network_axes(runs, ()), [*unreadable, str(problem)]
-        return payload(runs, targets, unreadable, metric, further)
+    from stratafl.report.serve import HOST, Live, Server
 
     gather(places)
+    live = Live(places, networks, targets, metric)
     try:
-        server = Server(read, lambda data: page(data, title, live=True), port)
+        server = Server(live.read, lambda data: page(data, title, live=True), port)
     except OSError as problem:
         raise InvalidInput("--port", port, f"cannot listen on {HOST}: {problem.strerror}") from None
     print(f"serving on {server.address} until Ctrl-C", flush=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stratafl.base.errors import printable
-from stratafl.cli.options import AsJson, Quiet, Workers
+from stratafl.cli.options import TARGET_HELP, AsJson, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import layout
 from stratafl.runs.read import StoredRun, read_run
@@ -23,27 +24,27 @@ def sweep_command(
     file: Annotated[Path, typer.Argument(help="A TOML file; see docs/runs.md.")],
     runs: Annotated[Path, typer.Option(help="The sweep's folder goes into this one.")] = Path("runs"),
     workers: Workers = None,
-    target: Annotated[
-        str | None, typer.Option(help='An accuracy, or such as "loss <= 0.1", instead of the file\'s.')
-    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="TARGET", help=f"{TARGET_HELP} Instead of the file's.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of configs, several at a time; what is done is skipped."""
     from stratafl.cli.display import SweepDisplay
-    from stratafl.core.objective.goal import goal_from
-    from stratafl.runs.sweep import Plan, run_all, table
+    from stratafl.core.objective.goal import one_goal
+    from stratafl.runs.sweep import Plan, note_target, run_all, table
 
     plan = Plan.load(file)
-    goal = plan.target if target is None else goal_from("--target", target)
+    goal = plan.target if target is None else one_goal("--target", target)
     folder = runs / plan.name
+    note_target(folder, goal)
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
         outcomes = run_all({e.name: e.config for e in plan.entries}, folder, workers, display.show, display.say)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == layout.DONE and o.path is not None}
+    goal = goal and goal.towards({name: way for run in stored.values() for name, way in run.better.items()})
     rows = table(plan.entries, stored, goal)
     if as_json:
         print(json.dumps({
-            "name": plan.name, "target": None if goal is None else goal.value,
+            "name": plan.name, "target": None if goal is None else asdict(goal),
             "groups": [row.as_dict() for row in rows],
             "runs": [
                 {**vars(outcome), "path": str(outcome.path or ""),

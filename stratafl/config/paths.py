@@ -1,12 +1,14 @@
 """The files that a config names: found beside it, wherever a command is given.
 
-A text is the name of a file where it ends like one (`my_rules.py`, `table.csv`), where its part
-before the last colon does (`my_model.py:Net`), or where there is something of that name.
+Only keys that may name files are looked at. Of these a text is the name of a file where it ends
+like one (`my_rules.py`, `table.csv`), where its part before the last colon does
+(`my_model.py:Net`), or where there is something of that name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,26 @@ SUFFIXES = (".py", ".csv", ".parquet", ".npz", ".safetensors", ".pt", ".pth", ".
 """The endings of files that are read, so that one that is missing is missed beside the config."""
 HUB = "hf:"
 """What stands before the name of a data set of Hugging Face's, which may be a folder."""
-PLACES_ELSEWHERE = ("tree",)
-"""The tables whose texts are names of other things."""
+FILES = re.compile(
+    r"data\.(name|test|arguments(\..+)?)|model(?!\.(keep_at_home|lora)\b)\..+|method\.(?!(.+\.)?name$).+|objective\..+"
+    r"|leaf\.optimiser(\..+)?|run\.(initial|plugins)|network\.(name|(.+\.)?file)|plan\..+"
+)
+"""The dotted keys whose texts may name files: those that are paths or import paths, and parameters
+of a user's own functions, models and rules."""
 
 
 def renamed(values: Mapping[str, Any], new: Callable[[str], str]) -> dict[str, Any]:
     """A config's tables with other names for its files; `new` is asked of every text that may be
     one."""
 
-    def each(value: Any) -> Any:
+    def each(value: Any, path: str) -> Any:
         if isinstance(value, Mapping):
-            return {key: each(inside) for key, inside in value.items()}
+            return {key: each(inside, f"{path}.{key}" if path else key) for key, inside in value.items()}
         if isinstance(value, list | tuple):
-            return [each(inside) for inside in value]
-        return _renamed(value, new) if isinstance(value, str) else value
+            return [each(inside, path) for inside in value]
+        return _renamed(value, new) if isinstance(value, str) and FILES.fullmatch(path) else value
 
-    return {table: inside if table in PLACES_ELSEWHERE else each(inside) for table, inside in values.items()}
+    return {table: each(inside, table) for table, inside in values.items()}
 
 
 def _renamed(text: str, new: Callable[[str], str]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, integer
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import load_module, own_code
+from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
 from stratafl.config.schema import Config
@@ -37,12 +38,13 @@ from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, model_fits, objective_fits
 from stratafl.ranks.collectives import Ranks
-from stratafl.rules.registry import RuleLike
+from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation
 from stratafl.simulation.evaluate import is_due, tally_of
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.prepare import held, set_up
 from stratafl.simulation.run import Simulation
+from stratafl.simulation.workload import measured
 
 CPU = torch.device("cpu")
 """Where a deployed site computes."""
@@ -213,6 +215,7 @@ class RootSetup:
     objective: Objective
     counts: LabelCounts
     home: Home
+    workload: Workload
 
     @property
     def shared(self) -> tuple[Tensor, Tensor]:
@@ -251,7 +254,23 @@ def root_of(config: Config) -> RootSetup:
         model_fits("test", subject, *test, config.objective.loss is None)
     chosen = metrics_of(evaluation.metrics)
     objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
-    return RootSetup(tree, start, test, evaluation, objective, counts, _home(config, start.flat))
+    home = _home(config, start.flat)
+    workload = _workload(config, tree, data, subject, home)
+    return RootSetup(tree, start, test, evaluation, objective, counts, home, workload)
+
+
+def _workload(config: Config, tree: Tree, data: PreparedData, subject: Subject, home: Home) -> Workload:
+    """The workload of leaves that have their parts of the config's data."""
+    return measured(
+        subject,
+        data.train.supply.to(CPU, subject.flat.dtype).first(1),
+        home.first(subject.x_P, subject.b_B)[:2],
+        rules_for(rules_of(config), tree.depth),
+        config.leaf.chain(config.run.rounds),
+        schedule_of(config, tree.depth),
+        [len(part) for part in data.partition.leaves],
+        config.leaf.batch or None,
+    )
 
 
 # -- parts of a config -----------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stratafl.base.errors import InvalidInput, choice, number
+from stratafl.base.errors import InvalidInput, choice, number, repeated
 from stratafl.base.files import read_json, unreadable
 from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import Goal, goal_from
-from stratafl.core.objective.metric import ACCURACY
+from stratafl.core.objective.goal import Goal
 from stratafl.plan.space import Space
 from stratafl.runs.layout import slug
 
@@ -42,12 +41,9 @@ class Question:
     @staticmethod
     def of(config: Config, plan: Space, networks: Sequence[Network], target: Goal, **rest: Any) -> Question:
         """A config's, whose runs all end at the target."""
-        names = [slug(network.name) for network in networks]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidInput(
-                    "--network", name, "two networks of this name: give each once, and names of their own"
-                )
+        name = repeated(slug(network.name) for network in networks)
+        if name is not None:
+            raise InvalidInput("--network", name, "two networks of this name: give each once, and names of their own")
         stopping = at_target(config, target)
         return Question(stopping, replace(plan, config=stopping), tuple(networks), target, **rest)
 
@@ -64,7 +60,7 @@ class Question:
             "target": str(self.target),
             "minimise": self.minimise,
             "budgets": dict(self.budgets),
-            "networks": {each.name: hashlib.sha256(repr(each).encode()).hexdigest() for each in self.networks},
+            "networks": {each.name: _digest(each) for each in self.networks},
         }
 
     def check(self, folder: Path) -> dict[str, Any]:
@@ -88,28 +84,15 @@ class Question:
         return mine
 
 
+def _digest(network: Network) -> str:
+    """A number for what a network says, which what it leaves as usual is no part of."""
+    return hashlib.sha256(json.dumps(network.as_tables(), sort_keys=True).encode()).hexdigest()
+
+
 def at_target(config: Config, target: Goal) -> Config:
     """A config whose run ends as soon as it is there."""
     stop = {target.metric: target.value} if not target.sign else f"{target.metric} {target.sign} {target.value!r}"
     return replace(config, run=replace(config.run, stop_at=None, stop_when=stop))
-
-
-def target_of(text: str, option: str = "--target") -> Goal:
-    """Read a target such as "accuracy=0.75", "0.75" or "loss <= 0.3"."""
-    name, equals, value = text.partition("=")
-    if not equals or "<" in text or ">" in text:
-        return goal_from(option, text)
-    try:
-        wanted = number(option, float(value))
-    except ValueError as problem:
-        if isinstance(problem, InvalidInput):
-            raise
-        raise InvalidInput(option, text, "must look like accuracy=0.75, 0.75 or loss=0.3") from None
-    if not name.strip():
-        raise InvalidInput(option, text, "must look like accuracy=0.75, 0.75 or loss=0.3")
-    if name.strip() == ACCURACY:
-        number(option, wanted, above=0, at_most=1)
-    return Goal(name.strip(), wanted)
 
 
 def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, float]:

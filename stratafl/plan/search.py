@@ -60,7 +60,7 @@ class Search:
         self.is_exhausted = False
         package = optuna()
         backend = package.storages.journal.JournalFileBackend(str(folder / JOURNAL))
-        storage = package.storages.JournalStorage(backend)
+        self._storage = storage = package.storages.JournalStorage(backend)
         self.studies: dict[str, Study] = {
             network.name: package.create_study(storage=storage, study_name=network.name, load_if_exists=True)
             for network in question.networks
@@ -193,7 +193,7 @@ class Search:
             # ranked among those that did not get there by how far from it they stayed
             steps = {0: tried.shortfall} if ending == state.PRUNED and tried.shortfall < math.inf else {}
             if running:
-                trial = package.trial.Trial(study, running[0]._trial_id)
+                trial = package.trial.Trial(study, self._id_of(name, running[0].number))
                 for step, shortfall in steps.items():
                     trial.report(shortfall, step)
                 study.tell(trial, value if ending == state.COMPLETE else None, state=ending)
@@ -207,6 +207,11 @@ class Search:
                     intermediate_values=steps,
                 )
                 study.add_trial(made)
+
+    def _id_of(self, study: str, number: int) -> int:
+        """What the storage calls a trial of a study."""
+        storage = self._storage
+        return int(storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study), number))
 
     def _params(self, setting: Setting) -> dict[str, Any]:
         return {

@@ -129,7 +129,7 @@ def _bars(stem: Path, found: Sequence[Setting], metric: Measure, target: float) 
         figure, row = plt.subplots(1, len(units), figsize=size, layout="constrained", sharey=True)
         for axes, (axis, (title, factor)) in zip(row, units.items(), strict=True):
             for place, setting in enumerate(shown):
-                cost = of_all([_at(curve, axis, first_round(curve, metric, target)) for curve in setting.curves])
+                cost = of_all([_at(curve, axis, first_round(curve, metric.goal(target))) for curve in setting.curves])
                 if cost is None:
                     axes.text(0, place, " not reached", va="center", fontsize=7, color="#5b6470")
                     continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stratafl.base.errors import InvalidInput
@@ -11,7 +11,7 @@ from stratafl.runs.archive import ENDINGS, unpacked
 from stratafl.runs.read import Broken, scan
 
 
-def gather(folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
+def gather(folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run) -> tuple[list[StoredRun], list[str]]:
     """The runs, each once and oldest first in each folder, and a line for each that cannot be
     read."""
     runs: dict[Path, StoredRun] = {}
@@ -20,14 +20,14 @@ def gather(folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
         found: list[StoredRun | Broken]
         if folder.name.endswith(ENDINGS) and folder.is_file():
             with unpacked(folder) as place:
-                found = scan(place)
+                found = scan(place, read)
         elif (folder / layout.RUN).exists():
             try:
-                found = [read_run(folder)]
+                found = [read(folder)]
             except InvalidInput as problem:
                 found = [Broken(folder, str(problem))]
         else:
-            found = scan(folder)
+            found = scan(folder, read)
         for each in found:
             if isinstance(each, StoredRun):
                 runs.setdefault(each.path.resolve(), each)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+from stratafl.base.errors import InvalidInput, listed
+from stratafl.core.objective.goal import Goal, GoalLike, default_metric, one_goal, rank
 from stratafl.core.objective.metric import Better
 from stratafl.report.curves import Curve, is_metric
 from stratafl.runs import StoredRun
@@ -43,6 +45,10 @@ class Measure:
         factor = 100.0 if self.percent else 1.0
         return OverSeeds(factor * value.mean, None if value.deviation is None else factor * value.deviation)
 
+    def goal(self, value: float) -> Goal:
+        """A value of it to get to, in the direction in which it is better."""
+        return Goal(self.name, value, "<=" if self.better == "lower" else ">=")
+
     def goal_text(self, target: float) -> str:
         return f"{100 * target:.6g} %" if self.percent else f"{target:.6g}"
 
@@ -54,8 +60,38 @@ def measures(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[Measure
         for name, points in curve.y.items():
             if is_metric(name):
                 values.setdefault(name, []).extend(value for value in points if value is not None)
-    order = sorted(values, key=lambda name: (name != "accuracy", name == "loss", name))
+    order = sorted(values, key=rank)
     return [_measure(name, values[name], _direction(name, runs)) for name in order]
+
+
+class Target(NamedTuple):
+    """A value of a metric that runs are held against."""
+
+    measure: Measure
+    goal: Goal
+    """With its sign."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it lies in the direction in which the metric is better."""
+        return self.goal == self.measure.goal(self.goal.value)
+
+
+def targets_of(
+    given: Iterable[GoalLike | Goal], metrics: Sequence[Measure], judged: Measure | None, field: str
+) -> list[Target]:
+    """Targets in any of the forms a user may give; a number alone is a value of the metric that
+    settings are judged by."""
+    known = {each.name: each for each in metrics}
+    default = default_metric(known) if judged is None else judged.name
+    found = []
+    for each in given:
+        goal = each if isinstance(each, Goal) else one_goal(field, each, default)
+        if goal.metric not in known:
+            raise InvalidInput(field, each, f"these runs have {listed(list(known))}")
+        measure = known[goal.metric]
+        found.append(Target(measure, goal.towards({measure.name: measure.better})))
+    return found
 
 
 def chief(found: Sequence[Measure]) -> Measure | None:

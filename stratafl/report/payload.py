@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from stratafl.base.errors import InvalidInput
+from stratafl.core.objective.goal import Goal, GoalLike
 from stratafl.report import compare
 from stratafl.report.compare import Setting
 from stratafl.report.costs.axes import NetworkAxes
 from stratafl.report.costs.rounds import Clocked, timelines
 from stratafl.report.curves import AXES, Curve, Points, is_metric
-from stratafl.report.measures import Measure, chief, measures
+from stratafl.report.measures import Measure, Target, chief, measures, targets_of
 from stratafl.report.notes import notes
 from stratafl.report.summary import fixed_columns, usual_targets
 from stratafl.report.trees import MOST, node_values, trees
 from stratafl.runs import StoredRun
+from stratafl.runs.sweep.plan import noted_target
 
 QUANTITIES = {
     "drift": ("drift", "norm of parameters"),
@@ -35,20 +38,27 @@ COARSE = 5
 
 def payload(
     runs: Sequence[StoredRun],
-    targets: Sequence[float] | None = None,
+    targets: Sequence[GoalLike | Goal] | None = None,
     unreadable: Sequence[str] = (),
     metric: str | None = None,
     further: NetworkAxes | None = None,
 ) -> dict[str, Any]:
-    """targets: values of the metric whose first round the summary names; a fitting one is chosen
-    unless given. metric: accuracy, or what there is, unless given. further: axes of networks."""
+    """targets: values of metrics whose first round the summary names; those of the sweeps that the
+    runs are part of unless given, and fitting ones of metrics that these do not name. metric: the
+    targets', or else the default one, unless given. further: axes of networks."""
     further = further or NetworkAxes()
     found = compare.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
+    chosen = _targets(runs, targets, metrics, judged)
+    if metric is None and chosen:
+        judged = chosen[0].measure
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
     goals = {each.name: usual_targets(found, each) for each in metrics}
-    if targets is not None and judged is not None:
-        goals[judged.name] = list(targets)
+    goals |= {
+        each.name: [goal.value for measure, goal in chosen if measure == each]
+        for each in metrics
+        if any(measure == each for measure, _ in chosen)
+    }
     before, after = fixed_columns(found, metrics)
     ordered = [run for setting in found for run in setting.runs]
     named = [name for setting in found for name in run_names(setting)]
@@ -72,6 +82,27 @@ def payload(
         "timelines": timelines(_clocked(found, further)),
         "unreadable": [*unreadable, *further.notes],
     }
+
+
+def _targets(
+    runs: Sequence[StoredRun],
+    given: Sequence[GoalLike | Goal] | None,
+    metrics: Sequence[Measure],
+    judged: Measure | None,
+) -> list[Target]:
+    """The targets that are asked for, or those that the sweeps of these runs note, as far as the
+    runs have such metrics."""
+    if given is not None:
+        chosen = [] if judged is None else targets_of(given, metrics, judged, "--target")
+        for target in chosen:
+            if not target.is_usual:
+                told = "is the wrong way round for a report, which counts the rounds to"
+                raise InvalidInput("--target", str(target.goal), f"{told} {target.measure.goal(target.goal.value)}")
+        return chosen
+    known = {each.name for each in metrics}
+    noted = [goal for folder in dict.fromkeys(run.path.parent for run in runs) if (goal := noted_target(folder))]
+    chosen = targets_of([goal for goal in noted if goal.metric in known], metrics, judged, "--target")
+    return [target for target in dict.fromkeys(chosen) if target.is_usual]
 
 
 def judged_by(found: Sequence[Setting], name: str | None = None) -> tuple[list[Measure], Measure | None]:

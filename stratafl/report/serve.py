@@ -5,10 +5,23 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from stratafl.base.errors import InvalidInput
+from stratafl.clock.model.presets import NetworkLike
+from stratafl.clock.price.costs import Pricing
+from stratafl.clock.price.story import named_networks, resolved
+from stratafl.core.objective.goal import GoalLike
+from stratafl.report.costs.axes import NetworkAxes, network_axes
+from stratafl.report.gather import gather
+from stratafl.report.payload import payload
+from stratafl.runs import StoredRun
+from stratafl.runs.read import Reader
+from stratafl.runs.sweep.plan import noted_target
 
 HOST = "127.0.0.1"
 FRESH = 1.0
@@ -17,6 +30,52 @@ AT_ONCE = 16
 """Requests answered at a time; more are turned away."""
 PATIENCE = 10
 """Seconds a client may take to say what it wants."""
+
+
+class Live:
+    """The data of what stands in some places: a run is read and priced again where it has changed,
+    and all is put together again where anything has."""
+
+    def __init__(
+        self,
+        places: Sequence[Path],
+        networks: Sequence[NetworkLike] = (),
+        targets: Sequence[GoalLike] | None = None,
+        metric: str | None = None,
+    ):
+        self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
+        self._reader, self._pricing = Reader(), Pricing()
+        self._runs: list[StoredRun] = []
+        self._made_of: tuple[object, ...] = ()
+        self._data: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The data; the same object where nothing has changed."""
+        try:
+            runs, problems = gather(self._places, self._reader)
+        except InvalidInput as problem:
+            # a folder that goes away is told on the page; the server stays
+            runs, problems = [], [str(problem)]
+        self._reader.keep_only(runs)
+        try:
+            networks = resolved(named_networks(self._networks), runs)
+        except InvalidInput as problem:
+            networks, problems = [], [*problems, str(problem)]
+        noted = [noted_target(folder) for folder in dict.fromkeys(run.path.parent for run in runs)]
+        # a run that was not read again is the same object, which `_runs` holds
+        made_of = [*map(id, runs)], networks, problems, noted
+        if made_of != self._made_of:
+            self._pricing = Pricing(before=self._pricing)
+            self._data = self._put_together(runs, problems, network_axes(runs, networks, self._pricing))
+            self._made_of, self._runs = made_of, runs
+        return self._data
+
+    def _put_together(self, runs: list[StoredRun], problems: list[str], further: NetworkAxes) -> dict[str, Any]:
+        try:
+            return payload(runs, self._targets, problems, self._metric, further)
+        except InvalidInput as problem:
+            # a target of a metric that the runs do not have, perhaps not yet
+            return payload(runs, None, [*problems, str(problem)], self._metric, further)
 
 
 class Latest:
@@ -31,8 +90,10 @@ class Latest:
     def get(self) -> tuple[dict[str, Any], bytes]:
         with self._lock:
             if time.monotonic() - self._made >= FRESH:
-                self._data = self._read()
-                self._text = json.dumps(self._data, allow_nan=False, separators=(",", ":")).encode()
+                data = self._read()
+                if data is not self._data:
+                    self._text = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+                self._data = data
                 self._made = time.monotonic()
             return self._data, self._text
 

@@ -108,7 +108,7 @@ def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
     not get there; of a metric that none of them has, nothing."""
     if not any(metric.name in curve.y for curve in curves):
         return Cell(ABSENT)
-    when = [first_round(curve, metric, target) for curve in curves]
+    when = [first_round(curve, metric.goal(target)) for curve in curves]
     mean = of_all(when)
     if mean is None:
         lacking = [len(curve.x["rounds"]) for curve, at in zip(curves, when, strict=True) if at is None]
@@ -116,10 +116,9 @@ def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
     return Cell(number_text(mean, 0 if mean.deviation is None else 1), *mean)
 
 
-def first_round(curve: Curve, metric: Measure, target: float) -> float | None:
+def first_round(curve: Curve, goal: Goal) -> int | None:
     """The first round that is as good as the target; None where none is."""
-    known = curve.known(metric.name)
-    goal = Goal(metric.name, target).towards({metric.name: metric.better})
+    known = curve.known(goal.metric)
     return goal.first([int(r) for r, _ in known], [value for _, value in known])
 
 
@@ -204,11 +203,6 @@ def _cost(
 
 def _last(curve: Curve, axis: str) -> float | None:
     return curve.x[axis][-1] if curve.x[axis] else None
-
-
-def _megabytes(count: float) -> str:
-    """Of a small model there are fewer than two decimals show."""
-    return f"{count:.2f}" if count >= 1 else f"{count:.3g}"
 
 
 def _per_round(curve: Curve) -> float | None:

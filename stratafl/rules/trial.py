@@ -26,8 +26,13 @@ def try_rules(rules: Sequence[Rule], x_P: Tensor) -> None:
     """Try those of a run's rules, root first, that are a user's own, at the model that it starts
     with."""
     for level, rule in enumerate(rules, 1):
-        if any(isinstance(each, Called) for each in rule):
+        if is_own(rule):
             try_rule(rule, x_P, relays=level > 1)
+
+
+def is_own(rule: Rule) -> bool:
+    """Whether a rule has functions of a user's own."""
+    return any(isinstance(each, Called) for each in rule)
 
 
 def try_rule(rule: Rule, x_P: Tensor, relays: bool = True) -> None:

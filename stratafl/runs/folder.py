@@ -18,6 +18,7 @@ from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.state import State
 from stratafl.base.tree import Tree
+from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts
 from stratafl.core.measure.divergence import diverged, diverged_after
 from stratafl.core.measure.record import RoundResult
@@ -51,7 +52,9 @@ class RunFacts:
     better: Directions = field(default_factory=lambda: dict(USUAL))
     """Which way each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
-    """What the virtual time of a run on a network depends on."""
+    """The network of a run in virtual time."""
+    workload: Workload | None = None
+    """What decides its time and traffic on any network; None where that is not known."""
 
     @staticmethod
     def of(
@@ -62,7 +65,16 @@ class RunFacts:
         told = simulation.notes, objects or {}
         better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
         return RunFacts(
-            config, tree, counts, engine.name, engine.how, engine.precision, *told, better=better, clock=clock
+            config,
+            tree,
+            counts,
+            engine.name,
+            engine.how,
+            engine.precision,
+            *told,
+            better=better,
+            clock=clock,
+            workload=simulation.workload,
         )
 
     @property
@@ -88,7 +100,13 @@ class RunFacts:
             **({"objects": self.objects} if self.objects else {}),
             **({"job": self.job} if self.job else {}),
             **({"clock": dict(self.clock)} if self.clock else {}),
+            **self.measured,
         }
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The workload's part of run.json."""
+        return {} if self.workload is None else {"workload": self.workload.as_plain()}
 
     def write_tree(self, folder: Path) -> None:
         files.write_json(folder / layout.TREE, describe_tree(self.tree, self.counts), indent=None)
@@ -163,7 +181,7 @@ class RunFolder:
         files.remove_partials(checkpoints.folder)
         if changed:
             facts.write_tree(path)
-        now = {"data": facts.counts.fingerprint, "inputs": origins.noted()}
+        now = {"data": facts.counts.fingerprint, "inputs": origins.noted(), **facts.measured}
         files.write_json(path / layout.RUN, {**_continued(described, place, changed), **now})
         opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
         for name in (layout.SUMMARY, layout.MODEL):

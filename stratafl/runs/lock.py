@@ -7,9 +7,9 @@ number in the file only says whom to look for.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Lock:
             os.close(self._handle)
             raise unreadable(path, "not a plain file")
         give_up = time.monotonic() + PATIENCE
-        while not _taken(self._handle, fcntl.LOCK_EX):
+        while not _taken(self._handle):
             if time.monotonic() > give_up:
                 pid = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
                 os.close(self._handle)
@@ -67,7 +67,7 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return _is_plain(handle) and not _taken(handle, fcntl.LOCK_SH)
+        return _is_plain(handle) and not _taken(handle, shared=True)
     finally:
         os.close(handle)
 
@@ -76,9 +76,14 @@ def _is_plain(handle: int) -> bool:
     return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
-def _taken(handle: int, how: int) -> bool:
+def _taken(handle: int, shared: bool = False) -> bool:
     try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
+        import fcntl
+    except ImportError:
+        allowed = "must be Linux or macOS, whose locks keep two processes from writing one run; on Windows use WSL"
+        raise InvalidInput("system", sys.platform, allowed) from None
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,11 @@ from stratafl.base.files import read_bytes, read_json, unreadable
 from stratafl.core.measure.divergence import diverged
 from stratafl.runs import layout
 from stratafl.runs.lock import is_held
+
+DEEPEST = 3
+"""Folders in each other that are looked into for runs."""
+READ = (layout.RUN, layout.STATUS, layout.ROUNDS, layout.TREE, layout.SUMMARY)
+"""Files that `read_run` reads."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,11 @@ class StoredRun:
     their names."""
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The network of a run in virtual time, and what else its time depends on."""
+    """The network of a run in virtual time, as `network`."""
+
+    workload: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What decides its time and traffic on any network; empty where an early version did not note
+    that."""
 
     @property
     def method(self) -> str:
@@ -136,7 +145,48 @@ def read_run(path: Path | str) -> StoredRun:
         notes=tuple(layout.texts(described.get("notes"))),
         better=layout.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
+        workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
     )
+
+
+class Reader:
+    """Reads runs again and again, each anew only where something in its folder has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, StoredRun]] = {}
+
+    def __call__(self, path: Path) -> StoredRun:
+        """The run in a directory: the same object while its files are the same, and its process
+        lives or not."""
+        known, stamp = self._known.get(path), _stamp(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        # taken before it is read, so what changes meanwhile is read again the next time
+        run = read_run(path)
+        self._known[path] = stamp, run
+        return run
+
+    def keep_only(self, runs: Iterable[StoredRun]) -> None:
+        """Forget all runs but these."""
+        paths = {run.path for run in runs}
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+
+
+Stamp = tuple[bool, tuple[tuple[int, int, int] | None, ...]]
+
+
+def _stamp(folder: Path) -> Stamp:
+    return is_held(folder), tuple(stamp_of(folder / name) for name in READ)
+
+
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """A number for a file as it stands, which another file in its place would not have; None where
+    there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
@@ -197,7 +247,7 @@ def list_runs(folder: Path | str = "runs") -> list[StoredRun]:
     return [run for run in scan(Path(folder)) if isinstance(run, StoredRun)]
 
 
-def scan(folder: Path) -> list[StoredRun | Broken]:
+def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[StoredRun | Broken]:
     """Likewise, with what cannot be read."""
     if not folder.is_dir():
         raise InvalidInput("folder", folder, "no such folder")
@@ -208,7 +258,7 @@ def scan(folder: Path) -> list[StoredRun | Broken]:
         raise InvalidInput("folder", folder, problem.strerror or str(problem)) from None
     for path in paths:
         try:
-            found.append(read_run(path))
+            found.append(read(path))
         except InvalidInput as problem:
             found.append(Broken(path, str(problem)))
         except OSError as problem:
@@ -217,8 +267,8 @@ def scan(folder: Path) -> list[StoredRun | Broken]:
     return sorted(found, key=lambda run: (isinstance(run, Broken), run.id if isinstance(run, StoredRun) else ""))
 
 
-def _folders(folder: Path, depth: int = 2) -> Iterator[Path]:
-    """A sweep keeps its runs in a folder of its own, so one level more is looked at."""
+def _folders(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Run folders in a folder; of those in a project, runs/SWEEP/RUN are the deepest."""
     # os.path's questions are answered also where something may not be looked at
     for path in [path for path in folder.iterdir() if os.path.isdir(path) and not path.name.startswith(".")]:
         if os.path.lexists(path / layout.RUN):

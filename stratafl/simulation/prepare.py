@@ -18,9 +18,9 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.generators import as_before
 from stratafl.base.tree import Tree
 from stratafl.base.user_code import own_code
-from stratafl.clock.model.replay import Story, leaf_steps
+from stratafl.clock.model.replay import Story
 from stratafl.clock.model.run_clock import RunClock
-from stratafl.clock.model.sizes import message_sizes
+from stratafl.clock.model.workload import Workload
 from stratafl.core import checks
 from stratafl.core.federation import Federation
 from stratafl.core.flat import FROZEN, Flat
@@ -52,6 +52,7 @@ from stratafl.simulation.evaluate import OwnTest
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.run import Simulation
 from stratafl.simulation.waiting import run_clock
+from stratafl.simulation.workload import measured
 
 
 @own_code()
@@ -88,6 +89,7 @@ def _run(given: Checked, flat: Flat, problem: Problem, method: Method) -> Simula
         notes=notes,
     )
     simulation.method, simulation.clock = method_label(method.rules), shard.clock
+    simulation.workload = shard.workload
     return simulation
 
 
@@ -167,6 +169,7 @@ class Sharded:
     traffic: Traffic
     drift: Drift | None
     training: Training
+    workload: Workload
     clock: RunClock | None
 
 
@@ -180,7 +183,9 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     x_P, b_B, kept = home.first(x_P, b_B)
     try_rules(given.rules, x_P)
     limits = method.update_limit, method.update_factor
-    clock = _clock(given, here, len(x_P), len(b_B))
+    sharing = (x_P, b_B), given.rules, given.leaf, given.schedule, given.samples, given.batch
+    workload = measured(here.subject, here.few[0], *sharing)
+    clock = _clock(given, workload)
     participation = given.participation if clock is None else clock.participation()
     edges = participation, given.seed, *limits, drift_kernel(x_P)
     later = None if clock is None else clock.later()
@@ -199,27 +204,28 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     )
     traffic, drift = Traffic(tree), _drift(federation, home, given.evaluation.diagnose, training)
     federation.watchers = [traffic] if drift is None else [traffic, drift]
-    return Sharded(federation, home, traffic, drift, training, clock)
+    return Sharded(federation, home, traffic, drift, training, workload, clock)
 
 
-def _clock(given: Checked, here: Placed, parameters: int, buffers: int) -> RunClock | None:
-    """The virtual time of the run's network, the same on every rank, with so many values that are
-    sent."""
+def _clock(given: Checked, workload: Workload) -> RunClock | None:
+    """The virtual time of the run's network, the same on every rank."""
     if given.network is None:
         return None
-    steps_N, samples_N = leaf_steps(given.samples, given.batch, given.schedule, given.leaf.epochs is not None)
+    if workload.messages is None:
+        told = "cannot time this run: how large its messages are cannot be found with one child per parent"
+        raise InvalidInput("network", given.network.name, told)
     story = Story(
         tree=given.tree,
         schedule=given.schedule,
         participation=given.participation,
         seed=given.seed,
-        sizes=message_sizes(given.rules, parameters, buffers, given.leaf, here.subject.flat.dtype),
-        steps_N=steps_N,
-        samples_N=samples_N,
+        sizes=workload.messages,
+        steps_N=workload.steps_N,
+        samples_N=workload.samples_N,
         rounds=given.evaluation.rounds,
         wait=given.wait,
     )
-    return run_clock(given.network, story, here.subject, here.few[0])
+    return run_clock(given.network, story, workload.flops_per_sample)
 
 
 def _part(given: Checked) -> tuple[Tree, int]:

@@ -17,6 +17,7 @@ from stratafl.base.errors import InvalidInput, number
 from stratafl.base.state import State
 from stratafl.base.user_code import own_code
 from stratafl.clock.model.run_clock import RunClock
+from stratafl.clock.model.workload import Workload
 from stratafl.core.channel import MODEL
 from stratafl.core.federation import Federation
 from stratafl.core.flat import Flat
@@ -93,6 +94,8 @@ class Simulation(Shown):
         """Called after every meeting inside a global round: how many were held, of how many."""
         self.clock: RunClock | None = None
         """The virtual time of a network, where the run has one."""
+        self.workload: Workload | None = None
+        """What decides its time and traffic on any network."""
         self.saving: Callable[..., Recorder | None] | None = None
         """How it can be kept: known to whoever set it up."""
         self._recorder: Recorder | None = None

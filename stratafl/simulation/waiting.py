@@ -7,7 +7,6 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tree import Tree
-from stratafl.clock.model.flops import training_flops
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.presets import network
@@ -18,8 +17,6 @@ from stratafl.core.leaf import Leaf
 from stratafl.core.optimise.path import wants_path
 from stratafl.core.rule import Rule
 from stratafl.core.state.late import bears_late_work
-from stratafl.data.inputs import Inputs
-from stratafl.engine.model_checks import Subject
 from stratafl.simulation.groups import Method
 
 
@@ -64,19 +61,10 @@ def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule],
         raise InvalidInput("wait", given, told)
 
 
-def run_clock(chosen: Network, story: Story, subject: Subject, inputs: Inputs) -> RunClock:
-    """What tells a run who is in time. inputs: some samples, for counting the model's
-    operations."""
-    flops = _flops(subject, inputs) if chosen.needs_flops else None
-    placed = place(chosen, story.tree, story.seed, story.samples_N, flops)
-    return RunClock(story, placed, subject.flat.parameters, len(subject.b_B), flops)
-
-
-def _flops(subject: Subject, inputs: Inputs) -> float:
-    flat, x_P, b_B, _ = subject
-    flat.eval()
-    counted = training_flops(lambda: flat.call(x_P, b_B.clone(), inputs[:1]))
-    if counted is None:
+def run_clock(chosen: Network, story: Story, flops: float | None) -> RunClock:
+    """What tells a run who is in time. flops: of training on one sample, None where they cannot be
+    counted."""
+    if chosen.needs_flops and flops is None:
         told = "must be given, or leaf.step_s: the operations of this model cannot be counted"
         raise InvalidInput("network.leaf.flops_per_sample", None, told)
-    return counted
+    return RunClock(story, place(chosen, story.tree, story.seed, story.samples_N, flops))

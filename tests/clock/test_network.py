@@ -177,6 +177,13 @@ def test_files(tmp_path: Path) -> None:
             network(given)
 
 
+def test_a_preset_may_be_told_about(tmp_path: Path) -> None:
+    told = network({"name": "lan_wan", "about": "our two offices"})
+    assert told.is_like(network("lan_wan")) and (told.name, told.about) == ("lan_wan", "our two offices")
+    with pytest.raises(InvalidInput, match="did you mean 'lan_wan'"):
+        network({"name": "lanwan", "about": "our two offices"})
+
+
 @pytest.mark.parametrize("name", presets())
 def test_presets_are_for_trees_of_any_depth_and_name_their_source(name: str) -> None:
     found = network(name)

@@ -14,7 +14,7 @@ from torch import nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.objective.goal import Goal, goal_from, goals_of, one_goal
+from stratafl.core.objective.goal import Goal, default_metric, goals_of, one_goal
 from stratafl.runs import StoredRun, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import Plan, table
@@ -41,6 +41,9 @@ GIVEN = [
     ("my metric >= -1e-3", (Goal("my metric", -1e-3, ">="),)),
     ({"accuracy": 0.8, "loss": 1}, (Goal("accuracy", 0.8), Goal("loss", 1))),
     (0.8, (Goal("accuracy", 0.8, ">="),)),
+    ("0.8", (Goal("accuracy", 0.8, ">="),)),
+    (" accuracy = 8e-1 ", (Goal("accuracy", 0.8),)),
+    ("loss=-2", (Goal("loss", -2.0),)),
 ]
 
 
@@ -50,8 +53,10 @@ def test_how_a_goal_is_written(given: Any, goals: tuple[Goal, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["loss", "loss < 1", "<= 1", "loss <= x", "loss <= nan", {}, {"loss": "x"}, [1], True, 2]
-)
+    "given",
+    ["loss", "loss < 1", "<= 1", "= 1", "loss=", "loss == 1", "loss <= x", "loss <= nan", "nan", "2", "accuracy=2",
+     "accuracy >= 75", {"accuracy": 75}, {}, {"loss": "x"}, [1], True, 2],
+)  # fmt: skip
 def test_what_is_no_goal_is_refused(given: Any) -> None:
     with pytest.raises(InvalidInput, match="stop_when"):
         goals_of("stop_when", given)
@@ -64,14 +69,19 @@ def test_a_goal_knows_which_way_it_lies() -> None:
     assert not Goal("loss", 0.5, "<=").reached(math.nan) and not Goal("loss", 0.5, "<=").reached(None)
     assert Goal("loss", 0.5, "<=").first([2, 4, 6], [1.0, 0.5, 0.1]) == 4
     assert str(Goal("loss", 0.5, "<=")) == "loss <= 0.5"
-    assert goal_from("--target", "0.7") == Goal("accuracy", 0.7, ">=") and goal_from("t", "f1 >= 2") == Goal(
-        "f1", 2, ">="
-    )
     with pytest.raises(InvalidInput, match="one metric"):
         one_goal("target", {"a": 1, "b": 2})
 
 
-@pytest.mark.parametrize("given", [{"loss": 0.05}, "loss <= 0.05", {"loss": 0.05, "rmse": 10}, "rmse <= 0.2236068"])
+def test_a_number_alone_is_a_value_of_the_default_metric() -> None:
+    assert one_goal("--target", "2.5", "f1") == Goal("f1", 2.5)
+    assert default_metric(["loss", "auc", "accuracy"]) == "accuracy"
+    assert default_metric(["loss", "f1", "auc"]) == "auc" and default_metric(["loss"]) == "loss"
+
+
+@pytest.mark.parametrize(
+    "given", [{"loss": 0.05}, "loss <= 0.05", "loss=0.05", {"loss": 0.05, "rmse": 10}, "rmse <= 0.2236068"]
+)
 def test_a_regression_stops_at_its_target(given: Any) -> None:
     everything = [each.metrics["loss"] for each in regression().run().history]
     first = next(round for round, loss in enumerate(everything, 1) if loss <= 0.05)
@@ -147,7 +157,7 @@ def test_a_sweep_counts_rounds_to_any_target(tmp_path: Path) -> None:
     assert rows(0.2).metric == rows(None).metric == "accuracy"
     for record in run.rounds:
         record["metrics"].pop("accuracy")
-    assert rows(None).metric == "loss"
+    assert rows(None).metric == "f1", "as a report of the same runs has it"
     with pytest.raises(InvalidInput, match="target"):
         rows({"loss": "low"})
 

@@ -10,8 +10,9 @@ import pytest
 
 from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
+from stratafl.core.objective.goal import one_goal
 from stratafl.plan.make import Made, make
-from stratafl.plan.question import Question, target_of
+from stratafl.plan.question import Question
 from stratafl.plan.space import space_of
 from stratafl.plan.write import write
 
@@ -56,7 +57,12 @@ def ask(file: Path) -> Asking:
 
     def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> Question:
         config = Config.load(file)
-        given = {"target": target_of(rest.pop("target", TARGET)), "minimise": "seconds", "seeds": 2, "trials": 7}
+        given = {
+            "target": one_goal("--target", rest.pop("target", TARGET)),
+            "minimise": "seconds",
+            "seeds": 2,
+            "trials": 7,
+        }
         return Question.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
 
     return asked

@@ -34,6 +34,20 @@ def launch(folder: Path, name: str = "study", **run: object):
 # -- what is in them -------------------------------------------------------------------------------
 
 
+def test_runs_of_a_sweep_are_found_from_the_project(tmp_path: Path) -> None:
+    sweep = tmp_path / "project" / "runs" / "study"
+    path = launch(sweep, "deep").path
+    for folder in (sweep, sweep.parent, sweep.parent.parent):
+        assert [run.path.name for run in list_runs(folder)] == [path.name], folder
+    assert list_runs(tmp_path) == []
+
+
+def test_a_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidInput, match=r"system = .*: must be Linux or macOS.* on Windows use WSL"):
+        Lock(tmp_path)
+
+
 def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
     path = launch(tmp_path).path
     table = pandas.read_json(path / "rounds.jsonl", lines=True)

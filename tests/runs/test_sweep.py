@@ -7,6 +7,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
 from stratafl.core.objective.goal import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.sweep import Plan, PlannedRun, run_all, table
+from stratafl.runs.sweep import Plan, PlannedRun, note_target, noted_target, pool, run_all, table
+from stratafl.runs.sweep.pool import Worker
 from tests.runs.conftest import Server, contents
 from tests.runs.stopped import CONFIG
 
@@ -134,6 +137,41 @@ def test_done_is_skipped_interrupted_goes_on_and_a_failure_stops_nobody(tmp_path
     assert [(o.was_done, o.status) for o in run_all(other, folder, 1)] == [(False, "done")]
 
 
+class Alone(Worker):
+    """A worker that dies at its first run where its number is 0, and otherwise waits."""
+
+    @staticmethod
+    def start(threads: int, number: int) -> Worker:
+        command = ["sleep", "0" if number == 0 else "60"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None and process.stdout is not None
+        STARTED.append(number)
+        if STARTED.count(0) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Worker(process, number, process.stdin, process.stdout, tempfile.TemporaryFile())
+
+
+STARTED: list[int] = []
+
+
+def test_a_dead_workers_place_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "Worker", Alone)
+    with pytest.raises(Interrupted):
+        run_all({name: Config.of(ENDLESS) for name in "abcdefg"}, tmp_path, 3)
+    assert STARTED == [0, 1, 2, 0, 0], "each number is a GPU, which would be idle"
+
+
+def test_a_sweep_notes_its_target(tmp_path: Path) -> None:
+    goal = Goal("loss", 0.5, "<=")
+    note_target(tmp_path / "runs" / "study", goal)
+    assert noted_target(tmp_path / "runs" / "study") == goal
+    note_target(tmp_path / "runs" / "study", None)
+    assert noted_target(tmp_path / "runs" / "study") is None
+    for text in ("[]", '{"target": 3}', "{", '{"target": {"metric": "loss", "value": "low", "sign": ""}}'):
+        (tmp_path / "sweep.json").write_text(text)
+        assert noted_target(tmp_path) is None
+
+
 @pytest.mark.slow
 def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
     configs = {name: Config.of(ENDLESS) for name in ("a", "b", "c")}
@@ -199,6 +237,7 @@ def test_the_command_prints_a_table_and_ctrl_c_leaves_no_worker(server: Server, 
     assert code == 1
     found = json.loads(said)
     assert [group["group"] for group in found["groups"]] == ["mtgc", "nonesuch"]
+    assert found["target"] == {"metric": "accuracy", "value": 0.01, "sign": ">="}
     assert found["groups"][0]["rounds"] == 1 and found["groups"][0]["reached"] == 2
     assert [run["was_done"] for run in found["runs"]] == [True, True, False, False]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratafl.base.errors import InvalidInput, integer, number, printable
-from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet
+from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import layout
 
@@ -28,9 +28,7 @@ def plan_command(
         list[str] | None,
         typer.Option("--network", "-n", help="A preset (stratafl networks) or a .toml file; repeatable."),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="METRIC=VALUE", help="What to reach, such as accuracy=0.75 or loss=0.3.")
-    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="TARGET", help=TARGET_HELP)] = None,
     minimise: Annotated[
         str, typer.Option(help="What it shall cost least: seconds, bytes, joules or money.")
     ] = "seconds",
@@ -111,7 +109,8 @@ def _question(
     from stratafl.base.errors import choice
     from stratafl.clock.model.presets import network as found_network
     from stratafl.config.schema import PLAN, Config, read_tables
-    from stratafl.plan.question import COSTS, Question, budgets_of, target_of
+    from stratafl.core.objective.goal import one_goal
+    from stratafl.plan.question import COSTS, Question, budgets_of
     from stratafl.plan.space import space_of
 
     if not networks:
@@ -119,7 +118,7 @@ def _question(
     if target is None:
         raise InvalidInput("--target", None, "must be given, such as accuracy=0.75")
     kind, limits = choice("--minimise", minimise, COSTS), budgets_of(budgets)
-    goal, chosen = target_of(target), [found_network(each) for each in networks]
+    goal, chosen = one_goal("--target", target), [found_network(each) for each in networks]
     integer("--trials", trials, at_least=1, at_most=10_000)
     integer("--seeds", seeds, at_least=1, at_most=1000)
     tables = read_tables(file, changes)

@@ -12,7 +12,7 @@ import typer
 
 from stratafl.base.errors import InvalidInput, number, printable
 from stratafl.base.files import check_writable, writing
-from stratafl.cli.options import AsJson
+from stratafl.cli.options import TARGET_HELP, AsJson
 from stratafl.cli.report import gathered
 from stratafl.cli.tables import Column, print_sentence, print_table
 
@@ -35,7 +35,7 @@ def price_command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(metavar="VALUE", help="Also price the way to this, such as 0.75 or loss=0.3; repeatable."),
+        typer.Option(metavar="TARGET", help=f"{TARGET_HELP} The way there is priced, too; repeatable."),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw where the time goes (.png, .svg or .pdf).", show_default=False)
@@ -50,7 +50,7 @@ def price_command(
     ] = None,
     flops_per_sample: Annotated[
         float | None,
-        typer.Option("--flops", help="Operations of training on one sample, where a model cannot be looked at."),
+        typer.Option("--flops", help="Operations of training on one sample, instead of those counted for a run."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

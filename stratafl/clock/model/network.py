@@ -139,12 +139,12 @@ class Network:
             raise InvalidInput("tier", tiers, "needs one [[tier]] at least: the leaves' links to their parents")
         direct = values.get("direct")
         return Network(
-            name=_text("name", values.get("name", name)) or name,
+            name=text("name", values.get("name", name)) or name,
             tiers=tuple(_tier(f"tier {number}", each, folder) for number, each in enumerate(tiers, 1)),
             leaf=_device(values.get("leaf", {}), folder),
             direct=None if direct is None else _tier("direct", direct, folder),
             nodes=_nodes(values.get("nodes", {}), folder),
-            **{key: _text(key, values.get(key, "")) for key in ("about", "source", "currency")},
+            **{key: text(key, values.get(key, "")) for key in ("about", "source", "currency")},
         )
 
     @staticmethod
@@ -198,7 +198,8 @@ def _table(quantities: Tier | Device) -> dict[str, Any]:
     return found
 
 
-def _text(key: str, value: object) -> str:
+def text(key: str, value: object) -> str:
+    """A network's name, or what it says of itself."""
     if not isinstance(value, str):
         raise InvalidInput(key, value, "must be a text")
     if not value.isprintable() or len(value) > LONGEST:
@@ -214,7 +215,7 @@ def _filled(kind: Any, where: str, values: Any, folder: Path | None) -> dict[str
         if key not in known:
             raise unknown(f"{where} key", key, known)
     return {
-        key: _text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
+        key: text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
         for key, value in values.items()
     }
 

@@ -8,7 +8,7 @@ checkpoint hears the same again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,18 +39,10 @@ class _Hour:
 class RunClock:
     """Tells a run who is in time, round by round."""
 
-    def __init__(self, story: Story, placed: PlacedNetwork, parameters: int, buffers: int, flops: float | None):
-        """parameters, buffers: how many values of each the run's model has; flops: of training on
-        one sample, where they matter."""
+    def __init__(self, story: Story, placed: PlacedNetwork):
         self.story, self.placed = story, placed
-        self.facts: dict[str, Any] = {
-            "network": placed.network.as_tables(),
-            "parameters": parameters,
-            "buffers": buffers,
-            "flops_per_sample": flops,
-            "messages": asdict(story.sizes),
-        }
-        """What of the run its time depends on that its config does not say, as plain data."""
+        self.facts: dict[str, Any] = {"network": placed.network.as_tables()}
+        """What its time depends on besides the run's workload, as plain data."""
         self._replay, self._round = self._beginning(), -1
         self._hour = _START
 

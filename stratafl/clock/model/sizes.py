@@ -3,8 +3,8 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,10 @@ class MessageSizes:
         return self.levels[level - 1]
 
 
+UNIT = 64
+"""Parameters, and buffer values, of a model that message sizes are learnt from."""
+
+
 class _Scale(Watcher):
     """Notes what is sent at each level's meeting."""
 
@@ -63,13 +67,46 @@ class _Scale(Watcher):
         self.met_at[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
 
 
-def message_sizes(
+def scaled_sizes(
     rules: Sequence[Rule], parameters: int, buffers: int, leaf: Leaf | None = None, dtype: torch.dtype = torch.float32
 ) -> MessageSizes:
-    """Those of a model with so many parameters and buffer values."""
+    """Message sizes of a model with so many parameters and buffer values, from those of small
+    models: for rules of the package, whose messages are whole rows of these and single numbers.
+
+    A model of any size takes as long as a small one.
+    """
+    small, more_parameters, more_buffers = (
+        message_sizes(rules, UNIT * p, UNIT * b, leaf, dtype) for p, b in ((1, 1), (2, 1), (1, 2))
+    )
+
+    def scaled(size: Callable[[MessageSizes], int]) -> int:
+        first = size(small)
+        per_parameter, per_buffer = (size(more_parameters) - first) // UNIT, (size(more_buffers) - first) // UNIT
+        return first + per_parameter * (parameters - UNIT) + per_buffer * (buffers - UNIT)
+
+    levels = tuple(
+        replace(
+            small.levels[m],
+            report=scaled(lambda sizes, m=m: sizes.levels[m].report),  # type: ignore[misc]
+            parcel=scaled(lambda sizes, m=m: sizes.levels[m].parcel),  # type: ignore[misc]
+        )
+        for m in range(len(rules))
+    )
+    return MessageSizes(levels, scaled(lambda sizes: sizes.model))
+
+
+def message_sizes(
+    rules: Sequence[Rule],
+    parameters: int,
+    buffers: int,
+    leaf: Leaf | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> MessageSizes:
+    """Message sizes of a model with so many parameters and buffer values, on rows of that size."""
     scale = _Scale()
     tree = Tree.of("x".join("1" for _ in rules))
-    x_P, b_B = torch.zeros(parameters, dtype=dtype), torch.zeros(buffers, dtype=dtype)
+    x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
     federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[scale], leaf=leaf)
     federation.begin()
     if federation.wants_gradients:

@@ -44,7 +44,7 @@ import numpy as np
 
 from stratafl.clock.model.families import Families
 from stratafl.clock.model.flights import Flights, Phase, Report
-from stratafl.clock.model.placed import Edges, PlacedNetwork
+from stratafl.clock.model.placed import PlacedNetwork
 from stratafl.clock.model.waiting import ALL, Policy, closed
 
 AWAY, COMPUTE, DOWN, UP, WAIT, MERGE, WORK = PARTS = ("away", "compute", "down", "up", "wait", "merge", "work")
@@ -343,8 +343,3 @@ class Clock:
             pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
             heard_RN = self._families[level - 1].transfer(*pipes) + report.delay_RN
             self._see_way_up(level, walk, heard_RN, np.full_like(heard_RN, walk.seconds_R[0]), flights.is_RN)
-
-
-def wire_bytes(edges: Edges, messages: Messages) -> np.ndarray:
-    """All bytes that go over a level's links, with the protocol's, per round."""
-    return np.asarray((messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N).sum(axis=1))

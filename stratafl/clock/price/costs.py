@@ -5,8 +5,9 @@ Shape suffix: R global rounds of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,11 +17,11 @@ from stratafl.clock.model.placed import PlacedNetwork, place
 from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay
 from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
 from stratafl.clock.model.watched import watched
-from stratafl.clock.price.flops import flops_of
 from stratafl.clock.price.story import Recovered, recover
 from stratafl.runs import StoredRun
 
 HOUR = 3600.0
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,11 @@ class PricedRun:
 
     @staticmethod
     def of(run: StoredRun, flops: float | None = None) -> PricedRun:
-        """flops: of training on one sample, where the run's model cannot be looked at."""
-        recovered, counted = recover(run), run.clock.get("flops_per_sample")
-        known = counted if isinstance(counted, float) else flops
-        return PricedRun(run, recovered, known if known is not None else flops_of(run, recovered.parameters))
+        """flops: of training on one sample, instead of those that are known; a run whose parents
+        waited by time was timed with its own."""
+        recovered = recover(run)
+        is_bound = recovered.story.waits_by_time and recovered.flops is not None
+        return PricedRun(run, recovered, recovered.flops if is_bound or flops is None else flops)
 
     def on(self, network: Network) -> Costs:
         """What it costs there."""
@@ -98,37 +100,60 @@ class PricedRun:
         except InvalidInput as problem:
             if problem.field != "leaf.flops_per_sample":
                 raise
-            allowed = "must be given, in the network or as --flops: the model cannot be made again from here"
+            allowed = "must be given, in the network or as --flops: the operations of its model could not be counted"
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
 
 
 class Pricing:
     """Runs on networks one after another, where one that cannot be priced stops no other."""
 
-    def __init__(self, flops: float | None = None):
-        """flops: as `PricedRun.of` takes them."""
+    def __init__(self, flops: float | None = None, before: Pricing | None = None):
+        """flops: as `PricedRun.of` takes them. before: a pricing that may have had the same runs
+        and networks, whose results are taken over then."""
         self._flops = flops
+        self._before = {} if before is None else before._known
+        self._known: dict[int, _Known] = {}
+        """By the run's object, which it holds."""
         self.done: list[tuple[PricedRun, Network]] = []
         self.problems: dict[str, InvalidInput] = {}
         """By a line that names the run, and says what is in the way."""
 
     def ready(self, run: StoredRun) -> PricedRun | None:
         """A run for any network; None where it cannot be priced anywhere."""
-        try:
-            return PricedRun.of(run, self._flops)
-        except InvalidInput as problem:
-            self.problems[f"{run.name} cannot be priced: {problem}"] = problem
+        known = self._known[id(run)] = self._before.get(id(run)) or _Known(run, _tried(PricedRun.of, run, self._flops))
+        if isinstance(known.ready, InvalidInput):
+            self.problems[f"{run.name} cannot be priced: {known.ready}"] = known.ready
             return None
+        return known.ready
 
     def on(self, run: PricedRun, network: Network) -> Costs | None:
-        """What it costs there; None where it cannot be priced there."""
-        try:
-            found = run.on(network)
-        except InvalidInput as problem:
-            self.problems[f"{run.run.name} cannot be priced on {network.name}: {problem}"] = problem
+        """What it costs there; None where it cannot be priced there. run: as `ready` gave it."""
+        costs = self._known[id(run.run)].costs
+        found = next((each for place, each in costs if place == network), None)
+        if found is None:
+            found = _tried(run.on, network)
+            costs.append((network, found))
+        if isinstance(found, InvalidInput):
+            self.problems[f"{run.run.name} cannot be priced on {network.name}: {found}"] = found
             return None
         self.done.append((run, network))
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Results for one run, or why there is none."""
+
+    run: StoredRun
+    ready: PricedRun | InvalidInput
+    costs: list[tuple[Network, Costs | InvalidInput]] = field(default_factory=list)
+
+
+def _tried(function: Callable[..., Result], *arguments: Any) -> Result | InvalidInput:
+    try:
+        return function(*arguments)
+    except InvalidInput as problem:
+        return problem
 
 
 def costs(story: Story, placed: PlacedNetwork) -> Costs:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from stratafl.base.errors import InvalidInput, named
-from stratafl.clock.model.flops import training_flops
+from stratafl.clock.model.workload import training_flops
 from stratafl.models.registry import build, parameters
 from stratafl.runs import StoredRun
 

@@ -1,26 +1,28 @@
-"""What a stored run's files say of who takes part in it and what is sent: also of runs of earlier
-versions, and without the data that it was trained on.
+"""Who takes part in a stored run and what is sent, from its files alone.
 
-How large its model is follows from its records: bytes are a sum of so many times the parameters and
-so many times the buffers, and how many times is known. So the recomputed bytes can be held against
-the records of every round.
+A run notes its workload when it is set up. Runs of early versions do not; their rules are made
+again from their config, and how large the model is follows from their records: bytes are a sum of
+so many times the parameters and so many times the buffers, and how many times is known. Either way
+the recomputed bytes can be held against the records of every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import InvalidInput, repeated
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import NetworkLike, network
 from stratafl.clock.model.replay import Story, leaf_steps, replay
-from stratafl.clock.model.sizes import MessageSizes, message_sizes
+from stratafl.clock.model.sizes import UNIT, MessageSizes, message_sizes
 from stratafl.clock.model.waiting import check_wait
+from stratafl.clock.model.workload import Workload
+from stratafl.clock.price.flops import flops_of
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.leaf import Leaf
@@ -29,8 +31,6 @@ from stratafl.core.schedule import Schedule, check_participation
 from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 
-UNIT = 64
-"""Parameters of a model that message sizes are learnt from."""
 OWN = "own"
 """What stands for the network of the runs themselves."""
 LOOKED_AT = 3
@@ -46,8 +46,10 @@ class Recovered:
     parameters: int
     buffers: int
     notes: tuple[str, ...]
+    flops: float | None
+    """Operations of training on one sample; None where that is not known."""
     own: Network | None = None
-    """That in whose virtual time the run went on."""
+    """The network in whose virtual time the run went on."""
 
     def check(self, network: Network, name: str) -> None:
         """Refuse a network on which other nodes would have been late."""
@@ -60,38 +62,57 @@ def recover(run: StoredRun) -> Recovered:
     """The story of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
-    tree = tree_of(run)
     config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
+    tree = tree_of(run)
     schedule = _schedule(run, config, tree.depth)
-    steps_N, samples_N = _steps(run, config, schedule)
-    noted = _noted(run, tree.depth) if run.clock else None
-    rules, leaf = ((), None) if noted else (_rules(run, config, tree.depth), _leaf(config, run.total))
-    story = Story(
-        tree=tree,
-        schedule=schedule,
-        participation=_participation(run, config, tree.depth),
-        seed=_seed(run, config),
-        sizes=noted.sizes if noted else message_sizes(rules, UNIT, 0, leaf),
-        steps_N=steps_N,
-        samples_N=samples_N,
-        rounds=len(run.rounds),
-        wait=check_wait(_table(config, "schedule").get("wait"), tree.depth),
-    )
-    if noted:
-        notes = [] if story.waits_by_time else _disagreement(run, story)
-        return Recovered(story, noted.parameters, noted.buffers, tuple(notes), noted.network)
+    wait = check_wait(_table(config, "schedule").get("wait"), tree.depth)
+    noted = _noted(run, config, schedule)
+
+    def story(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Story:
+        drawn = _participation(run, config, tree.depth), _seed(run, config)
+        return Story(tree, schedule, *drawn, sizes, steps_N, samples_N, len(run.rounds), wait)
+
+    if noted is None:
+        return _reconstructed(run, config, story(MessageSizes((), 0), *_steps(run, config, schedule)))
+    if noted.messages is None:
+        told = "how large its messages are could not be found when it was set up, so what was sent is not known"
+        raise InvalidInput("run", run.path, told)
+    made = story(noted.messages, noted.steps_N, noted.samples_N)
+    notes = [] if made.waits_by_time else _disagreement(run, made)
+    own = _own(run) if run.clock else None
+    return Recovered(made, noted.parameters, noted.buffers, tuple(notes), noted.flops_per_sample, own)
+
+
+def _noted(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> Workload | None:
+    """The workload that a run notes; None of a run of an early version, but where it went on in
+    virtual time and noted most of it with that."""
+    clients = len(run.tree["levels"][-1]["names"])
+    try:
+        if run.workload:
+            return Workload.of(run.workload, len(schedule.periods), clients)
+        if not run.clock:
+            return None
+        steps = dict(zip(("steps_per_sync", "samples_per_step"), _steps(run, config, schedule), strict=True))
+        return Workload.of({**run.clock, **steps}, len(schedule.periods), clients)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
+
+
+def _reconstructed(run: StoredRun, config: Mapping[str, Any], story: Story) -> Recovered:
+    """The story of a run that does not note its workload. story: without the sizes of messages."""
     if story.waits_by_time:
         raise InvalidInput(
             "run", run.path, "its parents waited by time, and its run.json does not say on which network"
         )
+    rules, leaf = _rules(run, config, story.tree.depth), _leaf(config, run.total)
     parameters, buffers = _model_size(run, story, rules, leaf)
     story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
-    return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)))
+    return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)), flops_of(run, parameters))
 
 
 def own_network(runs: Sequence[StoredRun], field: str) -> Network:
-    """That in whose virtual time runs went on, if it is one for all of them."""
-    known = [_noted(run, len(run.tree["levels"]) - 1).network for run in runs if run.clock]
+    """The network in whose virtual time runs went on, if it is one for all of them."""
+    known = [_own(run) for run in runs if run.clock]
     if not known or len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
         raise InvalidInput(field, OWN, "is for runs in the virtual time of a network, the same for all of them")
     return known[0]
@@ -105,28 +126,16 @@ def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> li
 def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
     """The same, now that the runs are known; two of one name could not be told apart."""
     found = [own_network(runs, field) if each is None else each for each in named]
-    names = [each.name for each in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
+    name = repeated(each.name for each in found)
+    if name is not None:
+        raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
     return found
 
 
-class _Noted(NamedTuple):
-    """What a run in virtual time says of itself."""
-
-    network: Network
-    parameters: int
-    buffers: int
-    sizes: MessageSizes
-
-
-def _noted(run: StoredRun, depth: int) -> _Noted:
+def _own(run: StoredRun) -> Network:
+    """The network of a run in virtual time."""
     try:
-        own, sizes = Network.of(run.clock["network"]), MessageSizes.of(run.clock["messages"])
-        if len(sizes.levels) != depth:
-            raise ValueError
-        return _Noted(own, int(run.clock["parameters"]), int(run.clock["buffers"]), sizes)
+        return Network.of(run.clock["network"])
     except (InvalidInput, KeyError, TypeError, ValueError):
         raise InvalidInput("run", run.path, "the clock in its run.json cannot be read") from None
 
@@ -218,6 +227,7 @@ def _model_size(run: StoredRun, story: Story, rules: Sequence[Rule], leaf: Leaf 
     """Parameters and buffer values of the run's model, from what it sent."""
     rounds = min(LOOKED_AT, len(run.rounds))
     told = _recorded(run, story, rounds)
+    story = replace(story, sizes=message_sizes(rules, UNIT, 0, leaf))
     with_buffers = replace(story, sizes=message_sizes(rules, UNIT, UNIT, leaf))
     per_parameter = _client_bytes(story, rounds) / UNIT
     per_buffer = _client_bytes(with_buffers, rounds) / UNIT - per_parameter

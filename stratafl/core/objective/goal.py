@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, number
-from stratafl.core.objective.metric import ACCURACY, USUAL, Directions
+from stratafl.core.objective.metric import ACCURACY, LOSS, USUAL, Directions
 
 GoalLike = float | str | Mapping[str, float]
-"""An accuracy, "loss <= 0.1", or a table of metrics and values."""
-_TEXT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(>=|<=)\s*([^<>=\s]+)\s*")
+"""A value of the default metric (0.8, "0.8"), "accuracy=0.8", "loss <= 0.1", or a table of metrics
+and values."""
+_TEXT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
+EXAMPLES = '0.8, "accuracy=0.8" or "loss <= 0.1"'
 
 
 @dataclass(frozen=True)
@@ -46,44 +48,59 @@ class Goal:
 
 def accuracy_of(field: str, value: Any) -> Goal:
     """A test accuracy, above 0 and at most 1."""
-    return Goal(ACCURACY, number(field, value, above=0, at_most=1), ">=")
+    return _checked(field, ACCURACY, value, ">=")
 
 
-def goals_of(field: str, given: Any) -> tuple[Goal, ...]:
-    """What a user gave: all of them are to be reached."""
+def goals_of(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
+    """The targets that a user gave in any of the forms of `GoalLike`; all of them are to be
+    reached. default: the metric of a number alone."""
     if isinstance(given, str):
-        found = _TEXT.fullmatch(given)
-        if found is None:
-            raise InvalidInput(field, given, 'must look like "loss <= 0.1" or "accuracy >= 0.8"')
-        try:
-            value = float(found[3])
-        except ValueError:
-            raise InvalidInput(field, given, f"{found[3]!r} is no number") from None
-        return (Goal(found[1], number(field, value), found[2]),)
+        return (_read(field, given, default),)
     if isinstance(given, Mapping) and given:
-        return tuple(Goal(str(name), number(f"{field}.{name}", value)) for name, value in given.items())
+        return tuple(_checked(f"{field}.{name}", str(name), value) for name, value in given.items())
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return (accuracy_of(field, given),)
-    allowed = 'must be a table of metrics and values, such as { accuracy = 0.8 }, or a text: "loss <= 0.1"'
-    raise InvalidInput(field, given, allowed)
+        return (_alone(field, given, default),)
+    raise InvalidInput(field, given, f"must look like {EXAMPLES}, or be a table such as {{ accuracy = 0.8 }}")
 
 
-def one_goal(field: str, given: Any) -> Goal:
-    """A single goal."""
-    goals = goals_of(field, given)
+def one_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
+    """A single target."""
+    goals = goals_of(field, given, default)
     if len(goals) > 1:
         raise InvalidInput(field, given, "must be one metric and its value")
     return goals[0]
 
 
-def goal_from(field: str, text: str) -> Goal:
-    """A single one from a command line, where also a number is a text."""
+def default_metric(measured: Iterable[str]) -> str:
+    """The metric that runs are judged by where nobody names one: the accuracy; where that is not
+    measured the first of the others by name, and the loss where there is nothing else."""
+    return min(measured, key=rank, default=ACCURACY)
+
+
+def rank(metric: str) -> tuple[bool, bool, str]:
+    """Sorts metrics: the accuracy first, the loss last."""
+    return metric != ACCURACY, metric == LOSS, metric
+
+
+def _read(field: str, text: str, default: str) -> Goal:
+    found = _TEXT.fullmatch(text)
     try:
-        return one_goal(field, float(text))
-    except ValueError as problem:
-        if isinstance(problem, InvalidInput):
-            raise
-        return one_goal(field, text)
+        value = float(text if found is None else found[3])
+    except ValueError:
+        raise InvalidInput(field, text, f"must look like {EXAMPLES}") from None
+    if found is None:
+        return _alone(field, value, default)
+    return _checked(field, found[1], value, "" if found[2] == "=" else found[2])
+
+
+def _alone(field: str, value: float, default: str) -> Goal:
+    return accuracy_of(field, value) if default == ACCURACY else _checked(field, default, value)
+
+
+def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
+    """A goal with a value that its metric can have."""
+    is_share = metric == ACCURACY
+    return Goal(metric, number(field, value, above=0, at_most=1) if is_share else number(field, value), sign)
 
 
 def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:

@@ -34,9 +34,13 @@ class RootRun:
         before the first."""
         self.history = _history(folder, last)
         precision = honoured("fp32", CPU, made.start.flat.dtype, casts=False)
-        counts = made.counts.without(_with_own_data(folder, made.tree.names[-1]))
+        own = _with_own_data(folder, made.tree.names[-1])
+        counts = made.counts.without(own)
+        # how many samples a leaf of its own data takes in a step, only that leaf knows
+        workload = None if own else made.workload
         engine, better = LoopEngine.name, made.objective.better
-        facts = RunFacts(config.as_dict(), made.tree, counts, engine, engine, precision, job=site.job, better=better)
+        how = engine, engine, precision
+        facts = RunFacts(config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload)
         self._folder = RunFolder.adopt(folder, layout.slug(folder.absolute().parent.name), facts, self.history)
 
     @property

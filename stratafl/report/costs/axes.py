@@ -31,12 +31,13 @@ class NetworkAxes:
     """Which runs cannot be, and why."""
 
 
-def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network]) -> NetworkAxes:
-    """The axes of these networks, and the runs on them."""
+def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing: Pricing | None = None) -> NetworkAxes:
+    """The axes of these networks, and the runs on them. pricing: a new one, which may have been
+    given the results of another."""
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
     on: dict[Path, list[tuple[PricedRun, Network]]] = {}
-    pricing = Pricing()
+    pricing = Pricing() if pricing is None else pricing
     ready = [pricing.ready(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"

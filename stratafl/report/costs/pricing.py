@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stratafl.base.errors import InvalidInput, listed, number
+from stratafl.base.errors import InvalidInput, number
 from stratafl.clock.model.network import LARGEST, Network
 from stratafl.clock.model.timeline import PARTS, Part
 from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
@@ -18,7 +18,7 @@ from stratafl.clock.price.story import named_networks, resolved
 from stratafl.report.compare import Setting, settings
 from stratafl.report.curves import Curve
 from stratafl.report.gather import gather
-from stratafl.report.measures import Measure
+from stratafl.report.measures import Target, targets_of
 from stratafl.report.payload import judged_by
 from stratafl.report.summary import first_round, of_all
 from stratafl.runs import StoredRun
@@ -65,9 +65,6 @@ class PricedSetting:
         return next(each for each in self.milestones if each.until == until)
 
 
-Target = tuple[Measure, float]
-
-
 def price(
     runs: str | Path | Sequence[str | Path | StoredRun],
     networks: str | Path | Network | Sequence[str | Path | Network],
@@ -81,10 +78,10 @@ def price(
     runs: run folders, folders of runs, or what `read_run` returned.
     networks: names of presets, paths of TOML files, or `Network` objects; "own" is the one in whose
         virtual time the runs went on.
-    targets: values of a metric, such as 0.75 or "loss=0.3"; what it took to get there is priced
-        besides all rounds.
-    flops_per_sample: operations of training on one sample, where a network needs them and the
-        run's model cannot be made again from its config.
+    targets: values of metrics, such as 0.75, "accuracy=0.75" or "loss <= 0.3"; what it took to get
+        there is priced besides all rounds.
+    flops_per_sample: operations of training on one sample, instead of those that were counted when
+        a run was set up, which of some models they cannot be.
     """
     if flops_per_sample is not None:
         number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
@@ -111,7 +108,7 @@ def priced(
 ) -> list[PricedSetting]:
     """Settings under networks, all settings of a network together; what cannot be priced is left
     out, and in `pricing`."""
-    goals = [target_of(each, compared, field) for each in targets]
+    goals = targets_of(targets, *judged_by(compared), field)
     ready = [[pricing.ready(run) for run in setting.runs] for setting in compared]
     found = [
         _setting(setting, network, on_it, goals)
@@ -122,21 +119,6 @@ def priced(
     if not found:
         raise next(iter(pricing.problems.values()))
     return found
-
-
-def target_of(given: str | float, compared: Sequence[Setting], field: str) -> Target:
-    """A metric and its value, from "loss=0.3", "0.75" or 0.75."""
-    name, equals, value = str(given).rpartition("=")
-    metrics, measure = judged_by(compared, name.strip() if equals else None)
-    if measure is None:
-        raise InvalidInput(field, given, f"these runs have {listed([each.name for each in metrics])}")
-    try:
-        goal = number(field, float(value))
-    except ValueError:
-        raise InvalidInput(field, given, "must look like 0.75 or loss=0.3") from None
-    if measure.percent:
-        number(field, goal, above=0, at_most=1)
-    return measure, goal
 
 
 class _Priced(NamedTuple):
@@ -160,10 +142,9 @@ def _on(network: Network, setting: Setting, runs: Sequence[PricedRun | None], pr
 def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> PricedSetting:
     each = [priced_run.costs for priced_run in runs]
     made = []
-    for measure, value in targets:
-        when = [first_round(priced_run.curve, measure, value) for priced_run in runs]
-        ends = [None if round is None else int(round) for round in when]
-        made.append(_milestone(f"{measure.name} {measure.goal_text(value)}", each, ends))
+    for measure, goal in targets:
+        ends = [first_round(priced_run.curve, goal) for priced_run in runs]
+        made.append(_milestone(f"{measure.name} {measure.goal_text(goal.value)}", each, ends))
     made.append(_milestone(ALL, each, [len(priced_run.run.run.rounds) for priced_run in runs]))
     return PricedSetting(
         setting=setting.label,

@@ -8,11 +8,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, integer, unknown
+from stratafl.base.errors import InvalidInput, integer, repeated, unknown
+from stratafl.base.files import check_writable, make_folder, read_json, write_json
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.core.objective.goal import Goal, one_goal
@@ -22,6 +23,8 @@ KEYS = ("config", "base", "variants", "grid", "target")
 MOST = 10_000
 """Runs of one sweep; more is a slip of the pen."""
 SEED = ("run", "seed")
+NOTED = "sweep.json"
+"""What a sweep notes of itself in its folder, beside its runs."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,9 @@ class Plan:
             for variant, changes in variants.items()
             for chosen in itertools.product(*([(axis, *each) for each in axis.values] for axis in axes))
         ]
-        names = [entry.name for entry in entries]
-        for each in names:
-            if names.count(each) > 1:
-                raise InvalidInput("grid", each, "two runs would be the same; give every value once")
+        twice = repeated(entry.name for entry in entries)
+        if twice is not None:
+            raise InvalidInput("grid", twice, "two runs would be the same; give every value once")
         return Plan(name, entries, target)
 
 
@@ -195,3 +197,22 @@ def _table(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidInput(where, value, "must be a table")
     return value
+
+
+def note_target(folder: Path, target: Goal | None) -> None:
+    """Note in a sweep's folder what its runs are compared by, for whoever reads them there."""
+    check_writable("--runs", folder)
+    make_folder(folder)
+    write_json(folder / NOTED, {"target": None if target is None else asdict(target)})
+
+
+def noted_target(folder: Path) -> Goal | None:
+    """The target that a sweep notes in its folder; None where there is none that can be read."""
+    path = folder / NOTED
+    if not path.is_file():
+        return None
+    try:
+        noted = read_json(path)["target"]
+        return None if noted is None else Goal(str(noted["metric"]), float(noted["value"]), str(noted["sign"]))
+    except (InvalidInput, KeyError, TypeError, ValueError):
+        return None

@@ -63,6 +63,8 @@ class Worker:
     """A process that does one run of a sweep after another."""
 
     process: subprocess.Popen
+    number: int
+    """Which GPU it uses, counted round; whoever takes its place gets the same."""
     tasks: IO[bytes]
     """Where it reads what to do."""
     said: IO[bytes]
@@ -84,7 +86,7 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, bufsize=0
         )
         assert process.stdin is not None and process.stdout is not None
-        return Worker(process, process.stdin, process.stdout, log)
+        return Worker(process, number, process.stdin, process.stdout, log)
 
     def give(self, name: str, config: Config, folder: Path, resume: Path | None) -> None:
         self.name, self.path = name, resume
@@ -294,4 +296,4 @@ class _Pool:
         worker.close()
         self.advanced = True
         if self.waiting:
-            self._start(len(self.workers))
+            self._start(worker.number)

@@ -4,13 +4,12 @@ standard deviation over seeds."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stratafl.core.measure.divergence import measured
-from stratafl.core.objective.goal import Goal
-from stratafl.core.objective.metric import ACCURACY, LOSS
+from stratafl.core.objective.goal import Goal, default_metric
 from stratafl.runs.read import StoredRun
 from stratafl.runs.statistics import over_seeds
 from stratafl.runs.sweep.plan import PlannedRun
@@ -26,7 +25,7 @@ class Row:
     diverged: int
     """How many of those that are done ended with a loss that is not finite."""
     metric: str
-    """What is looked at: the target's metric; without a target the accuracy, or else the loss."""
+    """What is looked at: the target's metric; without a target the default one."""
     final: float | None
     """The metric's mean over the runs that are done and did not diverge."""
     final_deviation: float | None
@@ -63,14 +62,9 @@ def table(entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], target
     """One row per group, in the order of the entries; `stored` holds the runs that are done, by
     name."""
     groups = dict.fromkeys(entry.group for entry in entries)
-    metric = _metric(stored.values()) if target is None else target.metric
+    seen = {name for run in stored.values() for record in run.rounds for name in measured(record)}
+    metric = default_metric(seen) if target is None else target.metric
     return [_row(group, [e for e in entries if e.group == group], stored, metric, target) for group in groups]
-
-
-def _metric(runs: Collection[StoredRun]) -> str:
-    """What runs are judged by where nobody says."""
-    has_loss_alone = bool(runs) and all(_values(run, LOSS)[1] and not _values(run, ACCURACY)[1] for run in runs)
-    return LOSS if has_loss_alone else ACCURACY
 
 
 def _row(

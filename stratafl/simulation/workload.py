@@ -1,0 +1,57 @@
+"""The workload of a run, measured while it is set up: nothing that the run computes depends on
+that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stratafl.base.generators import as_before
+from stratafl.clock.model.replay import leaf_steps
+from stratafl.clock.model.sizes import MessageSizes, message_sizes, scaled_sizes
+from stratafl.clock.model.workload import Workload, training_flops
+from stratafl.core.leaf import Leaf
+from stratafl.core.rule import Rule
+from stratafl.core.schedule import Schedule
+from stratafl.data.inputs import Inputs
+from stratafl.engine.model_checks import Subject
+from stratafl.rules.trial import is_own
+
+
+def measured(
+    subject: Subject,
+    inputs: Inputs,
+    shared: tuple[Tensor, Tensor],
+    rules: Sequence[Rule],
+    leaf: Leaf,
+    schedule: Schedule,
+    samples: Sequence[int],
+    batch: int | None,
+) -> Workload:
+    """The workload of clients with so many samples each.
+
+    inputs: some samples, for counting the model's operations.
+    shared: rows of the parameters and buffers that are sent.
+    """
+    steps_N, samples_N = leaf_steps(samples, batch, schedule, leaf.epochs is not None)
+    subject.flat.eval()
+    return Workload(
+        parameters=subject.flat.parameters,
+        buffers=len(subject.b_B),
+        flops_per_sample=training_flops(lambda: subject.outputs(inputs[:1])),
+        messages=_messages(rules, leaf, subject.flat.dtype, *shared),
+        steps_N=steps_N,
+        samples_N=samples_N,
+    )
+
+
+def _messages(rules: Sequence[Rule], leaf: Leaf, dtype: torch.dtype, x_P: Tensor, b_B: Tensor) -> MessageSizes | None:
+    sizes = rules, len(x_P), len(b_B), leaf, dtype
+    try:
+        with as_before(x_P.device):
+            return message_sizes(*sizes, x_P.device) if any(map(is_own, rules)) else scaled_sizes(*sizes)
+    except Exception:
+        # a rule or an optimiser of a user's may not bear an only child, which a run may never have
+        return None

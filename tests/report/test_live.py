@@ -1,0 +1,137 @@
+"""What a live page reads and prices again: what has changed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratafl.clock.price import costs
+from stratafl.core.objective.goal import Goal
+from stratafl.report.serve import Live
+from stratafl.runs import read
+from stratafl.runs.sweep import note_target
+from tests.report.conftest import ROUNDS, edit
+
+
+class Counted:
+    """The names of runs that were read, and how many were priced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.read: list[str] = []
+        self.priced = 0
+        read_run, priced_on = read.read_run, costs.costs
+
+        def reading(path: Path) -> Any:
+            self.read.append(path.name)
+            return read_run(path)
+
+        def pricing(*given: Any) -> Any:
+            self.priced += 1
+            return priced_on(*given)
+
+        monkeypatch.setattr(read, "read_run", reading)
+        monkeypatch.setattr(costs, "costs", pricing)
+
+    def since(self) -> tuple[list[str], int]:
+        """Since the last time."""
+        now = self.read, self.priced
+        self.read, self.priced = [], 0
+        return now
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def test_only_what_changed_is_read_and_priced(copied: Path, counted: Counted) -> None:
+    live = Live([copied], ["plato"])
+    first = live.read()
+    names = sorted(path.name for path in copied.iterdir())
+    read, priced = counted.since()
+    assert (sorted(read), priced) == (names, len(names)) and "seconds on plato" in first["axes"]
+    assert live.read() is first and counted.since() == ([], 0)
+    for name in ("run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"):
+        path = copied / names[1] / name
+        path.write_text(path.read_text() + " \n" * (name != "rounds.jsonl"))
+        path.touch()
+        assert live.read() is not first and counted.since() == ([names[1]], 1), name
+
+
+def test_every_real_change_shows(copied: Path, counted: Counted) -> None:
+    live = Live([copied])
+    runs = sorted(copied.iterdir())
+
+    def shown() -> list[dict[str, Any]]:
+        return [run for setting in live.read()["settings"] for run in setting["runs"]]
+
+    assert [run["round"] for run in shown()] == [ROUNDS] * 4
+    lines = (runs[0] / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (runs[0] / "rounds.jsonl").write_text("".join(lines[:2]))
+    assert sorted(run["round"] for run in shown()) == [2, ROUNDS, ROUNDS, ROUNDS]
+    (runs[0] / "rounds.jsonl").write_text("".join(lines))
+    edit(runs[0] / "status.json", lambda values: values.update(status="failed"))
+    assert [run["status"] for run in shown()].count("failed") == 1
+    (runs[1] / "tree.json").write_text("[]")
+    assert len(shown()) == 3 and len(live.read()["unreadable"]) == 1
+    shutil.rmtree(runs[2])
+    assert len(shown()) == 2
+    shutil.copytree(runs[3], copied / "another")
+    assert len(shown()) == 3
+    shutil.rmtree(copied)
+    assert shown() == [] and "no such folder" in live.read()["unreadable"][0]
+
+
+def test_a_process_that_is_gone_shows(copied: Path) -> None:
+    run = sorted(copied.iterdir())[0]
+    edit(run / "status.json", lambda values: values.update(status="running"))
+    live = Live([run])
+
+    def status() -> str:
+        return str(live.read()["settings"][0]["runs"][0]["status"])
+
+    lock = read_lock(run)
+    assert status() == "running"
+    lock.release()
+    assert status() == "interrupted", "no file changes where a process is killed"
+
+
+def read_lock(run: Path) -> Any:
+    from stratafl.runs.lock import Lock
+
+    return Lock(run)
+
+
+def test_a_networks_file_is_read_again(copied: Path, tmp_path: Path, counted: Counted) -> None:
+    file = tmp_path / "ours.toml"
+    text = "leaf.step_s = 1\n[[tier]]\nup_mbit_s = 8\n"
+    file.write_text(text)
+    live = Live([copied], [str(file)])
+
+    def seconds() -> Any:
+        return live.read()["settings"][0]["runs"][0]["curve"]["x"]["seconds on ours"]
+
+    before, (names, _) = seconds(), counted.since()
+    file.write_text(text.replace("step_s = 1", "step_s = 2"))
+    assert seconds() != before and counted.since() == ([], len(names))
+    file.write_text("tier = 3")
+    assert "seconds on ours" not in live.read()["axes"] and "tier" in live.read()["unreadable"][0]
+    file.write_text(text)
+    assert seconds() == before
+
+
+def test_a_sweeps_new_target_shows(copied: Path) -> None:
+    live = Live([copied])
+    assert live.read()["targets"]["accuracy"] != [0.25]
+    note_target(copied, Goal("accuracy", 0.25))
+    assert live.read()["targets"]["accuracy"] == [0.25]
+
+
+def test_a_target_of_no_metric_is_told_on_the_page(copied: Path) -> None:
+    found = Live([copied], targets=["f1=0.5"]).read()
+    assert found["settings"] and "--target = 'f1=0.5': these runs have accuracy, loss" in found["unreadable"]
+    json.dumps(found, allow_nan=False)
