@@ -201,8 +201,8 @@ class Downward:
         child = self.child(bundle.site)
         child.account.sent(bundle)
         child.answer = None
-        if child.born is None and child.known is None and not self.now.shifts:
-            # nothing is in use yet that was made under these weights
+        if bundle.begin is None and all(each.known is None and each.born is None for each in self.now.children):
+            # nothing is in use yet that was made under other weights
             child.samples = reply.samples
         if bundle.begin is not None and reply.report is not None:
             child.stale = child.owed = False
