@@ -89,7 +89,8 @@ class Federation(Standing):
         if level < self.tree.depth:
             memory = anew(now.memory, self.rules[level + 1].open(x_AP))
             if memory is not now.memory:
-                held = Held(*(self.tree.spread(level, above[name]) for name in (MODEL, BUFFERS)), memory)
+                x_NP, b_NB = (self.tree.spread(level, above[name]) for name in (MODEL, BUFFERS))
+                held = Held(x_NP, b_NB, memory)
                 changed = replace(self.levels[level], memory=memory)
                 self.levels[level] = self._giving(level, changed, held, self.levels[level + 1].rounds, new_N)
         self._correct(level)

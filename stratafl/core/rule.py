@@ -169,7 +169,7 @@ class Rule(NamedTuple):
     """from_gradient(state, g, mean_g) -> state: the child's state from its own gradient and the
     siblings' mean at a model that came from above."""
     reduce: Callable[[Tensor, Tensor], Tensor] | None = None
-    """reduce(rows, weights) -> row: one parent's reducer, (K x P rows, K weights) -> row, instead of
+    """reduce(rows, weights) -> row: one parent's reducer, from K x P rows and K weights, instead of
     the weighted mean."""
     reweigh: Callable[[Rows, Rows, Tensor], tuple[Rows, Rows]] | None = None
     """reweigh(memory, moved, gain) -> (memory, shift): what changed weights of the children make of

@@ -1,6 +1,6 @@
-"""What MTGC, SCAFFOLD and FedDyn rest on, at every family of a deployed tree: under the weights that
-children have now, the corrections of all of them, absent ones too, sum to zero, and a parent's memory
-is the mean of its children's states.
+"""What MTGC, SCAFFOLD and FedDyn rest on, at every family of a deployed tree: under the weights
+that children have now, the corrections of all of them, absent ones too, sum to zero, and a parent's
+memory is the mean of its children's states.
 
 A child's state is what it will have when it next begins: what it is still to be told belongs to it.
 """
@@ -25,7 +25,7 @@ ROUNDING = 2e-5
 
 
 def state_of(job: Job, level: int, number: int, kept: NodeState | None, down: Downward) -> Rows | None:
-    """A child's state at its next round; None where it has lost it, and its parent does not know."""
+    """A child's state at its next round; None where it lost it, and its parent does not know."""
     name = job.tree.names[level][number]
     bundle, above = down.bundles([name], None)[name], Above() if kept is None or kept.above is None else kept.above
     assert bundle.begin is not None
@@ -40,8 +40,8 @@ def state_of(job: Job, level: int, number: int, kept: NodeState | None, down: Do
 
 
 def imbalance(job: Job, level: int, number: int, below: Below, kept: Mapping[str, NodeState]) -> float:
-    """By how much a family misses it, beside the largest of its states; 0 where a state was lost and
-    its parent does not know yet."""
+    """By how much a family misses it, beside the largest of its states; 0 where a state was lost
+    and its parent does not know yet."""
     rule, down = job.rules[level], Downward(job, level, number, below)
     numbers = job.children(level, number)
     states = [state_of(job, level + 1, child, kept.get(job.tree.names[level + 1][child]), down) for child in numbers]

@@ -39,8 +39,8 @@ class LevelState:
     rate_N: np.ndarray
     """The sum of learning rates since a node last met its parent."""
     brings_N: np.ndarray
-    """Who has something to bring to the parent: a leaf that trained, whatever its learning rate, and
-    a parent that heard somebody since it last met its own."""
+    """Who has something to bring to the parent: a leaf that trained, whatever its learning rate,
+    and a parent that heard somebody since it last met its own."""
     active_N: np.ndarray
     """Who takes part in the round that is under way."""
     begun_N: np.ndarray

@@ -149,8 +149,8 @@ class Standing:
             self._reweigh(level, before)
 
     def _reweigh(self, level: int, before: Tree) -> None:
-        """Bring the states of an edge level, which were made under the weights of the tree `before`,
-        in line with those of now."""
+        """Bring the states of an edge level, which were made under the weights of the tree
+        `before`, in line with those of now."""
         reweigh, now, above = self.rules[level].reweigh, self.levels[level], self.levels[level - 1]
         is_same = np.array_equal(before.weights[level], self.tree.weights[level])
         if reweigh is None or not self.tree.agreed(level, not is_same):

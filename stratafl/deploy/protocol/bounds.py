@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, integer, number
 from stratafl.core.rule import Rows
-from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.counts import MOST_SHIFTS
+from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
 
 MOST_SAMPLES = 10**9
@@ -188,9 +188,9 @@ def check_row(where: str, rows: object, width: int, dtype: torch.dtype) -> None:
 def check_state(job: Job, level: int, where: str, state: object, some: bool = False) -> None:
     """Refuse what is no state of the level's rule at a child; `some`: parts of one will do."""
     form = job.states[level - 1] or {}
-    names = state.keys() if isinstance(state, dict) else None
-    if names is None or not (names <= form.keys() if some else names == form.keys()):
-        raise InvalidInput(where, state if names is None else sorted(names), f"must have {', '.join(form) or 'nothing'}")
+    if not isinstance(state, dict) or not (state.keys() <= form.keys() if some else state.keys() == form.keys()):
+        given = sorted(map(str, state)) if isinstance(state, dict) else state
+        raise InvalidInput(where, given, f"must have {', '.join(form) or 'nothing'}")
     for name, rows in state.items():
         check_row(f"{where}.{name}", rows, form[name].shape[1], job.dtype)
 

@@ -1,5 +1,5 @@
-"""How much each child of a deployed parent counts, and what becomes of the family's states when that
-changes.
+"""How much each child of a deployed parent counts, and what becomes of the family's states when
+that changes.
 
 MTGC's corrections of a parent's children sum to zero under the children's weights, SCAFFOLD's
 control variate of the parent is the mean of theirs, and so is FedDyn's h. Counts n_i of samples
@@ -9,9 +9,9 @@ its aggregator counts more. With d_j the change of a child's count and N' the ne
 along. What is to be taken from every child's state, also an absent one's, is a `Shift`: the parent
 keeps it until all have it.
 
-Where a state is gone (a child lost it, or is out for the run) nobody knows its part of the sum. Then
-the whole family begins anew: a shift without rows, and the parent's memory as at first. So it does
-where more shifts than `MOST_SHIFTS` wait for a child that is away.
+Where a state is gone (a child lost it, or is out for the run) nobody knows its part of the sum.
+Then the whole family begins anew: a shift without rows, and the parent's memory as at first. So it
+does where more shifts than `MOST_SHIFTS` wait for a child that is away.
 
 Shape suffixes: K children, P parameters.
 """

@@ -161,8 +161,8 @@ class Downward:
         }
 
     def forget(self, name: str) -> None:
-        """A child that has lost its state is to get everything, as a new one. Its family begins anew
-        when it is heard."""
+        """A child that has lost its state is to get everything, as a new one. Its family begins
+        anew when it is heard."""
         before = self.child(name)
         fresh = Child(before.samples, owed=True, born=before.born, left=before.left)
         fresh.offences, fresh.account = before.offences, before.account
@@ -251,8 +251,8 @@ class Downward:
                 child.answer, child.stale = Answer(now.step, rate, now.given), False
 
     def _is_sound(self, name: str, report: Report) -> bool:
-        """Whether the state that came along, if one did, may be reckoned with; it is refused here if
-        not."""
+        """Whether the state that came along, if one did, may be reckoned with; it is refused here
+        if not."""
         limits = self._job.limits[self._level]
         is_lost, is_large = (False, False) if report.state is None else unsound(report.state, self.now.held, limits)
         if is_lost or is_large:

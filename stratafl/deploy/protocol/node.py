@@ -21,7 +21,6 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import own_code
 from stratafl.core.home import LeafTrainer
 from stratafl.core.optimise.path import with_path
-from stratafl.core.rule import Rows
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Pull, Work
 from stratafl.deploy.protocol import bounds

@@ -100,8 +100,8 @@ class Upward:
         self._correct()
 
     def _catch_up(self, begin: Begin, state: Rows) -> None:
-        """What happened to the state since the last round it began, in its order: shifts, and models
-        that came from above the parent, which at the same step come after."""
+        """What happened to the state since the last round it began, in its order: shifts, and
+        models that came from above the parent, which at the same step come after."""
         rule, start, begun = self._terms.rule, self.now.start, self.now.begun
         assert start is not None
         shifts = [shift for shift in begin.shifts if begun is None or shift.step > begun]

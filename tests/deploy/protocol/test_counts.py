@@ -117,8 +117,7 @@ def grow(tree: Tree, factor: float = 5) -> None:
 
 
 def test_what_is_learnt_under_new_weights_is_the_mean_less_the_own_gradient() -> None:
-    """At once, in the meeting at which the count changes: the siblings, of whom one is away, are moved
-    by what the others learn of the old weights."""
+    """At once, in the meeting at which the count changes."""
     sim = simulation("mtgc", 1, rounds=6, batch=None, leaf=leaf(1e-3))
     grown = Tree(sim, by_samples=True, undeclared=range(3))
     grown.root.greet()
@@ -128,7 +127,6 @@ def test_what_is_learnt_under_new_weights_is_the_mean_less_the_own_gradient() ->
     x_P, weights = grown.model().clone(), np.array(grown.counts) / sum(grown.counts)
     rounds(grown, 1)
     grown.root.end()
-    assert isinstance(grown.root.down.now.held, torch.Tensor)
     gradient = []
     for number, part in enumerate(grown.parts):
         training = sim.engine.training
@@ -149,7 +147,7 @@ def test_a_refused_report_changes_no_count(method: Any) -> None:
     poisoned.root.greet()
     rounds(poisoned, 2)
     grow(poisoned)
-    before = [child.samples for child in poisoned.links["1"] and poisoned.kept["1"].below.children]  # type: ignore[union-attr]
+    before = [child.samples for child in poisoned.kept["1"].below.children]  # type: ignore[union-attr]
     parent, name = poisoned.links["1"], last(poisoned)
     honest = parent.children[name]
     for lie in (reported(state=nan), reported(state=huge), reported(message=nothing), reported(state=None)):
@@ -295,7 +293,7 @@ def test_shifts_that_wait_for_one_that_is_away_are_few() -> None:
 
 
 def test_a_shift_meets_the_restarts_in_the_order_in_which_they_were() -> None:
-    """A rule of one's own whose restart halves: what is taken from a state before is halved, too."""
+    """A rule of one's own whose restart halves: what was taken from a state is halved, too."""
 
     def halved(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"z": state["z"] / 2}
