@@ -39,7 +39,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.base.documented import documented
+from stratafl.core.documented import documented
 
 Rows = dict[str, Tensor]
 """Named matrices with one row per node: a state, a memory, a message or a note."""
