@@ -59,13 +59,43 @@ class Federation(Standing):
             now, above = self.levels[level], self.levels[level - 1]
             drawn = draw(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
             active_N = self.tree.here(level, drawn) & above.active_N[self.tree.parents[level]]
-            self._change(level, active_N=active_N, rounds=now.rounds + 1)
+            new_N = active_N & ~now.begun_N
+            self._change(level, active_N=active_N, begun_N=now.begun_N | active_N, rounds=now.rounds + 1)
+            if now.rounds and new_N.any():
+                self._enter(level, new_N)
             if now.pending is not None:
                 model_NP, held_N = self.tree.spread(level, above.given[MODEL]), self._meetings(level)
                 self._change(level, pending=now.pending.begun(active_N, model_NP, held_N))
             sizes = above.given_bytes, self._model_bytes
             for watcher in self.watchers:
                 watcher.began(Beginning(level, active_N, *sizes, self.wants_gradients))
+
+    def _enter(self, level: int, new_N: np.ndarray) -> None:
+        """Let those in the mask, who take part for the first time, begin with the model that they
+        get now, where what they have depends on it. Until then they had what the run began with."""
+        rows = placed(np.flatnonzero(new_N), self.levels[level].model.device)
+        now, above, rule = self.levels[level], self.levels[level - 1].given, self.rules[level]
+        parent_A = self.tree.parents[level][new_N]
+        x_AP, b_AB = (above[name].index_select(0, placed(parent_A, rows.device)) for name in (MODEL, BUFFERS))
+
+        def anew(old: Rows, new: Rows) -> Rows:
+            same = all(torch.equal(old[name].index_select(0, rows), each) for name, each in new.items())
+            return old if same else old | {name: old[name].index_copy(0, rows, each) for name, each in new.items()}
+
+        channel = self._edge(level).terms.channels.up.init({MODEL: x_AP, BUFFERS: b_AB})
+        state, up_channel = anew(now.state, rule.init(x_AP)), anew(now.up_channel, channel)
+        own = {} if level < self.tree.depth or self._optimiser is None else self._optimiser.init(x_AP)
+        self._change(level, state=state, up_channel=up_channel, optimiser=anew(now.optimiser, own))
+        if level < self.tree.depth:
+            memory = anew(now.memory, self.rules[level + 1].open(x_AP))
+            if memory is not now.memory:
+                x_NP, b_NB = (self.tree.spread(level, above[name]) for name in (MODEL, BUFFERS))
+                held = Held(x_NP, b_NB, memory)
+                changed = replace(self.levels[level], memory=memory)
+                self.levels[level] = self._giving(level, changed, held, self.levels[level + 1].rounds, new_N)
+        self._correct(level)
+        if level < self.tree.depth:
+            self._correct(level + 1)
 
     @property
     def wants_gradients(self) -> bool:
@@ -142,6 +172,7 @@ class Federation(Standing):
             model=_placed(leaves.active_N, trained.x_AP, leaves.model),
             buffers=_placed(leaves.active_N, b_AB, leaves.buffers),
             rate_N=leaves.rate_N + rate * leaves.active_N,
+            brings_N=leaves.brings_N | leaves.active_N,
             advanced={
                 name: _placed(leaves.active_N, rows, (leaves.advanced or leaves.optimiser)[name])
                 for name, rows in trained.optimiser.items()
@@ -156,7 +187,8 @@ class Federation(Standing):
             refused += self._refusals(level, outcome)
         for level in self._edge_levels(top):
             now, above = self.levels[level], self.levels[level - 1]
-            self._change(level, rate_N=now.rate_N * self._is_pending(level))
+            is_pending_N = self._is_pending(level)
+            self._change(level, rate_N=now.rate_N * is_pending_N, brings_N=now.brings_N & is_pending_N)
             self._change(level - 1, meetings_N=above.meetings_N + above.active_N)
             if level > top:
                 self._relay(level, top)
@@ -176,7 +208,7 @@ class Federation(Standing):
         path = self._path(edges, now.buffers, above.given)
         edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
         heard_N = now.active_N if pending is None else self._heard(level)
-        came_N, key = heard_N & (now.rate_N > 0), edges.terms.key(now.rounds, self._numbers(level))
+        came_N, key = heard_N & now.brings_N, edges.terms.key(now.rounds, self._numbers(level))
         sent = meeting.send(edges.terms, now.state, now.up_channel, now.model, now.buffers, edge, key)
         arrived = Arrived(meeting.receive(edges.terms, sent.payload, edge), came_N, now.rate_N)
         if pending is not None:
@@ -223,7 +255,8 @@ class Federation(Standing):
         # what is pending stays as it was reported while the others' rounds go on
         there_N = now.active_N | ~self._is_pending(level)
         model_NP, buffers_NB = choose(there_N, held.model_MP, now.model), choose(there_N, held.buffers_MB, now.buffers)
-        new = replace(now, model=model_NP, buffers=buffers_NB, memory=held.memory, rate_N=rate_N)
+        brings_N = now.brings_N | outcome.sane_M
+        new = replace(now, model=model_NP, buffers=buffers_NB, memory=held.memory, rate_N=rate_N, brings_N=brings_N)
         return self._giving(level, new, held, self.levels[level + 1].rounds, outcome.sane_M) if travels else new
 
     def _relay(self, level: int, top: int) -> None:

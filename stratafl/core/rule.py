@@ -17,6 +17,17 @@ What happens around one meeting of edge level m, in order:
                               state = relay(state), instead of `down` where the rule has one
     if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
     the subtree adds          correction(state, note(memory))
+
+A state that sums to zero over the children of a parent, or a memory that is their mean, does so
+under weights. Where these change, before the merge with the new ones:
+
+    the parent                memory, shift = reweigh(memory, moved, gain)
+    every child               state = state - shift, present or not
+
+With n_i the old and n_i' the new count of child i, N and N' their sums and d_i = n_i' - n_i, `gain`
+is sum_i d_i / N', and `moved` has sum_i (d_i / N') state_i, entry by entry: only the states of
+children whose count changed are needed. For counts that add up to one, the weights themselves,
+`gain` is 0.
 """
 
 from __future__ import annotations
@@ -27,6 +38,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from stratafl.core.documented import documented
 
 Rows = dict[str, Tensor]
 """Named matrices with one row per node: a state, a memory, a message or a note."""
@@ -88,17 +101,23 @@ class Edge:
 
     def gradient(self, x: Tensor) -> Tensor:
         """The mean direction of the steps below since the last meeting, corrections included:
-        (model - x) / rate, or the same of the path."""
+        (model - x) / rate, or the same of the path; zero where the learning rates add up to 0."""
         start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
-        return ((start if isinstance(start, Tensor) else start.all()) - end) / self.rate
+        return ((start if isinstance(start, Tensor) else start.all()) - end) / self._divisor
 
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """By how much the child's mean direction fell short of its parent's, added to `plus`:
-        (x - merged) / rate, or the same of the path."""
+        (x - merged) / rate, or the same of the path; zero where the learning rates add up to 0."""
         end, merged = (x, self._merged) if self._path is None else (self._path.end, self._path.merged)
         if merged is None or isinstance(merged, Tensor):
-            return drift(end, self.merged if merged is None else merged, self.rate, plus)
-        return merged.drift(end, self.rate, plus)
+            return drift(end, self.merged if merged is None else merged, self._divisor, plus)
+        return merged.drift(end, self._divisor, plus)
+
+    @property
+    def _divisor(self) -> Tensor:
+        """The rate; infinite where it is 0, since a model that made no steps tells nothing of
+        gradients."""
+        return torch.where(self.rate == 0, torch.inf, self.rate)
 
     def among(self, rows: int) -> Edge:
         """The first so many children's alone."""
@@ -114,36 +133,49 @@ def drift(x: Tensor, model: Tensor, rate: Tensor, plus: Tensor | None = None) ->
     return (x - model) / rate if plus is None else torch.addcdiv(plus, x - model, rate)
 
 
+@documented
 class Rule(NamedTuple):
     """The functions of one edge level. Those that may be None then do nothing and cost nothing."""
 
     init: Callable[[Tensor], Rows]
-    """A child's state, given its first model."""
+    """init(x) -> state: a child's first state, from the model of the first round in which it takes
+    part."""
     up: Callable[[Rows, Tensor, Edge], tuple[Rows, Rows]]
-    """The child's new state and the message it sends; the message has at least the entry
-    "model"."""
+    """up(state, x, edge) -> (state, message): the child's new state and the message it sends; the
+    message has at least the entry "model"."""
     open: Callable[[Tensor], Rows]
-    """The parent's memory, given its first model."""
+    """open(x) -> memory: the parent's first memory, from the model of the first round in which it
+    takes part."""
     merge: Callable[[Rows, Tensor, Rows, Tensor], tuple[Rows, Tensor]]
-    """The parent's new memory and model, from its model at the start, the mean message of the
-    children that came, and the share of the children's weight that came."""
+    """merge(memory, start, mean, share) -> (memory, model): the parent's new memory and model, from
+    its model at the start, the mean message of the children that came, and the share of the
+    children's weight that came."""
     note: Callable[[Rows], Rows]
-    """What the parent sends beside its model."""
+    """note(memory) -> rows: what the parent sends beside its model."""
     correction: Callable[[Rows, Rows], Tensor | None]
-    """What the child's subtree adds to its gradients, from the child's state and the parent's
-    note."""
+    """correction(state, note) -> rows, or None for nothing: what the child's subtree adds to its
+    gradients, from the child's state and the parent's note."""
     local: Callable[[Tensor, Tensor, Edge], Tensor] | None = None
-    """The direction of a leaf's step, from its model and its direction so far."""
+    """local(x, g, edge) -> direction: the direction of a leaf's step, from its model and its
+    direction so far, which is the gradient with all corrections added, and what the `local` of the
+    edge levels above made of it. It is called where the leaf's chain has its stage `corrections`,
+    before any clip of the usual chain, and once for each edge level whose rule has a `local`."""
     down: Callable[[Rows, Tensor, Edge], Rows] | None = None
-    """The child's state after it saw the parent's new model, `edge.merged`. Here `edge.rate` is the
-    siblings' mean."""
+    """down(state, x, edge) -> state: the child's state after it saw the parent's new model,
+    `edge.merged`. Here `edge.rate` is the siblings' mean."""
     relay: Callable[[Rows], Rows] | None = None
-    """The child's state when a newer model came from above its parent."""
+    """relay(state) -> state: the child's state when a newer model came from above its parent."""
     from_gradient: Callable[[Rows, Tensor, Tensor], Rows] | None = None
-    """The child's state from its own gradient and the siblings' mean at a model that came from
-    above."""
+    """from_gradient(state, g, mean_g) -> state: the child's state from its own gradient and the
+    siblings' mean at a model that came from above."""
     reduce: Callable[[Tensor, Tensor], Tensor] | None = None
-    """One parent's reducer, (K x P rows, K weights) -> row, instead of the weighted mean."""
+    """reduce(rows, weights) -> row: one parent's reducer, from K x P rows and K weights, instead of
+    the weighted mean."""
+    reweigh: Callable[[Rows, Rows, Tensor], tuple[Rows, Rows]] | None = None
+    """reweigh(memory, moved, gain) -> (memory, shift): what changed weights of the children make of
+    the parent's memory, and what is taken from every child's state: see the module. A rule without
+    it says that states and memory need nothing then, and nothing of each other: they also stay as
+    they are where a deployed child has lost its own, where all others of its family begin anew."""
     measures: bool = False
     """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
     where an optimiser bends the way, nodes then carry what tells (see `core.optimise.path`)."""

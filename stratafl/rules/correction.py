@@ -36,6 +36,8 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
         init=lambda x: {"z": torch.zeros_like(x)},
         down=down,
         correction=lambda state, note: state["z"],
+        # the sum of n_i' z_i is that of d_i z_i: less its mean, corrections sum to zero again
+        reweigh=lambda memory, moved, gain: (memory, moved),
         measures=True,
         counts_late=True,
     )
@@ -53,13 +55,14 @@ def scaffold() -> Rule:
     """SCAFFOLD (option II): each child has a control variate, the parent the mean of all of
     them."""
 
-    def control(x: Tensor, edge: Edge) -> Tensor:
-        # c_i - c + (start - x) / (K lr), where the edge's correction is c - c_i
+    def control(before: Tensor, x: Tensor, edge: Edge) -> Tensor:
+        # c_i - c + (start - x) / (K lr), where the edge's correction is c - c_i; a child whose
+        # learning rate is 0 has seen nothing of its gradients
         assert edge.correction is not None
-        return edge.gradient(x) - edge.correction
+        return torch.where(edge.rate == 0, before, edge.gradient(x) - edge.correction)
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
-        new = control(x, edge)
+        new = control(state["c"], x, edge)
         return {"c": new}, {"model": x, "control": new - state["c"]}
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
@@ -74,6 +77,8 @@ def scaffold() -> Rule:
         merge=merge,
         note=lambda memory: memory,
         correction=lambda state, note: note["c"] - state["c"],
+        # (N / N') c + sum of (d_i / N') c_i is the mean under the new weights
+        reweigh=lambda memory, moved, gain: ({"c": memory["c"] * (1 - gain) + moved["c"]}, {}),
         measures=True,
         counts_late=True,
     )

@@ -31,6 +31,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "relay": ("state",),
     "from_gradient": ("state", "g", "mean_g"),
     "reduce": ("rows", "weights"),
+    "reweigh": ("memory", "moved", "gain"),
 }
 
 
@@ -187,6 +188,14 @@ def _local(made: Any, x: Tensor, g: Tensor, edge: Edge) -> str:
     return _wrong_tensor("", made, g, "g")
 
 
+def _reweigh(made: Any, memory: Rows, moved: Rows, gain: Tensor) -> str:
+    wrong = _pair(made, "memory, shift") or _wrong_rows("memory", made[0], len(gain), memory)
+    wrong = wrong or _wrong_rows("shift", made[1], len(gain))
+    if not wrong and not made[1].keys() <= moved.keys():
+        return f"a shift that is {what(made[1])}, must have names of the state alone: {what(moved)}"
+    return wrong
+
+
 def _reduce(made: Any, rows: Tensor, weights: Tensor) -> str:
     return _wrong_tensor("", made, rows[0], "one of its rows")
 
@@ -203,4 +212,5 @@ RETURNS: Mapping[str, Callable[..., str]] = {
     "relay": _state,
     "from_gradient": _state,
     "reduce": _reduce,
+    "reweigh": _reweigh,
 }

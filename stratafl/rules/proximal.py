@@ -46,5 +46,7 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
         open=lambda x: {"h": torch.zeros_like(x)},
         merge=merge,
         correction=lambda state, note: -state["h"],
+        # the parent's h is the mean of its children's
+        reweigh=lambda memory, moved, gain: ({"h": memory["h"] * (1 - gain) + moved["h"]}, {}),
         local=Proximal(alpha, after_clip=pull == "after_clip"),
     )

@@ -58,6 +58,9 @@ def try_rule(rule: Rule, x_P: Tensor, relays: bool = True) -> None:
         if rule.relay is not None and relays:
             _corrected(rule, state, note, start)
             state = _call(rule, "relay", state)
+    if rule.reweigh is not None:
+        moved = {name: rows * 0.25 for name, rows in state.items()}
+        memory, _ = _call(rule, "reweigh", memory, moved, torch.full_like(start[:, :1], 0.25))
     _corrected(rule, state, note, start)
 
 
@@ -95,7 +98,7 @@ def _call(rule: Rule, name: str, *given: Any) -> Any:
     if not _alike(function(*given), made, exact=True):
         told = "gives something else when it is called again with the same: what it remembers must be in what it"
         raise function.complaint(f"{told} returns, and it must not draw random numbers")
-    if name in ("up", "merge", "correction", "local", "reduce") and not _is_finite(made):
+    if name in ("up", "merge", "correction", "local", "reduce", "reweigh") and not _is_finite(made):
         raise function.complaint("gives numbers that are not finite for such as are")
     if name != "reduce" and not _alike(function(*(_first(each) for each in given)), _first(made)):
         told = "gives a node something else when it is called with its row alone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
+from tests.deploy.balance import assert_balanced
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}
@@ -70,7 +71,9 @@ class Deployed:
         update_factor: Any = None,
         wrap: Callable[[Handler], Handler] = lambda node: node,
         channels: tuple[Channels, ...] = (),
+        undeclared: Sequence[int] = (),
     ):
+        """`undeclared`: leaves whose samples nobody knows before they say so."""
         federation = sim.federation
         assert isinstance(sim.engine, LoopEngine)
         self.parts = sim.engine.training.partition
@@ -91,12 +94,16 @@ class Deployed:
             update_limit=update_limit,
             update_factor=update_factor,
             leaf=sim.engine.leaf,
-            samples=tuple(map(len, self.parts)),
+            samples=tuple(0 if leaf in undeclared else len(part) for leaf, part in enumerate(self.parts)),
             channels=channels,
         )
         at_home = {name: rows[:1] for name, rows in federation.levels[-1].optimiser.items() if name.startswith("home.")}
         self.trainer, self.wrap = LeafTrainer(sim.engine, sim.home, at_home), wrap
+        self.counts = [len(part) for part in self.parts]
+        """The samples that leaves say they have."""
         self.kept: dict[str, NodeState] = {}
+        self.is_checked = True
+        """Whether every family must be in balance whenever a parent saves."""
         self.links: dict[str, MemoryLink] = {}
         self.nodes: dict[str, Any] = {}
         self.start = federation.levels[0].model[0], federation.buffers(0)[0]
@@ -109,9 +116,11 @@ class Deployed:
 
         def save(state: NodeState) -> None:
             self.kept[name] = state
+            if state.below is not None and self.is_checked:
+                assert_balanced(self.job, level, number, state.below, self.kept)
 
         if level == tree.depth:
-            self.nodes[name] = self.wrap(LeafNode(self.job, number, self.trainer, len(self.parts[number]), save, kept))
+            self.nodes[name] = self.wrap(LeafNode(self.job, number, self.trainer, self.counts[number], save, kept))
             return
         below = [tree.names[level + 1][child] for child in self.job.children(level, number)]
         self.links[name] = MemoryLink({child: self.nodes[child] for child in below})

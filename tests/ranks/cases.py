@@ -16,6 +16,7 @@ from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
 from stratafl.base.tree import Shape, Tree
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import entries
+from tests.core.test_weights import remembering
 
 SHAPES: dict[str, Shape] = {
     "depth 1": 5,
@@ -149,6 +150,7 @@ for shape in SHAPES:
     add(f"gradient restart, {shape}", shape, [mtgc(restart="gradient")] * depth)
     add(f"scaffold everywhere, {shape}, one each", shape, ["scaffold"] * depth, participation=[1] * depth)
     add(f"NaN in a client, {shape}", shape, "mtgc", broken=4)
+    add(f"states of first models, {shape}", shape, [remembering()] * depth, participation=[0.6] * depth, ragged=True)
 for shape in ("one large group", "uneven, depth 3"):
     depth = Tree.of(SHAPES[shape]).depth
     everywhere = [mtgc(restart="gradient")] * depth

@@ -100,7 +100,9 @@ class Standing:
             up_channel={},
             down_channel={},
             rate_N=np.zeros(nodes),
+            brings_N=np.zeros(nodes, dtype=bool),
             active_N=np.ones(nodes, dtype=bool),
+            begun_N=np.zeros(nodes, dtype=bool),
             rounds=0,
             optimiser=own,
             advanced=own if level in self._later else {},
@@ -127,18 +129,38 @@ class Standing:
 
     def saved(self) -> State:
         """Everything that changes in the course of a run, as it stands."""
-        return {"top": self.top, "levels": [each.as_dict() for each in self.levels]}
+        pairs = zip(self.levels, self.tree.weights, strict=True)
+        return {"top": self.top, "levels": [each.as_dict(weights_N) for each, weights_N in pairs]}
 
     def fitted(self, state: State) -> State:
         """A copy of a state of a federation made of the same things; a state of another is
         refused."""
-        return fitted(self.saved(), completed(state), "federation")
+        return fitted(self.saved(), completed(state, self.tree.weights), "federation")
 
     def restore(self, fits: State) -> None:
-        """Go on from what `fitted` gave."""
-        self.top, self.levels = fits["top"], [LevelState.of(each) for each in fits["levels"]]
+        """Go on from what `fitted` gave; states that were made under other weights are brought in
+        line with these."""
+        levels, weights = zip(*map(LevelState.of, fits["levels"]), strict=True)
+        self.top, self.levels = fits["top"], list(levels)
         masked = not all(bool(each.given[BUFFERS].isfinite().all()) for each in self.levels[:-1])
         self._edges = [replace(edges, masked=masked) for edges in self._edges]
+        before = replace(self.tree, weights=weights, _on_device={})
+        for level in self._edge_levels():
+            self._reweigh(level, before)
+
+    def _reweigh(self, level: int, before: Tree) -> None:
+        """Bring the states of an edge level, which were made under the weights of the tree
+        `before`, in line with those of now."""
+        reweigh, now, above = self.rules[level].reweigh, self.levels[level], self.levels[level - 1]
+        is_same = np.array_equal(before.weights[level], self.tree.weights[level])
+        if reweigh is None or not self.tree.agreed(level, not is_same):
+            return
+        moved = {name: self.tree.mean(level, rows) - before.mean(level, rows) for name, rows in now.state.items()}
+        memory, shift = reweigh(above.memory, moved, torch.zeros_like(above.model[:, :1]))
+        state = {name: rows - self.tree.spread(level, shift[name]) for name, rows in now.state.items() if name in shift}
+        self._change(level, state=now.state | state)
+        self._change(level - 1, memory=memory)
+        self._correct(level)
 
     def _change(self, level: int, **changes: Any) -> None:
         self.levels[level] = replace(self.levels[level], **changes)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, integer, number
 from stratafl.core.rule import Rows
+from stratafl.deploy.protocol.counts import MOST_SHIFTS
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Reply, Report
 
@@ -38,9 +39,8 @@ HEADER = 1 << 16
 # -- from a child ----------------------------------------------------------------------------------
 
 
-def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, known: int) -> None:
-    """Refuse a reply that the node of this level cannot truly have given to the bundle. `known`:
-    samples it told of before."""
+def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply) -> None:
+    """Refuse a reply that the node of this level cannot truly have given to the bundle."""
     if not isinstance(reply, Reply):
         raise InvalidInput("reply", reply, "is none")
     expected = {"job": job.name, "site": bundle.site, "protocol": PROTOCOL}
@@ -48,7 +48,7 @@ def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, 
         given = getattr(reply, field)
         if type(given) is not type(value) or given != value:
             raise InvalidInput(f"reply.{field}", given, f"must be {value}")
-    _check_samples(job, level, place, reply.samples, known)
+    _check_samples(job, level, place, reply.samples)
     report = reply.report
     if bundle.begin is None:
         if report is not None:
@@ -59,11 +59,19 @@ def check_reply(job: Job, level: int, place: int, bundle: Bundle, reply: Reply, 
     if not isinstance(report, Report):
         raise InvalidInput("report", report, "is none")
     _check_report(job, level, place, bundle.begin.step + job.every[level], report)
-    if report.buffers is not None and reply.samples == 0:
+    if report.buffers is None:
+        return
+    if reply.samples == 0:
         raise InvalidInput("reply.samples", 0, "must be at least 1, as there is a model")
+    if reply.born is not None and (type(reply.born) is not int or not 0 <= reply.born <= bundle.begin.step):
+        raise InvalidInput("reply.born", reply.born, f"must be a step of at most {bundle.begin.step}")
+    if report.state is not None:
+        check_state(job, level, "report.state", report.state)
+    elif bundle.begin.samples not in (None, reply.samples):
+        raise InvalidInput("report.state", None, f"must be there, as there are {reply.samples} samples now")
 
 
-def _check_samples(job: Job, level: int, place: int, samples: int, known: int) -> None:
+def _check_samples(job: Job, level: int, place: int, samples: int) -> None:
     if type(samples) is not int:
         raise InvalidInput("reply.samples", samples, "must be a whole number")
     declared = job.declared(level, place)
@@ -75,8 +83,6 @@ def _check_samples(job: Job, level: int, place: int, samples: int, known: int) -
             raise InvalidInput("reply.samples", samples, f"must be {declared[0]}, as declared when the run was made")
     else:
         integer("reply.samples", samples, at_least=1, at_most=most)
-        if known and samples != known:
-            raise InvalidInput("reply.samples", samples, f"must be {known}, as it said before")
 
 
 def _check_report(job: Job, level: int, place: int, meeting: int, report: Report) -> None:
@@ -85,7 +91,7 @@ def _check_report(job: Job, level: int, place: int, meeting: int, report: Report
     for field in ("refused", "absent"):
         _check_names(job, level, place, f"report.{field}", getattr(report, field))
     if report.buffers is None:
-        if level == job.tree.depth or report.message or report.rate != 0:
+        if level == job.tree.depth or report.message or report.rate != 0 or report.state is not None:
             raise InvalidInput("report.buffers", None, "must be there")
         return
     check_rate(job, level, meeting, "report.rate", report.rate)
@@ -107,7 +113,10 @@ def check_rate(job: Job, level: int, meeting: int, field: str, rate: float) -> N
     """A sum of learning rates that the nodes of a level can have used up to a meeting of theirs,
     and since the last."""
     number(field, rate, at_least=0)
-    least, most = job.rates(level, meeting - job.every[level]) or (SMALLEST_RATE, LARGEST_RATE)
+    known = job.rates(level, meeting - job.every[level])
+    least, most = known or (SMALLEST_RATE, LARGEST_RATE)
+    if known is None and rate == 0:
+        return
     if not (1 - ROUNDING) * least <= rate <= (1 + ROUNDING) * most:
         wanted = f"must be {least:g}" if least == most else f"must be from {least:g} to {most:g}"
         raise InvalidInput(field, rate, f"{wanted} by the schedule")
@@ -134,6 +143,14 @@ def _check_begin(job: Job, level: int, begin: Begin) -> None:
         raise InvalidInput("begin.known", begin.known, f"must be a step below {end}")
     if begin.parcel is not None:
         _check_rows("begin", "note", begin.parcel.note, job.note_names[level - 1], job)
+    steps = [shift.step for shift in begin.shifts]
+    if len(steps) > MOST_SHIFTS or any(type(step) is not int or not 0 < step <= begin.step for step in steps):
+        raise InvalidInput("begin.shifts", steps, f"must be at most {MOST_SHIFTS} steps of at most {begin.step}")
+    for shift in begin.shifts:
+        if shift.rows is not None:
+            check_state(job, level, "begin.shifts", shift.rows, some=True)
+            for rows in shift.rows.values():
+                check_finite("begin.shifts", rows)
 
 
 def _check_answer(job: Job, level: int, answer: Answer) -> None:
@@ -169,6 +186,16 @@ def check_row(where: str, rows: object, width: int, dtype: torch.dtype) -> None:
         raise InvalidInput(where, found, f"must be one row of {width} numbers of type {dtype}")
 
 
+def check_state(job: Job, level: int, where: str, state: object, some: bool = False) -> None:
+    """Refuse what is no state of the level's rule at a child; `some`: parts of one will do."""
+    form = job.states[level - 1] or {}
+    if not isinstance(state, dict) or not (state.keys() <= form.keys() if some else state.keys() == form.keys()):
+        given = sorted(map(str, state)) if isinstance(state, dict) else state
+        raise InvalidInput(where, given, f"must have {', '.join(form) or 'nothing'}")
+    for name, rows in state.items():
+        check_row(f"{where}.{name}", rows, form[name].shape[1], job.dtype)
+
+
 def check_finite(where: str, rows: Tensor) -> None:
     """Refuse rows with anything that is not finite."""
     if not bool(torch.isfinite(rows).all()):
@@ -179,7 +206,8 @@ def largest_message(job: Job) -> int:
     """Bytes, either way: what is longer is no message of this run, whatever is in it."""
     up = max(len(names) for names in job.report_names)
     down = 2 * (1 + max(len(names) for names in job.note_names)) + 1
-    width = max(up, down) * job.parameters + 2 * job.carried
+    state = max(sum(rows.shape[1] for rows in (form or {}).values()) for form in job.states)
+    width = max(up * job.parameters + state, down * job.parameters + MOST_SHIFTS * state) + 2 * job.carried
     return width * job.dtype.itemsize + largest_header(job)
 
 

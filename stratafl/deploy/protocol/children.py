@@ -47,7 +47,7 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
         whole = down.bundles(lost, path)
         bundles |= whole
         came |= link.ask(whole, left)
-    reports = {}
+    replies = {}
     for name in drawn:
         if name not in bundles or is_stranger(job, came.get(name)):
             down.refuse_unheard(name)
@@ -57,14 +57,14 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
             if reply.report is None:
                 down.now.absent += (name,)
             else:
-                reports[name] = reply.report
+                replies[name] = reply
     try:
-        down.merge(reports, relayed)
+        down.merge(replies, relayed)
     except Exception as problem:
         # no message can be told to be the cause: the parent keeps its model, as if it had heard
         # nobody
         down.refuse_all()
-        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(reports)), problem)
+        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(replies)), problem)
 
 
 def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +20,12 @@ from stratafl.base.transfer import DeviceCache
 from stratafl.base.tree import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL
-from stratafl.core.meeting import Arrived, Edges, Held
+from stratafl.core.meeting import Arrived, Edges, Held, Outcome
 from stratafl.core.rule import Edge, Rows
 from stratafl.deploy.protocol.bounds import OFFENCES, check_reply
+from stratafl.deploy.protocol.counts import MOST_SHIFTS, after_restart, reweighed, undelivered, unsound
 from stratafl.deploy.protocol.job import Job
-from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 
 LOG = logging.getLogger(__name__)
 WORDS_LOST = "it is not finite"
@@ -35,6 +37,8 @@ class Child:
     """What a parent keeps of one child."""
 
     samples: int = 0
+    """What it counts with: as declared until it is heard, and then as it said with its last report
+    that counted."""
     stale: bool = True
     """Whether the child has not got the model yet."""
     owed: bool = False
@@ -45,6 +49,10 @@ class Child:
     """The step of the last round that it replied to."""
     answer: Answer | None = None
     """What it must still be told; kept until it replied to it."""
+    born: int | None = None
+    """The step at which the state began that its reports build on; None before the first."""
+    left: bool = False
+    """Whether it was out at the last meeting that came to something."""
     offences: int = 0
     """Messages that broke the bounds; from a limit on it is out until it is readmitted."""
     offence: str = ""
@@ -69,6 +77,10 @@ class Below:
     """The memory of the channel to them."""
     rate: float = 0.0
     """The children's mean since this node last met its own parent."""
+    merged: bool = False
+    """Whether anything came of a meeting with the children since."""
+    shifts: tuple[Shift, ...] = ()
+    """Those that some child may not have yet, the oldest first."""
     step: int = 0
     """Where the next round of the children begins."""
     refused: tuple[str, ...] = ()
@@ -76,6 +88,15 @@ class Below:
     absent: tuple[str, ...] = ()
     """Who was asked and did not answer in time, in this node's subtree and since its last
     report."""
+
+
+class Family(NamedTuple):
+    """A parent's children as they count, and what the parent's memory becomes by it."""
+
+    counts_K: np.ndarray
+    memory: Rows
+    shift: Rows
+    """What is taken from the state of every child."""
 
 
 class Downward:
@@ -91,7 +112,8 @@ class Downward:
 
     @staticmethod
     def new(job: Job, level: int, number: int, x_1P: Tensor, b_1B: Tensor) -> Downward:
-        terms, children = job.terms(level + 1), tuple(Child() for _ in job.children(level, number))
+        terms, numbers = job.terms(level + 1), job.children(level, number)
+        children = tuple(Child(samples=sum(job.declared(level + 1, child))) for child in numbers)
         memory = terms.rule.open(x_1P)
         parcel = meeting.parcel_of(terms.rule, Held(x_1P, b_1B, memory))
         now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, terms.channels.down.init(parcel))
@@ -105,7 +127,8 @@ class Downward:
     def take(self, parcel: Parcel, step: int, above_changed: bool) -> None:
         """Go on from a model that came from above."""
         now = self.now
-        now.held, now.buffers, now.step, now.rate = parcel.model, parcel.buffers, step, 0.0
+        now.held, now.buffers, now.step, now.rate, now.merged = parcel.model, parcel.buffers, step, 0.0, False
+        now.shifts = after_restart(self._terms.rule, now.shifts, self._job.states[self._level])
         for child in now.children:
             child.stale = True
             child.owed |= above_changed
@@ -118,7 +141,7 @@ class Downward:
 
     def bundles(self, names: Sequence[str], above: Tensor | None) -> dict[str, Bundle]:
         """What to send to these children; asked twice for the same round, the same."""
-        now, made = self.now, {}
+        now, made, tells = self.now, {}, self._job.states[self._level] is not None
         for name in names:
             child = self.child(name)
             begin = Begin(
@@ -127,6 +150,8 @@ class Downward:
                 parcel=now.given if child.stale else None,
                 above=above if child.owed else None,
                 known=child.known,
+                samples=child.samples if tells else None,
+                shifts=undelivered(now.shifts, child.known),
             )
             made[name] = Bundle(self._job.name, name, child.answer, begin, fingerprint=self._job.fingerprint)
         return made
@@ -140,16 +165,11 @@ class Downward:
         }
 
     def forget(self, name: str) -> None:
-        """A child that has lost its state is to get everything, as a new one."""
+        """A child that has lost its state is to get everything, as a new one. Its family begins
+        anew when it is heard."""
         before = self.child(name)
-        fresh = Child(
-            samples=before.samples,
-            owed=True,
-            offences=before.offences,
-            offence=before.offence,
-            out_round=before.out_round,
-            account=before.account,
-        )
+        fresh = Child(before.samples, owed=True, born=before.born, left=before.left, account=before.account)
+        fresh.offences, fresh.offence, fresh.out_round = before.offences, before.offence, before.out_round
         self.now.children = tuple(fresh if child is before else child for child in self.now.children)
 
     # -- the end of a round ------------------------------------------------------------------------
@@ -161,8 +181,7 @@ class Downward:
     def check(self, bundle: Bundle, reply: Reply) -> None:
         """Refuse a reply that this child cannot truly have given to the bundle."""
         place = self._places[bundle.site]
-        known = self.now.children[place].samples
-        check_reply(self._job, self._level + 1, self._numbers[place], bundle, reply, known)
+        check_reply(self._job, self._level + 1, self._numbers[place], bundle, reply)
 
     def refuse(self, name: str, why: str | Exception, offence: bool) -> None:
         """A child's message does not count."""
@@ -196,28 +215,35 @@ class Downward:
         """A child has what was sent to it, since it replied."""
         child = self.child(bundle.site)
         child.account.sent(bundle)
-        child.samples = reply.samples
         child.answer = None
+        if bundle.begin is None and all(each.known is None and each.born is None for each in self.now.children):
+            # nothing is in use yet that was made under other weights
+            child.samples = reply.samples
         if bundle.begin is not None and reply.report is not None:
             child.stale = child.owed = False
             child.known = bundle.begin.step
+            child.born = reply.born if child.born is None else child.born
         if reply.report is not None:
             child.account.came(reply.report)
             self.now.refused += reply.report.refused
             self.now.absent += reply.report.absent
 
-    def merge(self, reports: Mapping[str, Report], relayed: bool) -> None:
+    def merge(self, replies: Mapping[str, Reply], relayed: bool) -> None:
         """Make a new model of what those that came have sent. `relayed`: a newer one is about to
         come from above."""
         job, now = self._job, self.now
         now.step += job.every[self._level + 1]
         for child in now.children:
             child.stale = True
-        came = [name for name in self.names if name in reports and reports[name].rate > 0]
+        reports = {name: each.report for name, each in replies.items() if each.report is not None}
+        came = [name for name in self.names if name in reports and reports[name].buffers is not None]
         if len(came) < job.patience_at(self._level + 1).min_children:
             return
-        held = Held(*self._given(), now.memory)
-        outcome = meeting.meet(self._edges(came), held, self._arrived([reports[name] for name in came]))
+        came = [name for name in came if self._is_sound(name, reports[name])]
+        if not came:
+            return
+        arrived = self._arrived([reports[name] for name in came])
+        family, outcome = self._met(came, replies, arrived)
         for name, is_lost, is_large in zip(came, outcome.lost_N, outcome.large_N, strict=True):
             if is_lost or is_large:
                 self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
@@ -227,20 +253,78 @@ class Downward:
             return
         now.held, now.buffers, now.memory = outcome.held
         rate = float(outcome.rate_M[0])
-        now.rate += rate
+        now.rate, now.merged = now.rate + rate, True
+        present = [name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present]
+        self._take_count(family, {name: replies[name].born for name in present})
         is_answered = meeting.is_answered(self._terms.rule, relayed)
         if is_answered or not relayed:
             self.give()
-        for name, is_present in zip(came, outcome.present_N, strict=True):
+        for name in present:
             child = self.child(name)
-            if is_present:
-                child.heard = now.step
-            if is_present and is_answered:
+            child.heard = now.step
+            if is_answered:
                 child.answer, child.stale = Answer(now.step, rate, now.given), False
 
-    def _edges(self, names: Sequence[str]) -> Edges:
+    def _is_sound(self, name: str, report: Report) -> bool:
+        """Whether the state that came along, if one did, may be reckoned with; it is refused here
+        if not."""
+        limits = self._job.limits[self._level]
+        is_lost, is_large = (False, False) if report.state is None else unsound(report.state, self.now.held, limits)
+        if is_lost or is_large:
+            self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
+        return not (is_lost or is_large)
+
+    def _met(self, came: Sequence[str], replies: Mapping[str, Reply], arrived: Arrived) -> tuple[Family, Outcome]:
+        """What the meeting comes to, and the family as those whose report counts change it."""
+        counted = list(came)
+        while True:
+            family = self._family({name: replies[name] for name in counted})
+            held = Held(*self._given(), family.memory)
+            outcome = meeting.meet(self._edges(came, family.counts_K), held, arrived)
+            present = {name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present}
+            if not outcome.sane_M[0] or present.issuperset(counted):
+                return family, outcome
+            counted = [name for name in counted if name in present]
+
+    def _family(self, replies: Mapping[str, Reply]) -> Family:
+        """The family with the counts that children now say."""
+        before_K = np.array([child.samples for child in self.now.children])
+        after_K, states = before_K.copy(), {}
+        for name, reply in replies.items():
+            place = self._places[name]
+            after_K[place] = reply.samples
+            if reply.report is not None and reply.report.state and after_K[place] != before_K[place]:
+                states[place] = reply.report.state
+        here_K = ~self._out()
+        if not self._job.by_samples:
+            states = {}
+        return Family(
+            after_K, *reweighed(self._terms.rule, self.now.memory, before_K * here_K, after_K * here_K, states)
+        )
+
+    def _take_count(self, family: Family, born: Mapping[str, int | None]) -> None:
+        """Count from now on as the family does, and let every child have what comes of that. born:
+        when the states of those present began."""
+        now, rule, out_K = self.now, self._terms.rule, self._out()
+        lost = [name for name, step in born.items() if self.child(name).born not in (None, step)]
+        lost += [name for name, is_out in zip(self.names, out_K, strict=True) if is_out != self.child(name).left]
+        for child, count, is_out in zip(now.children, family.counts_K, out_K, strict=True):
+            child.samples, child.left = int(count), bool(is_out)
+        for name, step in born.items():
+            self.child(name).born = step
+        known = [child.known for child in now.children if not child.left]
+        shifts = [shift for shift in now.shifts if any(undelivered([shift], step) for step in known)]
+        if any(bool(rows.any()) for rows in family.shift.values()):
+            shifts.append(Shift(now.step, family.shift))
+        if rule.reweigh is not None and (lost or len(shifts) > MOST_SHIFTS):
+            why = f"nobody knows the state of {', '.join(map(printable, lost))}" if lost else "some were away for long"
+            LOG.warning("%s and its children begin their corrections anew: %s", printable(self._me), why)
+            now.memory, shifts = rule.open(now.held), [Shift(now.step, None)]
+        now.shifts = tuple(shifts)
+
+    def _edges(self, names: Sequence[str], counts_K: np.ndarray) -> Edges:
         """The edges to some of the children, each of which counts as it does among all."""
-        family = Tree.family(self._me, names, self._weights()[[self._places[name] for name in names]])
+        family = Tree.family(self._me, names, self._weights(counts_K)[[self._places[name] for name in names]])
         return Edges(self._terms, family, 1, self._job.limits[self._level], DeviceCache(self.now.held.device))
 
     def _arrived(self, reports: Sequence[Report]) -> Arrived:
@@ -267,7 +351,14 @@ class Downward:
     def samples(self) -> int:
         return sum(child.samples for child in self.now.children)
 
-    def _weights(self) -> np.ndarray:
+    def _out(self) -> np.ndarray:
+        """Which children are out: they count for nothing."""
+        return np.array([self.is_out(name) for name in self.names])
+
+    def _weights(self, counts_K: np.ndarray) -> np.ndarray:
+        out_K = self._out()
         if self._job.by_samples:
-            return np.array([child.samples for child in self.now.children]) / max(self.samples, 1)
-        return self._job.tree.weights[self._level + 1][self._numbers]
+            counts_K = counts_K * ~out_K
+            return counts_K / max(counts_K.sum(), 1)
+        weights_K = self._job.tree.weights[self._level + 1][self._numbers]
+        return weights_K if not out_K.any() else weights_K * ~out_K / max(float((weights_K * ~out_K).sum()), 1e-300)

@@ -22,7 +22,7 @@ from stratafl.core.leaf import Leaf
 from stratafl.core.meeting import Terms
 from stratafl.core.optimise.path import wants_path
 from stratafl.core.refusal import Limits, update_factors, update_limits
-from stratafl.core.rule import Edge, Rule
+from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.core.schedule import Participation, Schedule, draw
 
 VERSION = "stratafl"
@@ -160,6 +160,16 @@ class Job:
             _, message = rule.up(state, x_1P, Edge(x_1P, correction, torch.ones(1, 1, dtype=self.dtype)))
             found.append(frozenset(message))
         return tuple(found)
+
+    @cached_property
+    def states(self) -> tuple[Rows | None, ...]:
+        """Per edge level, root first: a child's state in form, where it has to be known when the
+        weights of children change; None where they never do, or the rule does not mind."""
+
+        def state(rule: Rule) -> Rows | None:
+            return rule.init(torch.zeros(1, self.parameters, dtype=self.dtype)) if rule.reweigh else None
+
+        return tuple(state(rule) if self.by_samples else None for rule in self.rules)
 
     @cached_property
     def note_names(self) -> tuple[frozenset[str], ...]:

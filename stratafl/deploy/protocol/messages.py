@@ -19,7 +19,7 @@ from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.meeting import note_of
 from stratafl.core.rule import Rows
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """What became of all children's states when a parent's weights of them changed, or when one of
+    these states was lost."""
+
+    step: int
+    """The meeting at which that was."""
+    rows: Rows | None
+    """What is taken from each child's state; None where all begin anew."""
+
+
+@dataclass(frozen=True)
 class Begin:
     """Train, or have your subtree train, from `step` until we next meet."""
 
@@ -64,6 +75,12 @@ class Begin:
     known: int | None = None
     """The step of the last round that the child replied to: one that does not know of it has lost
     its state."""
+    samples: int | None = None
+    """The samples that the parent counts the child with, where the rule has to know when that
+    changes: one that has others sends its state along."""
+    shifts: tuple[Shift, ...] = ()
+    """Those that the child may not know of, the oldest first; it has all up to the last round that
+    it began."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,9 @@ class Report:
     """The nodes of its subtree whose update was refused since."""
     absent: tuple[str, ...] = ()
     """The names of those that were asked and did not answer in time."""
+    state: Rows | None = None
+    """The rule's state with which the child began the round, where it has other samples than its
+    parent counts it with."""
 
     @property
     def payload(self) -> Rows:
@@ -119,6 +139,9 @@ class Reply:
     """The digest of what the child is made of."""
     made_of: dict[str, str] = field(default_factory=dict)
     """What that is, where it is not the parent's: then nothing was done."""
+    born: int | None = None
+    """The step of the round with which the child's state began: another one than before tells that
+    the child lost its state since, however often either end was interrupted."""
     protocol: int = PROTOCOL
 
 
@@ -150,16 +173,22 @@ class Account:
             self.messages_down += 1
             self.bytes_down += 0 if begin.parcel is None else _parcel_bytes(begin.parcel)
             self.bytes_down += 0 if begin.above is None else _bytes(begin.above)
+        if begin is not None:
+            self.bytes_down += sum(_rows_bytes(shift.rows) for shift in begin.shifts)
 
     def came(self, report: Report) -> None:
         if report.buffers is not None:
             self.messages_up += 1
-            self.bytes_up += sum(map(_bytes, report.message.values())) + _bytes(report.buffers)
+            self.bytes_up += _rows_bytes(report.payload) + _rows_bytes(report.state)
 
 
 def _bytes(rows: Tensor) -> int:
     return rows.numel() * rows.element_size()
 
 
+def _rows_bytes(rows: Rows | None) -> int:
+    return sum(map(_bytes, (rows or {}).values()))
+
+
 def _parcel_bytes(parcel: Parcel) -> int:
-    return _bytes(parcel.model) + _bytes(parcel.buffers) + sum(map(_bytes, parcel.note.values()))
+    return _rows_bytes(parcel.rows)

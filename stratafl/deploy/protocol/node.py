@@ -21,14 +21,13 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import own_code
 from stratafl.core.home import LeafTrainer
 from stratafl.core.optimise.path import with_path
-from stratafl.core.rule import Rows
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Pull, Work
 from stratafl.deploy.protocol import bounds
 from stratafl.deploy.protocol.children import Link, greet, meet
 from stratafl.deploy.protocol.downward import Below, Downward
 from stratafl.deploy.protocol.job import Job
-from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report
+from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 from stratafl.deploy.protocol.upward import Above, Upward
 
 
@@ -91,24 +90,31 @@ class LeafNode(_Keeping):
         if again is not None:
             return again
         lost = has_lost(bundle.begin, self._kept)
-        kept = NodeState(above=Above()) if lost else self._kept.copy()
+        kept = self._kept.copy()
         assert kept.above is not None
+        if lost:
+            # what of the model stays here nobody else has: of an older state it is kept
+            own = {name: rows for name, rows in kept.above.optimiser.items() if name in self._at_home}
+            kept = NodeState(above=Above(optimiser=own))
+            assert kept.above is not None
         up, report = Upward(self.job, self.job.tree.depth, self.number, kept.above), None
         if bundle.answer is not None:
             up.answer(bundle.answer)
         if bundle.begin is not None and not lost:
             up.begin(bundle.begin)
-            report = self._train(up, bundle.begin.step)
-        reply = Reply(self.job.name, self.site, self.samples, report, self.job.fingerprint)
+            report = self._train(up, bundle.begin)
+        reply = Reply(self.job.name, self.site, self.samples, report, self.job.fingerprint, born=up.now.born)
         if report is not None:
             kept.reply = reply
         self._keep(kept)
         return reply
 
-    def _train(self, up: Upward, step: int) -> Report:
-        start = up.now.start
+    def _train(self, up: Upward, begin: Begin) -> Report:
+        start, chain = up.now.start, self.engine.leaf
         assert start is not None
-        steps, round = self.job.every[-1], self.job.global_round(step)
+        first = self._at_home | (chain.optimiser.init(start.model) if chain.keeps else {})
+        up.now.optimiser = first | up.now.optimiser
+        steps, round = self.job.every[-1], self.job.global_round(begin.step)
         corrections = [part for part in (up.now.above, up.now.correction) if part is not None]
         work = Work(
             x=self._row(start.model),
@@ -116,10 +122,10 @@ class LeafNode(_Keeping):
             corrections=tuple(map(self._row, corrections)),
             pulls=self._pulls(start, up.now.correction),
             active=[self.number],
-            step=step,
+            step=begin.step,
             steps=steps,
             round=round,
-            optimiser={name: self._row(rows) for name, rows in self._own(up.now, start).items()},
+            optimiser={name: self._row(rows) for name, rows in up.now.optimiser.items()},
             has_path=self.job.has_path,
         )
         with own_code(lambda: self.engine.training.owners(), f", in round {round + 1}"):
@@ -127,12 +133,8 @@ class LeafNode(_Keeping):
         b_1B = trained.b_AB
         if self.job.has_path:
             b_1B = with_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
-        return up.report(trained.x_AP, b_1B, self.engine.leaf.rate(round, steps), trained.optimiser)
-
-    def _own(self, now: Above, start: Parcel) -> Rows:
-        """The state of its optimiser, where it is kept, and what of the model stays here."""
-        chain = self.engine.leaf
-        return now.optimiser or self._at_home | (chain.optimiser.init(start.model) if chain.keeps else {})
+        is_recounted = begin.samples not in (None, self.samples)
+        return up.report(trained.x_AP, b_1B, chain.rate(round, steps), trained.optimiser, attached=is_recounted)
 
     def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[Pull, ...]:
         local = self.job.rules[-1].local
@@ -184,21 +186,22 @@ class Aggregator(_Keeping):
             down.readmit(self._readmitted())
             meet(self.job, self.level, down, self.link, up.path, relayed=is_last)
             if is_last:  # it is saved with the report
-                kept.reply = reply = self._reply(up, down, end)
+                kept.reply = reply = self._reply(up, down, begin)
                 self._keep(kept)
                 return reply
             self._keep(kept)
 
-    def _reply(self, up: Upward, down: Downward, end: int) -> Reply:
+    def _reply(self, up: Upward, down: Downward, begin: Begin) -> Reply:
         """The reply after the last meeting of a round."""
-        report, now = Report(end, 0.0, {}, None), down.now
-        if now.rate > 0:
-            report = up.report(now.held, now.buffers, now.rate)
+        report, now = Report(begin.step + self.job.every[self.level], 0.0, {}, None), down.now
+        if now.merged:
+            is_recounted = begin.samples not in (None, down.samples)
+            report = up.report(now.held, now.buffers, now.rate, attached=is_recounted)
         else:
             up.now.sent = None
-        report = Report(end, report.rate, report.message, report.buffers, now.refused, now.absent)
+        report = replace(report, refused=now.refused, absent=now.absent)
         now.refused = now.absent = ()
-        return Reply(self.job.name, self.site, down.samples, report, self.job.fingerprint)
+        return Reply(self.job.name, self.site, down.samples, report, self.job.fingerprint, born=up.now.born)
 
     def _take_over(self, answer: Answer | None, begin: Begin) -> None:
         """A new round of its own edge: what it got goes on to its subtree."""
@@ -210,7 +213,7 @@ class Aggregator(_Keeping):
         start = up.now.start
         assert start is not None
         if is_first:
-            down = self._first(down, start)
+            down = self._first(down, start, begin.step)
             kept.below = down.now
         # every meeting of its edge may have moved its correction; before the first it is known to
         # be zero, if it is
@@ -241,9 +244,12 @@ class Aggregator(_Keeping):
             Downward(job, self.level, self.number, kept.below),
         )
 
-    def _first(self, greeted: Downward, start: Parcel) -> Downward:
+    def _first(self, greeted: Downward, start: Parcel, step: int) -> Downward:
         """The first model begins everything but the sample counts."""
         down = Downward.new(self.job, self.level, self.number, start.model, start.buffers)
+        if step and self.job.rules[self.level].reweigh is not None:
+            # where this node has lost its state, its children have what went with the old memory
+            down.now.shifts = (Shift(step, None),)
         for child, before in zip(down.now.children, greeted.now.children, strict=True):
             child.samples = before.samples
         return down

@@ -42,6 +42,8 @@ class Above:
 
     begun: int | None = None
     """The step of the last round it began."""
+    born: int | None = None
+    """The step of the round with which its state began."""
     state: Rows | None = None
     start: Parcel | None = None
     """What the parent last gave."""
@@ -89,17 +91,36 @@ class Upward:
         if self.now.start is None:
             raise InvalidInput("begin", begin.step, "the first round must come with a model")
         if self.now.state is None:
-            self.now.state = self._terms.rule.init(self.now.start.model)
+            self.now.state, self.now.born = self._terms.rule.init(self.now.start.model), begin.step
             self.now.channel = self._terms.channels.up.init(self.now.start.rows)
-        restarts = self._job.restarts(self._level, self.now.begun or 0, begin.step)
-        self.now.state = meeting.relay(self._terms.rule, self.now.state, restarts)
+        self._catch_up(begin, self.now.state)
         if begin.above is not None:
             self.now.above = begin.above
         self.now.begun = begin.step
         self._correct()
 
-    def report(self, x_1P: Tensor, b_1B: Tensor, rate: float, optimiser: Rows | None = None) -> Report:
-        """What to bring to the meeting; a leaf's optimiser is to be in this state if it counts."""
+    def _catch_up(self, begin: Begin, state: Rows) -> None:
+        """What happened to the state since the last round it began, in its order: shifts, and
+        models that came from above the parent, which at the same step come after."""
+        rule, start, begun = self._terms.rule, self.now.start, self.now.begun
+        assert start is not None
+        shifts = [shift for shift in begin.shifts if begun is None or shift.step > begun]
+        # to a state that begins now nothing has happened but what all siblings' states went through
+        since = begun if begun is not None else min([begin.step, *(shift.step - 1 for shift in shifts)])
+        for shift in shifts:
+            state = meeting.relay(rule, state, self._job.restarts(self._level, since, shift.step - 1))
+            since = shift.step - 1
+            if shift.rows is None:
+                state = rule.init(start.model)
+            else:
+                state = state | {name: state[name] - rows for name, rows in shift.rows.items()}
+        self.now.state = meeting.relay(rule, state, self._job.restarts(self._level, since, begin.step))
+
+    def report(
+        self, x_1P: Tensor, b_1B: Tensor, rate: float, optimiser: Rows | None = None, attached: bool = False
+    ) -> Report:
+        """What to bring to the meeting; a leaf's optimiser is to be in this state if it counts.
+        `attached`: with the state until now."""
         now, every = self.now, self._job.every[self._level]
         assert now.begun is not None and now.start is not None and now.state is not None
         path = self._path(now.start, b_1B[:, self._job.buffers :])
@@ -109,7 +130,7 @@ class Upward:
         message = {name: rows for name, rows in sent.payload.items() if name != BUFFERS}
         known = sent.buffers_NB[:, self._job.buffers :] if self._job.has_path else None
         now.sent = Sent(now.begun + every, sent.state, sent.model_NP, sent.channel, optimiser or {}, known)
-        return Report(now.sent.step, rate, message, sent.payload[BUFFERS])
+        return Report(now.sent.step, rate, message, sent.payload[BUFFERS], state=now.state if attached else None)
 
     @property
     def path(self) -> Tensor | None:

@@ -40,6 +40,8 @@ class Tree(Deployed):
     def __init__(self, sim: Any, **settings: Any):
         super().__init__(sim, wrap=Fallible, **settings)
         self.revive = False
+        self.away: set[str] = set()
+        """Nodes that were not started yet, or are not to be reached."""
         for link in self.links.values():
             link.ask = self.asking(link)  # type: ignore[method-assign]
 
@@ -47,6 +49,8 @@ class Tree(Deployed):
         def ask(bundles: dict[str, Bundle], deadline: float | None) -> dict[str, Reply]:
             replies = {}
             for name, bundle in bundles.items():
+                if name in self.away:
+                    continue
                 try:
                     replies[name] = link.children[name].handle(bundle)
                 except Died:
@@ -70,7 +74,7 @@ class Tree(Deployed):
 
     def die(self, name: str, after: int) -> list[int]:
         """Have a node end after so many saves, and come back; how many are left until then."""
-        node = self.nodes[name].node
+        node = getattr(self.nodes[name], "node", self.nodes[name])
         save, left = node._save, [after]
 
         def dying(kept: NodeState) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from stratafl import InvalidInput
+from stratafl import InvalidInput, leaf
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.state_file import Durable
 from tests.deploy.protocol.fallible import Died, Tree, undisturbed
-from tests.deploy.trees import simulation
+from tests.deploy.trees import normed, simulation
 
 
 @contextlib.contextmanager
@@ -195,3 +195,33 @@ def test_an_aggregator_that_lost_its_state_begins_anew_with_the_next_round(name:
     assert refused == () and set(absent) == {name}
     assert tree.root.one_round() == ((), ())
     assert torch.isfinite(tree.model()).all()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_of_an_older_state_a_leaf_keeps_what_only_it_has(older: bool) -> None:
+    """The parameters that never leave it; its correction goes."""
+    chain = leaf(0.05, momentum=0.5, optimiser_state="keep")
+    tree = Tree(simulation("mtgc", 2, model=normed, keep_at_home="batch_norm", leaf=chain, batch=None))
+    tree.root.greet()
+    tree.root.one_round()
+    backup = tree.kept["0/0"].above
+    assert backup is not None
+    tree.root.one_round()
+    lost = tree.kept.pop("0/0")
+    if older:
+        tree.kept["0/0"] = NodeState(above=backup)
+    tree.restart("0/0")
+    seen: list[Any] = []
+    train = tree.trainer.engine.train
+
+    def noted(work: Any) -> Any:
+        seen.append(work)
+        return train(work)
+
+    tree.trainer.engine.train = noted  # type: ignore[method-assign]
+    tree.root.one_round()
+    first = next(work for work in seen if work.active == [0])
+    own = backup.optimiser if older else tree.trainer.at_home
+    assert torch.equal(tree.trainer.home.parameters.home(first.x.some([0])), own["home.model"])
+    assert not torch.equal(backup.optimiser["home.model"], tree.trainer.at_home["home.model"])
+    assert lost.above is not None and not first.corrections[-1].some([0]).any()
