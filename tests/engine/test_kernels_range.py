@@ -52,7 +52,8 @@ def product(self, a, b, d, precision, *more):
 
 InterpreterBuilder.create_dot = product
 """
-"""The interpreter multiplies tf32 operands as they are; tensor cores read 10 bits of the mantissa."""
+"""The interpreter multiplies tf32 operands as they are; tensor cores read 10 bits of the
+mantissa."""
 
 LAYERS = """
 import torch
@@ -225,5 +226,6 @@ COUNTS = {
 
 def test_no_comparison_of_values_hides_what_is_no_number() -> None:
     """On a GPU Triton's `maximum` and `minimum` answer with the other operand unless they are told
-    otherwise; NumPy, and so the interpreter, does not, and cannot show it. Counts may be compared."""
+    otherwise; NumPy, and so the interpreter, does not, and cannot show it. Counts may be
+    compared."""
     assert comparisons() == COUNTS

@@ -79,6 +79,8 @@ LARGE_WINDOWS: list[Sizes] = [
     (3, 50, (16, 16), 64, (3, 3), (2, 2), (1, 1)),
     (100, 2, (9, 7), 70, (2, 2), (2, 2), (0, 0)),
 ]
+# clients, batch, length, entries, features
+LARGE_VOCABULARIES: list[Sizes] = [(3, 50, 80, 90, 8), (3, 50, 80, 30_000, 96)]
 EXTREMES: dict[str, Extreme] = {
     "inputs x 1e5": Extreme(inputs=1e5),
     "gradients x 100": Extreme(gradients=100.0),
@@ -143,7 +145,7 @@ def _extremes(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _lookups(small: bool) -> Iterator[tuple[Any, ...]]:
-    for vocabulary in [(2, 3, 7, 11, 5), *([] if small else [(3, 50, 80, 90, 8)])]:
+    for vocabulary in [(2, 3, 7, 11, 5), (2, 3, 7, 5000, 5), *([] if small else LARGE_VOCABULARIES)]:
         yield f"embedding {vocabulary}", "fp32", reference.embedding, *vocabulary
     logits = [(2, 5, 7), *([] if small else [(100, 50, 10), (3, 300, 100)])]
     for shape, masked in itertools.product(logits, (False, True)):
