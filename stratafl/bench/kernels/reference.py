@@ -94,11 +94,10 @@ def _compare(
         t.requires_grad_()
     y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
     dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, compute)
-    off = distance
+    off = distance if extreme.broken is None else hidden
     if extreme.broken is not None:
         # where the output is largest no ReLU cuts its gradient off
         dy[0].view(-1)[y[0].argmax()] = extreme.broken
-        off = hidden
     reference = torch.autograd.grad(y, wanted, dy.double())
 
     parameters = held[1:]
