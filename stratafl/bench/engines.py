@@ -56,6 +56,7 @@ KINDS = {
     **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
     **dict.fromkeys(("_squares", "_total", "_step"), "update"),
     "_drift": "corrections",
+    "_peaks": "largest values",
     "_cell": "recurrence",
     "_cell_gradient": "recurrence",
     "_all_steps": "recurrence",

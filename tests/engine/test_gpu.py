@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import feddyn, simulate
@@ -26,6 +27,7 @@ from tests.engine.zoo import ZOO
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
+DEVICE = "cuda"
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [3], 2: [2, 3], 3: [2, 1, 3]}
 
@@ -49,9 +51,10 @@ def federation(model: str = "perceptron", rules="mtgc", depth: int = 2, **more) 
     count = leaves * 12
     images, texts = torch.randn(count, *shape, generator=random), torch.randint(9, (count, *shape), generator=random)
     inputs = images if len(shape) > 1 else texts
-    targets = torch.randint(3, (count,), generator=random)
+    inputs = inputs * more.pop("inputs_times", 1)
+    targets = more.pop("targets", torch.randint(3, (count,), generator=random))
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": "cuda"}
+    given = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
     given |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
     return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **given)
 
@@ -125,6 +128,41 @@ def test_lower_precisions_are_near(precision: str) -> None:
     settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
     exact = federation(**settings, engine="loop").run()
     assert 0 < apart(exact, federation(**settings, engine="stacked", precision=precision).run()) < 0.1
+
+
+def gradients(engine_name: Name, precision: str = "fp32", **settings) -> Tensor:
+    """Each client's first gradient."""
+    simulation = federation(**settings, engine=engine_name, precision=precision)
+    assert simulation.engine.how == engine_name
+    simulation.federation.begin()
+    return simulation.engine.gradients(simulation.federation.work(0, 1, 0))
+
+
+@pytest.mark.parametrize("inputs_times", [1, 1e5])
+@pytest.mark.parametrize("gradients_times", [1, 1e4])
+@pytest.mark.parametrize("model", ["perceptron", "convolutional"])
+def test_tf32_takes_numbers_of_any_size(model: str, gradients_times: float, inputs_times: float) -> None:
+    def loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return gradients_times * F.cross_entropy(scores / inputs_times, labels)
+
+    settings = {"model": model, "inputs_times": inputs_times, "loss": loss}
+    exact, got = gradients("loop", **settings), gradients("stacked", "tf32", **settings)
+    assert float(((got - exact).norm(dim=1) / exact.norm(dim=1)).max()) < 0.02
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("model", ["perceptron", "convolutional"])
+def test_a_gradient_that_is_not_finite_stays_so_alone(model: str, precision: str, value: float) -> None:
+    def loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores, labels) * torch.where((labels == 2).any(), value, 1.0)
+
+    targets = torch.arange(60) % 2
+    targets[48:] = 2  # the last client's
+    settings = {"model": model, "loss": loss, "targets": targets}
+    exact, got = gradients("loop", **settings), gradients("stacked", precision, **settings)
+    assert got.isfinite().all(dim=1).tolist() == exact.isfinite().all(dim=1).tolist() == [True] * 4 + [False]
+    assert not bool((got.isfinite() & ~exact.isfinite()).any())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

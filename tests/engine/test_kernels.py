@@ -11,9 +11,11 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from stratafl.bench.kernels.race_check import overtaken
 from stratafl.engine import kernels
+from tests.engine.pairs import CLOSE, compare
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
@@ -153,6 +155,64 @@ def test_dropout_draws_what_the_stream_has_forward_and_back() -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LOOKUPS = """
+import torch
+from stratafl.engine import kernels
+
+products = 0
+if kernels.interpreted():
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def product(*operands):
+        global products
+        products += 1
+        return multiply(*operands)
+
+    InterpreterBuilder.create_dot = product
+device = "cpu" if kernels.interpreted() else "cuda"
+random = torch.Generator().manual_seed(3)
+ENTRIES, CODES = 4_500, 24
+codes = torch.randint(ENTRIES, (3, 4, CODES // 4), generator=random)
+codes[0, 1:] = codes[0, 0, 0]  # most of them one and the same
+codes[1, 0], codes[1, 1] = 0, ENTRIES - 1
+codes, dy = codes.to(device), torch.randn(3, 4, CODES // 4, 5, generator=random).to(device)
+
+
+def gradient(some):
+    weights = torch.zeros(3, ENTRIES, 5, device=device)[some].requires_grad_()
+    kernels.embedding(codes[some], weights).backward(dy[some])
+    return weights.grad
+
+
+first = gradient(slice(3))
+assert products <= 3 * CODES, products
+exact = torch.zeros(3, ENTRIES, 5, device=device, dtype=torch.float64)
+for own, of, by in zip(exact, codes, dy):
+    own.index_add_(0, of.flatten(), by.flatten(0, 1).double())
+torch.testing.assert_close(first, exact.float())
+assert torch.equal(gradient(slice(3)), first)
+assert torch.equal(gradient(slice(1, 2)), first[1:2])
+"""
+
+
+def test_a_large_table_takes_work_for_its_codes_alone() -> None:
+    """Not for every pair of a code and an entry; with the same bits again and in any company."""
+    environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", LOOKUPS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_large_vocabulary_trains_as_in_the_loop() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(30_000, 3), nn.Flatten(), nn.Linear(15, 3)).double()
+
+    codes = torch.randint(30_000, (60, 5), generator=torch.Generator().manual_seed(2))
+    assert compare(model=model, inputs=codes) < CLOSE
 
 
 ENGINE = """

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from stratafl import simulate
 from stratafl.base.errors import InvalidInput
+from stratafl.core.flat import Flat
 from stratafl.data.sampling import batches
-from stratafl.engine.ops import HALF
+from stratafl.engine import ops
+from stratafl.engine.gradients import Stacked
+from stratafl.engine.method.choice import choose
+from stratafl.engine.ops import HALF, Compute
 from stratafl.engine.precision import computing, without_cudnn
 
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
@@ -161,6 +165,28 @@ def test_what_cannot_be_had_in_16_bits_is_refused_with_the_reason(kind: type, pr
         run(kind(36, 3), "loop", precision)
     assert len(str(refused.value).splitlines()) == 1 or refused.type is not InvalidInput
     run(kind(36, 3), "loop", "fp32")
+
+
+@pytest.mark.parametrize("largest", [16.0, 1e6])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_method_is_tried_in_the_precision_it_is_for(
+    precision: Compute, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With layers that in this precision cut gradients beyond a size: exact in fp32, and finite."""
+
+    def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, compute: Compute) -> Tensor:
+        y = ops.linear(x_CBI, w_COI, b_CO, relu, compute)
+        if compute == precision:
+            y.register_hook(lambda gradient: gradient.clamp(-largest, largest))
+        return y
+
+    cutting = ops.PLAIN._replace(functions={**ops.TORCH, "linear": linear}, sinking=frozenset())
+    monkeypatch.setattr(ops, "PLAIN", cutting)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    found, how = choose(Flat(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
+    assert found is not None and how == "stacked"
+    assert isinstance(found, Stacked) == (largest > 300)
 
 
 def test_evaluation_is_in_the_models_own_type() -> None:

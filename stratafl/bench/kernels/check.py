@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from stratafl.bench.kernels import reference
+from stratafl.bench.kernels.reference import USUAL, Extreme
 from stratafl.engine import kernels
 
 LIMITS = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 6e-2}
@@ -78,14 +79,23 @@ LARGE_WINDOWS: list[Sizes] = [
     (3, 50, (16, 16), 64, (3, 3), (2, 2), (1, 1)),
     (100, 2, (9, 7), 70, (2, 2), (2, 2), (0, 0)),
 ]
+# clients, batch, length, entries, features
+LARGE_VOCABULARIES: list[Sizes] = [(3, 50, 80, 90, 8), (3, 50, 80, 30_000, 96)]
+EXTREMES: dict[str, Extreme] = {
+    "inputs x 1e5": Extreme(inputs=1e5),
+    "gradients x 100": Extreme(gradients=100.0),
+    "infinite gradient": Extreme(broken=float("inf")),
+    "gradient NaN": Extreme(broken=float("nan")),
+}
 
 
 def cases(device: str, small: bool) -> Iterator[Case]:
     """The grid of shapes; `small` is what the interpreter can do in a minute."""
     # the interpreter multiplies bf16 as integers
     modes = ("fp32", "tf32", "fp16") if small else ("fp32", "tf32", "fp16", "bf16")
-    families = (_convolutions(modes, small), _layers(modes, small), _lookups(small), _recurrent(modes, small))
-    for name, compute, function, *arguments in itertools.chain(*families, _meetings(small), _updates(small)):
+    layers = itertools.chain(_convolutions(modes, small), _layers(modes, small), _extremes(modes, small))
+    others = itertools.chain(_lookups(small), _recurrent(modes, small), _meetings(small), _updates(small))
+    for name, compute, function, *arguments in itertools.chain(layers, others):
         yield Case(name, compute, functools.partial(function, *arguments, device))
 
 
@@ -94,19 +104,19 @@ def _convolutions(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]
     for compute, shape, bias in itertools.product(modes, shapes, (True, False)):
         if (compute == "fp32" and (bias or shape is shapes[0])) or not small:
             name = f"conv2d {shape}{'' if bias else ' without bias'}"
-            yield name, compute, reference.convolution, *shape, bias, False, True, compute
+            yield name, compute, reference.convolution, *shape, bias, False, True, USUAL, compute
     pooled = POOLED_CONVOLUTIONS + ([] if small else LARGE_POOLED_CONVOLUTIONS)
     for compute, shape, data in itertools.product(modes, pooled, (False, True)):
         if compute == "fp32" or not small or shape is pooled[0]:
             name = f"conv2d_relu_pool {shape}{' of data' if data else ''}"
-            yield name, compute, reference.convolution, *shape, True, True, not data, compute
+            yield name, compute, reference.convolution, *shape, True, True, not data, USUAL, compute
 
 
 def _layers(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
     sizes: list[Sizes] = [(2, 5, (7, 9)), (1, 18, (33, 20))]
     sizes += [] if small else [(3, 50, (1600, 384)), (3, 50, (192, 10)), (3, 130, (784, 200)), (1000, 3, (40, 10))]
     for compute, size, relu in itertools.product(modes, sizes, (False, True)):
-        yield f"linear {size}{' relu' if relu else ''}", compute, reference.linear, *size, relu, compute
+        yield f"linear {size}{' relu' if relu else ''}", compute, reference.linear, *size, relu, USUAL, compute
     images: list[Sizes] = [(2, 3, (4, 5), 6, 2), (1, 2, (1, 1), 8, 1)]
     for image in images + ([] if small else [(3, 20, (16, 16), 64, 2), (3, 20, (2, 2), 512, 32)]):
         yield f"group_norm {image}", "fp32", reference.group_norm, *image
@@ -119,8 +129,23 @@ def _layers(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
         yield f"reorder {bank}", "fp32", reference.reorder, *bank
 
 
+def _extremes(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
+    """Numbers of any size in the layers that may multiply in a type of a smaller range than
+    float32's."""
+    for compute, (name, extreme) in itertools.product(("tf32",) if small else modes, EXTREMES.items()):
+        if compute == "fp16" and extreme.inputs > 1:
+            continue  # which it does not hold
+        for flag in (False, True):
+            last = extreme, compute
+            plain = *CONVOLUTIONS[1], flag, False, True, *last
+            yield f"conv2d {name}{'' if flag else ' without bias'}", compute, reference.convolution, *plain
+            pooled = *POOLED_CONVOLUTIONS[0], True, True, not flag, *last
+            yield f"conv2d_relu_pool {name}{' of data' if flag else ''}", compute, reference.convolution, *pooled
+            yield f"linear {name}{' relu' if flag else ''}", compute, reference.linear, 2, 5, (7, 9), flag, *last
+
+
 def _lookups(small: bool) -> Iterator[tuple[Any, ...]]:
-    for vocabulary in [(2, 3, 7, 11, 5), *([] if small else [(3, 50, 80, 90, 8)])]:
+    for vocabulary in [(2, 3, 7, 11, 5), (2, 3, 7, 5000, 5), *([] if small else LARGE_VOCABULARIES)]:
         yield f"embedding {vocabulary}", "fp32", reference.embedding, *vocabulary
     logits = [(2, 5, 7), *([] if small else [(100, 50, 10), (3, 300, 100)])]
     for shape, masked in itertools.product(logits, (False, True)):
@@ -151,28 +176,23 @@ def _updates(small: bool) -> Iterator[tuple[Any, ...]]:
 def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
     """Print the worst error of each family, of these modes and families only, and what is over its
     limit, which is returned too."""
-    worst: dict[tuple[str, str], float] = {}
+    chosen: dict[tuple[str, str], list[Case]] = {}
     failures = []
     modes, families = set(only) & LIMITS.keys(), set(only) - LIMITS.keys()
-    for name, compute, errors in cases(device, small):
-        key = name.split()[0], compute
-        if (modes and compute not in modes) or (families and key[0] not in families):
-            continue
-        found = errors()
-        if worst and key not in worst:
-            _report(worst)
-        worst[key] = max(worst.get(key, 0.0), *found.values())
-        for part, error in found.items():
-            if not error <= LIMITS[compute]:
-                failures.append(f"{name} {compute}: {part} {error:.1e}")
-                print(failures[-1], flush=True)
-    _report(worst)
+    for case in cases(device, small):
+        family = case.name.split()[0]
+        if (not modes or case.compute in modes) and (not families or family in families):
+            chosen.setdefault((family, case.compute), []).append(case)
+    for (family, compute), some in chosen.items():
+        worst = 0.0
+        for case in some:
+            for part, error in case.errors().items():
+                worst = max(worst, error)
+                if not error <= LIMITS[compute]:
+                    failures.append(f"{case.name} {compute}: {part} {error:.1e}")
+                    print(failures[-1], flush=True)
+        print(f"{family:20} {compute:5} {worst:.1e}", flush=True)
     return failures
-
-
-def _report(worst: dict[tuple[str, str], float]) -> None:
-    (family, compute), error = list(worst.items())[-1]
-    print(f"{family:20} {compute:5} {error:.1e}", flush=True)
 
 
 if __name__ == "__main__":

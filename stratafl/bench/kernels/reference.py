@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,21 @@ from stratafl.core.optimise.optimiser import COUNT, SGD, Adam, AdamW, Optimiser
 from stratafl.engine import kernels
 from stratafl.engine.ops import Sink
 
-ROUND = {"fp32": torch.float32, "tf32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The type to which inputs are rounded; fp16's mantissa is tf32's."""
+ROUND = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The type to which inputs are rounded, but for tf32's, of which there is none."""
+
+
+class Extreme(NamedTuple):
+    """Numbers of a comparison that are not of the usual size."""
+
+    inputs: float = 1.0
+    gradients: float = 1.0
+    """Factors of the first input and of the output's gradient."""
+    broken: float | None = None
+    """Put in the place of one gradient of the first client: infinite, or no number."""
+
+
+USUAL = Extreme()
 OPTIMISERS: dict[str, Optimiser] = {
     "sgd": SGD(),
     "momentum": SGD(0.9),
@@ -40,6 +53,15 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
+def rounded(x: Tensor, compute: str) -> Tensor:
+    """Float32 numbers that this mode's operands hold exactly, unless they are beyond their
+    range."""
+    if compute != "tf32":
+        return x.to(ROUND[compute]).float()
+    bits = x.float().contiguous().view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
 def distance(out: Tensor, reference: Tensor) -> float:
     out = out.detach().double().reshape(reference.shape)
     if not bool(torch.isfinite(out).all()):
@@ -47,9 +69,16 @@ def distance(out: Tensor, reference: Tensor) -> float:
     return float((out - reference).norm() / reference.norm().clamp(min=1e-30))
 
 
+def hidden(out: Tensor, reference: Tensor) -> float:
+    """How many of the first client's values should not be finite and are; plus how far the other
+    clients' are off."""
+    broken = ~reference[0].isfinite() & out[0].detach().reshape(reference[0].shape).isfinite()
+    return float(broken.sum()) + (distance(out[1:], reference[1:]) if len(out) > 1 else 0.0)
+
+
 def _compare(
     op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], compute: str,
-    first_grad: bool = True, offset: int = 0,
+    first_grad: bool = True, offset: int = 0, extreme: Extreme = USUAL,
 ) -> dict[str, float]:  # fmt: skip
     """Output and gradients of `op` over all clients against `plain` on each; inputs after the first
     are parameters.
@@ -57,16 +86,21 @@ def _compare(
     Parameters are views of one matrix of rows, and their gradients go to views of another.
     """
     clients = inputs[0].shape[0]
-    rounded = [t.to(ROUND[compute]).float() if t.is_floating_point() else t for t in inputs]
-    doubles = [t.double() if t.is_floating_point() else t for t in rounded]
+    inputs = [inputs[0] if extreme.inputs == 1 else inputs[0] * extreme.inputs, *inputs[1:]]
+    held = [rounded(t, compute) if t.is_floating_point() else t for t in inputs]
+    doubles = [t.double() if t.is_floating_point() else t for t in held]
     wanted = doubles if first_grad else doubles[1:]
     for t in wanted:
         t.requires_grad_()
     y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
-    dy = torch.randn(y.shape, dtype=torch.float64, device=y.device).to(ROUND[compute])
+    dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, compute)
+    off = distance if extreme.broken is None else hidden
+    if extreme.broken is not None:
+        # where the output is largest no ReLU cuts its gradient off
+        dy[0].view(-1)[y[0].argmax()] = extreme.broken
     reference = torch.autograd.grad(y, wanted, dy.double())
 
-    parameters = rounded[1:]
+    parameters = held[1:]
     widths = [p[0].numel() for p in parameters]
 
     def views(rows: Tensor) -> list[Tensor]:
@@ -84,7 +118,7 @@ def _compare(
     correction_w, correction_b = [*views(correction), None][:2]
     assert w is not None
     sink = Sink(w, b, correction_w, correction_b, squares)
-    x = rounded[0].clone()
+    x = held[0].clone()
     if first_grad:
         x.requires_grad_()
     with poisoned():
@@ -94,13 +128,13 @@ def _compare(
         (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
     errors = {"output": distance(out, y.detach())}
     lengths = gradients[:, offset:].double().square().sum(1)
-    errors["squares"] = distance(torch.cat(squares, dim=1).sum(1), lengths)
+    errors["squares"] = off(torch.cat(squares, dim=1).sum(1), lengths)
     if first_grad:
         assert x.grad is not None
-        errors["input gradient"] = distance(x.grad, reference[0])
+        errors["input gradient"] = off(x.grad, reference[0])
     for place, (got, back, ref) in enumerate(zip(views(gradients), views(whole), reference[first_grad:], strict=True)):
-        errors[f"gradient {place}"] = distance(got, ref + views(correction)[place])
-        errors[f"returned gradient {place}"] = distance(back, ref)
+        errors[f"gradient {place}"] = off(got, ref + views(correction)[place])
+        errors[f"returned gradient {place}"] = off(back, ref)
     return errors
 
 
@@ -114,7 +148,7 @@ def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
 
 def convolution(
     clients: int, batch: int, image: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], stride: int,
-    padding: int, bias: bool, pool: bool, first_grad: bool, compute: str, device: str,
+    padding: int, bias: bool, pool: bool, first_grad: bool, extreme: Extreme, compute: str, device: str,
 ) -> dict[str, float]:  # fmt: skip
     def r(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -135,10 +169,12 @@ def convolution(
             return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)
         return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)
 
-    return _compare(op, plain, inputs, compute, first_grad, offset=3)
+    return _compare(op, plain, inputs, compute, first_grad, offset=3, extreme=extreme)
 
 
-def linear(clients: int, batch: int, size: tuple[int, int], relu: bool, compute: str, device: str) -> dict[str, float]:
+def linear(
+    clients: int, batch: int, size: tuple[int, int], relu: bool, extreme: Extreme, compute: str, device: str
+) -> dict[str, float]:
     inputs = [
         torch.randn(clients, batch, size[0], device=device),
         torch.randn(clients, size[1], size[0], device=device) / size[0] ** 0.5,
@@ -152,7 +188,7 @@ def linear(clients: int, batch: int, size: tuple[int, int], relu: bool, compute:
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
         return kernels.linear(x, w, b, relu=relu, compute=compute, **more)
 
-    return _compare(op, plain, inputs, compute)
+    return _compare(op, plain, inputs, compute, extreme=extreme)
 
 
 def group_norm(

@@ -1,9 +1,14 @@
 """What the kernels share: arithmetic modes, where weight gradients go, small helpers.
 
 Modes: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel; "tf32"
-keeps fp32 in memory and multiplies in tf32, or in fp16, which has the same mantissa, where what is
-summed over is not contiguous in memory: tensor cores take tf32 in no other way; "fp16" and "bf16"
-keep activations in 16 bits too. Sums and weights are fp32 in every mode.
+keeps fp32 in memory and multiplies in tf32, or in scaled fp16 where what is summed over is not
+contiguous in memory: tensor cores take tf32 in no other way; "fp16" and "bf16" keep activations in
+16 bits too. Sums and weights are fp32 in every mode.
+
+Scaled fp16: fp16 has tf32's mantissa but a small range, so a client's values are multiplied by a
+power of two that brings the largest finite one to 2^14 .. 2^15, and the product is divided by it
+again. Values down to 2^-29 of the largest keep their whole mantissa. The power depends on nothing
+but the client's own values. Nothing is clamped: what is infinite or no number stays so.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -31,17 +36,56 @@ TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
 PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32"}
 """What products of fp32 operands on tensor cores are computed in."""
-HALF_SCALE = 4096.0
-"""Activation gradients are about 1e-2 to 1e-8; times this they lie in fp16's range when cast for
-one product only."""
+PEAKS = tl.constexpr(32)
+"""Parts of a client's values of which each has a largest one."""
 
 
 @triton.jit
-def cast(value, dtype: tl.constexpr, scale: tl.constexpr):
-    """To the operand type; where a scale is needed the result is kept finite."""
-    if scale != 1.0:
-        value = tl.minimum(tl.maximum(value * scale, -65504.0), 65504.0)
+def _peaks(x_ptr, peak_ptr, stride, N, BLOCK: tl.constexpr):
+    """The bits of each part's largest finite magnitude: as integers they are in the same order."""
+    c = tl.program_id(1).to(tl.int64)
+    peak = tl.zeros((BLOCK,), tl.int32)
+    for first in range(tl.program_id(0) * BLOCK, N, PEAKS * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + c * stride + at, mask=at < N, other=0.0).to(tl.float32)
+        bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        peak = tl.where((bits < 0x7F800000) & (bits > peak), bits, peak)
+    tl.store(peak_ptr + c * PEAKS + tl.program_id(0), tl.max(peak, 0))
+
+
+@triton.jit
+def exponent(peak_ptr, c, SCALED: tl.constexpr):
+    """The power of two by which a client's values are multiplied in a product."""
+    value = 0
+    if SCALED:
+        peak = tl.max(tl.load(peak_ptr + c * PEAKS + tl.arange(0, PEAKS)), 0)
+        # a factor of 2^127 and more has no reciprocal among normal numbers
+        value = tl.minimum(14 + 127 - (peak >> 23), 126)
+    return value
+
+
+@triton.jit
+def two_to(exponent):
+    """2^exponent, of -126 to 127, exactly."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def cast(value, dtype: tl.constexpr, exponent, SCALED: tl.constexpr):
+    """To the operand type, times 2^exponent where values are scaled."""
+    if SCALED:
+        value = value.to(tl.float32) * two_to(exponent)
     return value.to(dtype)
+
+
+@triton.jit
+def unscaled(value, exponent, SCALED: tl.constexpr):
+    """A product divided by 2^exponent, the sum of its operands'; in two halves, since the whole may
+    be beyond float32."""
+    if SCALED:
+        half = exponent >> 1
+        value = value * two_to(-half) * two_to(half - exponent)
+    return value
 
 
 @triton.jit
@@ -86,12 +130,22 @@ class Target(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a product is done: the type its operands are cast to, the precision of fp32 operands, a
-    scale."""
+    """How a product is done: the type its operands are cast to, and the precision of fp32
+    operands."""
 
     dtype: Any
     precision: str
-    scale: float = 1.0
+    scaled: bool = False
+    """Whether operands are multiplied by powers of two, by their `peaks`."""
+
+    def peaks(self, x: Tensor) -> Tensor:
+        """What `exponent` takes of these operands, (C, PEAKS), or nothing where none is scaled. A
+        client's values must be dense in memory."""
+        clients, count = x.shape[0], x[0].numel()
+        peaks = torch.empty((clients, PEAKS.value if self.scaled else 0), dtype=torch.int32, device=x.device)
+        if self.scaled:
+            _peaks[(PEAKS.value, clients)](x, peaks, x.stride(0), count, min(2048, power(count, 1)))
+        return peaks
 
 
 def storage(compute: str) -> torch.dtype:
@@ -108,7 +162,7 @@ def operands(compute: str) -> Operands:
 
 def pixel_operands(compute: str) -> Operands:
     """Products that sum over pixels: see the module's text on tf32."""
-    return Operands(tl.float16, "ieee", HALF_SCALE) if compute == "tf32" else operands(compute)
+    return Operands(tl.float16, "ieee", scaled=True) if compute == "tf32" else operands(compute)
 
 
 def target(sink: Sink | None, like: Tensor, bias: bool = False) -> Target:

@@ -15,6 +15,10 @@ from torch import Tensor
 from stratafl.engine.kernels.common import cdiv, power, rows, settle, storage, target
 from stratafl.engine.ops import Sink
 
+MANY = 4096
+"""Entries up to which every block of them looks at all codes; of more it looks at its own alone,
+for which these are sorted."""
+
 
 @triton.jit
 def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, V, E, BN: tl.constexpr, BE: tl.constexpr):
@@ -32,37 +36,42 @@ def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, V, E, BN: tl.constexpr, BE: tl
 
 @triton.jit
 def _weight_gradient(
-    code_ptr,
-    dy_ptr,
-    dw_ptr,
-    extra_ptr,
-    squares_ptr,
-    stride_w,
-    scale,
-    N,
-    V,
-    E,
-    EXTRA: tl.constexpr,
-    BV: tl.constexpr,
-    BN: tl.constexpr,
-    BE: tl.constexpr,
-):
+    code_ptr, place_ptr, start_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, stride_w, scale, N, V, E,
+    EXTRA: tl.constexpr, SORTED: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
     """A product with the codes' indicators: the sum over codes has one order, which atomic adds
-    would not."""
+    would not. Of sorted codes, `place` is where each was, `start` where those of a block begin."""
     c = tl.program_id(1).to(tl.int64)
     blocks_e = tl.cdiv(E, BE)
-    v = (tl.program_id(0) // blocks_e) * BV + tl.arange(0, BV)
+    block = tl.program_id(0) // blocks_e
+    v = block * BV + tl.arange(0, BV)
     e = (tl.program_id(0) % blocks_e) * BE + tl.arange(0, BE)
     acc = tl.zeros((BV, BE), tl.float32)
-    for first in range(0, N, BN):
+    begin, end = 0, N
+    if SORTED:
+        start_ptr += c * (tl.cdiv(V, BV) + 1) + block
+        begin, end = tl.load(start_ptr).to(tl.int32), tl.load(start_ptr + 1).to(tl.int32)
+    for first in range(begin, end, BN):
         n = first + tl.arange(0, BN)
-        code = tl.load(code_ptr + c * N + n, mask=n < N, other=-1)
-        inside = (n < N)[:, None] & (e < E)[None, :]
-        dy = tl.load(dy_ptr + c * N * E + n[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+        code = tl.load(code_ptr + c * N + n, mask=n < end, other=-1)
+        place = n
+        if SORTED:
+            place = tl.load(place_ptr + c * N + n, mask=n < end, other=0).to(tl.int32)
+        inside = (n < end)[:, None] & (e < E)[None, :]
+        dy = tl.load(dy_ptr + c * N * E + place[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
         acc = tl.dot((code[None, :] == v[:, None]).to(tl.float32), dy, acc, input_precision="ieee")
     at = c * stride_w + v[:, None] * E + e[None, :]
     squares = settle(dw_ptr, extra_ptr, at, acc * scale, (v < V)[:, None] & (e < E)[None, :], EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
+
+
+def _sorted(codes_CN: Tensor, entries: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each client's codes in order, where each was, and where those of each block of entries begin
+    and the last one's end. Equal codes stay in their order, so that a sum has the same bits
+    again."""
+    sorted_CN, place_CN = codes_CN.long().sort(dim=1, stable=True)
+    bounds = torch.arange(0, entries + block, block, device=codes_CN.device).clamp(max=entries)
+    return sorted_CN, place_CN, torch.searchsorted(sorted_CN, bounds.expand(len(codes_CN), -1).contiguous())
 
 
 class _Embedding(torch.autograd.Function):
@@ -86,11 +95,14 @@ class _Embedding(torch.autograd.Function):
         sink, grad_scale = ctx.plan
         clients, entries, features = w.shape
         dw = target(sink, w)
-        bv, bn, be = min(32, power(entries)), 32, min(64, power(features))
+        many = entries > MANY
+        bv, bn, be = 64 if many else min(32, power(entries)), 16 if many else 32, min(64, power(features))
+        codes = codes.flatten(1)
+        codes, place, start = _sorted(codes, entries, bv) if many else (codes, codes, codes)
         programs = cdiv(entries, bv) * cdiv(features, be)
         _weight_gradient[(programs, clients)](
-            codes, dy_[0].contiguous(), dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), 1 / grad_scale,
-            codes[0].numel(), entries, features, dw.corrected, bv, bn, be,
+            codes, place, start, dy_[0].contiguous(), dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0),
+            1 / grad_scale, codes.shape[1], entries, features, dw.corrected, many, bv, bn, be,
         )  # fmt: skip
         return None, None if sink else dw.grad, None, None, None
 

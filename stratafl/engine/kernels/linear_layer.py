@@ -21,6 +21,7 @@ from torch import Tensor
 from stratafl.engine.kernels.common import (
     cast,
     cdiv,
+    exponent,
     operands,
     pixel_operands,
     power,
@@ -28,6 +29,7 @@ from stratafl.engine.kernels.common import (
     settle,
     storage,
     target,
+    unscaled,
 )
 from stratafl.engine.kernels.tuning import tuning
 from stratafl.engine.ops import Sink
@@ -64,9 +66,9 @@ def _forward(
 
 @triton.jit
 def _input_gradient(
-    dy_ptr, y_ptr, w_ptr, dx_ptr, stride_w, B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
-    RELU: tl.constexpr, PRECISION: tl.constexpr,
-    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
+    dy_ptr, y_ptr, w_ptr, dx_ptr, dy_peak_ptr, w_peak_ptr, stride_w,
+    B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
+    RELU: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, SCALED: tl.constexpr,
     BI: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
@@ -76,6 +78,7 @@ def _input_gradient(
     dy_ptr += c * B * CO
     y_ptr += c * B * CO
     w_ptr += c * stride_w
+    dy_exponent, w_exponent = exponent(dy_peak_ptr, c, SCALED), exponent(w_peak_ptr, c, SCALED)
     acc = tl.zeros((BB, BI), tl.float32)
     for first in range(0, CO, BK):
         k = first + tl.arange(0, BK)
@@ -83,29 +86,32 @@ def _input_gradient(
         where = b[:, None] * CO + k[None, :]
         dy_BK = tl.load(dy_ptr + where, mask=inside, other=0.0)
         if RELU:
-            dy_BK = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_BK, 0.0).to(dy_BK.dtype)
+            dy_BK = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy_BK).to(dy_BK.dtype)
         w_KI = tl.load(w_ptr + k[:, None] * CI + i[None, :], mask=(k < CO)[:, None] & (i < CI)[None, :], other=0.0)
-        acc = tl.dot(cast(dy_BK, OPERAND, HALF_SCALE), w_KI.to(OPERAND), acc, input_precision=PRECISION)
+        dy_BK = cast(dy_BK, OPERAND, dy_exponent, SCALED)
+        acc = tl.dot(dy_BK, cast(w_KI, OPERAND, w_exponent, SCALED), acc, input_precision=PRECISION)
+    acc = unscaled(acc, dy_exponent + w_exponent, SCALED)
     out = dx_ptr + c * B * CI + b[:, None] * CI + i[None, :]
-    tl.store(out, (acc / HALF_SCALE).to(dx_ptr.dtype.element_ty), mask=(b < B)[:, None] & (i < CI)[None, :])
+    tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=(b < B)[:, None] & (i < CI)[None, :])
 
 
 @triton.jit
 def _output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU: tl.constexpr):
-    """Rows k and columns o of the gradient before ReLU."""
+    """Rows k and columns o of the gradient before ReLU, which an output that is no number lets
+    through."""
     inside = (k < B)[:, None] & (o < CO)[None, :]
     where = k[:, None] * CO + o[None, :]
     dy_KO = tl.load(dy_ptr + where, mask=inside, other=0.0)
     if RELU:
-        dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy_KO, 0.0).to(dy_KO.dtype)
+        dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy_KO).to(dy_KO.dtype)
     return dy_KO
 
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale,
-    B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
-    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr,
+    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr,
+    stride_w, stride_b, scale, B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
+    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, SCALED: tl.constexpr,
     EXTRA: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
@@ -118,8 +124,9 @@ def _weight_gradient(
     x_ptr += c * B * CI
     dy_ptr += c * B * CO
     y_ptr += c * B * CO
+    x_exponent, dy_exponent = exponent(x_peak_ptr, c, SCALED), exponent(dy_peak_ptr, c, SCALED)
     if ONE:
-        dy_OK = tl.trans(cast(_output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU), OPERAND, HALF_SCALE))
+        dy_OK = tl.trans(cast(_output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU), OPERAND, dy_exponent, SCALED))
     squares_OI = tl.zeros((BO, BI), tl.float32)
     for first_i in range(group * BI, CI, GROUPS * BI):
         i = first_i + tl.arange(0, BI)
@@ -132,15 +139,16 @@ def _weight_gradient(
         acc = tl.zeros((BO, BI), tl.float32)
         if ONE:
             x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
-            acc = tl.dot(dy_OK, x_KI.to(OPERAND), acc, input_precision=PRECISION)
+            acc = tl.dot(dy_OK, cast(x_KI, OPERAND, x_exponent, SCALED), acc, input_precision=PRECISION)
         else:
             for first in range(0, B, BK):
                 b = first + k
-                dy_KO = cast(_output_gradient(dy_ptr, y_ptr, b, o, B, CO, RELU), OPERAND, HALF_SCALE)
+                dy_KO = cast(_output_gradient(dy_ptr, y_ptr, b, o, B, CO, RELU), OPERAND, dy_exponent, SCALED)
                 inside = (b < B)[:, None] & (i < CI)[None, :]
                 x_KI = tl.load(x_ptr + b[:, None] * CI + i[None, :], mask=inside, other=0.0)
-                acc = tl.dot(tl.trans(dy_KO), x_KI.to(OPERAND), acc, input_precision=PRECISION)
-        dw = acc * (scale / HALF_SCALE) + extra
+                x_KI = cast(x_KI, OPERAND, x_exponent, SCALED)
+                acc = tl.dot(tl.trans(dy_KO), x_KI, acc, input_precision=PRECISION)
+        dw = unscaled(acc, x_exponent + dy_exponent, SCALED) * scale + extra
         tl.store(dw_ptr + at, dw, mask=here)
         squares_OI += tl.where(here, dw * dw, 0.0)
     squares = tl.sum(tl.sum(squares_OI, 1), 0)
@@ -183,6 +191,7 @@ class _Linear(torch.autograd.Function):
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
         by = pixel_operands(compute)
+        dy_peaks = by.peaks(dy)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
@@ -190,8 +199,8 @@ class _Linear(torch.autograd.Function):
             t = tuning("linear input gradient", compute)
             bi, bb, bk = min(t.m, power(inputs)), min(t.n, power(batch)), min(t.k, power(outputs))
             _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
-                dy, y, weight, dx, stride_w, batch, outputs, inputs, relu, by.precision, by.dtype, by.scale, bi, bb, bk,
-                num_warps=t.warps, num_stages=t.stages,
+                dy, y, weight, dx, dy_peaks, by.peaks(weight), stride_w, batch, outputs, inputs, relu, by.precision,
+                by.dtype, by.scaled, bi, bb, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         dw = target(sink, w)
         db = dw if b is None else target(sink, b, bias=True)
@@ -200,9 +209,10 @@ class _Linear(torch.autograd.Function):
         groups = min(GROUPS, cdiv(inputs, bi))
         programs = cdiv(outputs, bo) * groups
         _weight_gradient[(programs, clients)](
-            x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), dw.grad.stride(0), db.grad.stride(0),
-            1 / grad_scale, batch, outputs, inputs, relu, b is not None, by.precision, by.dtype, by.scale, dw.corrected,
-            groups, bo, bi, bk, batch <= bk, num_warps=t.warps, num_stages=t.stages,
+            x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), by.peaks(x), dy_peaks,
+            dw.grad.stride(0), db.grad.stride(0), 1 / grad_scale, batch, outputs, inputs, relu, b is not None,
+            by.precision, by.dtype, by.scaled, dw.corrected, groups, bo, bi, bk, batch <= bk,
+            num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return dx, *((None, None) if sink else (dw.grad, None if b is None else db.grad)), None, None, None, None
 

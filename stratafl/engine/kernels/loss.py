@@ -20,6 +20,7 @@ def _cross_entropy(
     z_ptr, label_ptr, mask_ptr, loss_ptr, dz_ptr, grad_scale, B, K, MASKED: tl.constexpr,
     BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """A label that is no class gives what is no number, unless its sample is left out."""
     c = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BK)
     count = tl.zeros((BB,), tl.float32) + 0.0
@@ -46,8 +47,11 @@ def _cross_entropy(
         label = tl.load(label_ptr + c * B + b, mask=b < B, other=0)
         chosen = k[None, :] == label[:, None]
         each = tl.log(norm) - tl.sum(tl.where(chosen, z, 0.0), 1)
+        known = (label >= 0) & (label < K)
+        each = tl.where(known, each, float("nan"))
         loss += tl.where(weight > 0.0, each * weight, 0.0)
         dz = (e / norm[:, None] - chosen.to(tl.float32)) * weight[:, None] * grad_scale
+        dz = tl.where(known[:, None], dz, float("nan"))
         dz = tl.where((weight > 0.0)[:, None], dz, 0.0)
         tl.store(dz_ptr + where, dz.to(dz_ptr.dtype.element_ty), mask=inside)
     tl.store(loss_ptr + c, tl.sum(loss, 0))

@@ -86,7 +86,7 @@ def _input_gradient(
         where = base + p[:, None] * K + channel[None, :]
         dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy, 0.0)
+            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy)
         normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
         with_x += dy * normal
         alone += dy
@@ -100,7 +100,7 @@ def _input_gradient(
         where = base + p[:, None] * K + channel[None, :]
         dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) > 0.0, dy, 0.0)
+            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy)
         normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
         dx = (dy * w[None, :] - mean_alone - normal * mean_with_x) * scale
         tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=inside)

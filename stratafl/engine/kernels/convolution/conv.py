@@ -20,6 +20,7 @@ from torch import Tensor
 from stratafl.engine.kernels.common import (
     Target,
     cdiv,
+    exponent,
     operands,
     pixel_operands,
     power,
@@ -27,6 +28,7 @@ from stratafl.engine.kernels.common import (
     settle,
     storage,
     target,
+    unscaled,
 )
 from stratafl.engine.kernels.convolution.pack import (
     Taps,
@@ -158,10 +160,10 @@ def _one_of(part: tl.constexpr, first, second, third, fourth, fifth):
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, stride_client, scale,
+    x_ptr, dy_ptr, dw_ptr, extra_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr, stride_client, scale,
     M, H, W, OH, OW, CO: tl.constexpr, R: tl.constexpr, CI: tl.constexpr, KH: tl.constexpr,
     FIRST: tl.constexpr, MET_H: tl.constexpr, MET_W: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    OUTSIDE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, EXTRA: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One program: PARTS * BR values of one tap row, which share every load of the output's
@@ -204,20 +206,21 @@ def _weight_gradient(
                 acc3 = tl.dot(x_RK, dy_KN, acc3, input_precision=PRECISION)
             else:
                 acc4 = tl.dot(x_RK, dy_KN, acc4, input_precision=PRECISION)
+    by = exponent(x_peak_ptr, c, SCALED) + exponent(dy_peak_ptr, c, SCALED)
     squares = 0.0
     for part in tl.static_range(PARTS):
         acc = _one_of(part, acc0, acc1, acc2, acc3, acc4)
         r_part = r + part * BR
         at = c * stride_client + (n * KH + ki)[None, :] * R + r_part[:, None]
         inside = (r_part < R)[:, None] & (n < CO)[None, :]
-        squares += settle(dw_ptr, extra_ptr, at, acc * scale, inside, EXTRA)
+        squares += settle(dw_ptr, extra_ptr, at, unscaled(acc, by, SCALED) * scale, inside, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 @triton.jit
 def _bias_gradient(
-    dy_ptr, db_ptr, extra_ptr, squares_ptr, stride_b, scale, M, CO, EXTRA: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    dy_ptr, db_ptr, extra_ptr, squares_ptr, dy_peak_ptr, stride_b, scale, M, CO, EXTRA: tl.constexpr,
+    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Not in the weight gradient's loop: what a product and a sum both read, Triton 3.6 gives one
     buffer too few, and copies the next block over it while products still run."""
@@ -228,7 +231,8 @@ def _bias_gradient(
     for first in range(0, M, BM):
         m = first + tl.arange(0, BM)
         summed += tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=(m < M)[:, None] & (n < CO)[None, :], other=0.0)
-    squares = settle(db_ptr, extra_ptr, c * stride_b + n, tl.sum(summed, 0) * scale, n < CO, EXTRA)
+    total = unscaled(tl.sum(summed, 0), exponent(dy_peak_ptr, c, SCALED), SCALED) * scale
+    squares = settle(db_ptr, extra_ptr, c * stride_b + n, total, n < CO, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
@@ -274,7 +278,7 @@ def weight_gradient(
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = dw.grad.shape[3:]
     by = pixel_operands(compute)
-    x, dy = convert(x_CBHWI, by.dtype), convert(dy_CBHWO, by.dtype, by.scale)
+    (x, x_peaks), (dy, dy_peaks) = convert(x_CBHWI, by), convert(dy_CBHWO, by)
     row = kernel_width * inputs
     t = tuning("conv weight gradient", compute)
     br, bn = min(t.m, power(row)), min(t.n, power(outputs))
@@ -286,16 +290,16 @@ def weight_gradient(
     # image
     outside = padding > 0
     _weight_gradient[(programs, clients)](
-        x, dy, dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0), scale / by.scale,
+        x, dy, dw.grad, dw.extra, dw.parts(programs), x_peaks, dy_peaks, dw.grad.stride(0), scale,
         pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height,
         taps.first, taps.height, taps.width, stride, padding, outside, dw.corrected, by.precision,
-        br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+        by.scaled, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if db is not None:
         bm, programs = min(256, power(pixels)), cdiv(outputs, bn)
         _bias_gradient[(programs, clients)](
-            dy, db.grad, db.extra, db.parts(programs), db.grad.stride(0), scale / by.scale, pixels, outputs,
-            db.corrected, bm, bn, num_warps=8,
+            dy, db.grad, db.extra, db.parts(programs), dy_peaks, db.grad.stride(0), scale, pixels, outputs,
+            db.corrected, by.scaled, bm, bn, num_warps=8,
         )  # fmt: skip
 
 

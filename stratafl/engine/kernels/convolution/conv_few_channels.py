@@ -19,7 +19,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, Target, cast, cdiv, pixel_operands, power, rows, settle
+from stratafl.engine.kernels.common import (
+    TORCH,
+    Target,
+    cast,
+    cdiv,
+    exponent,
+    pixel_operands,
+    power,
+    rows,
+    settle,
+    unscaled,
+)
 from stratafl.engine.kernels.convolution.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
@@ -34,53 +45,65 @@ def fits(inputs: int, kernel_height: int, kernel_width: int) -> bool:
 
 @triton.jit
 def _prepare(
-    x_ptr, out_ptr, N, H, W, WIDE, TALL, PAD, CI: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, out_ptr, peak_ptr, N, H, W, WIDE, TALL, PAD, CI: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    c = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    x_ptr += c * (N // (WIDE * TALL)) * H * W * CI
+    out_ptr += c * N * 4
     channel = tl.arange(0, 4)[None, :]
     x, y, sample = pixel % WIDE - PAD, (pixel // WIDE) % TALL - PAD, pixel // (WIDE * TALL)
     inside = (pixel < N) & (x >= 0) & (x < W) & (y >= 0) & (y < H) & (channel < CI)
     value = tl.load(x_ptr + ((sample * H + y) * W + x) * CI + channel, mask=inside, other=0.0).to(tl.float32)
-    value = tl.where(channel == 3, 1.0, value)
-    tl.store(out_ptr + pixel * 4 + channel, value.to(out_ptr.dtype.element_ty), mask=(pixel < N) & (channel < 4))
+    kind = out_ptr.dtype.element_ty
+    value = cast(value, kind, exponent(peak_ptr, c, SCALED), SCALED)
+    tl.store(
+        out_ptr + pixel * 4 + channel, tl.where(channel == 3, 1.0, value).to(kind), mask=(pixel < N) & (channel < 4)
+    )
 
 
-def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> Tensor:
-    """(C, B, H + 2 padding, an even width that holds every group, 4)."""
+def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> tuple[Tensor, Tensor]:
+    """(C, B, H + 2 padding, an even width that holds every group, 4), and the images' peaks."""
     x = x_CBHWI.contiguous()
     clients, batch, height, width, inputs = x.shape
     wide, tall = max(width + 2 * padding, 2 * pooled_width + 6), height + 2 * padding
     wide += wide % 2
-    dtype = TORCH[pixel_operands(compute).dtype]
-    out = torch.empty((clients, batch, tall, wide, 4), dtype=dtype, device=x.device)
-    pixels = clients * batch * tall * wide
-    _prepare[(cdiv(pixels, 512),)](x, out, pixels, height, width, wide, tall, padding, inputs, 512)
-    return out
+    by = pixel_operands(compute)
+    peaks = by.peaks(x)
+    out = torch.empty((clients, batch, tall, wide, 4), dtype=TORCH[by.dtype], device=x.device)
+    pixels = batch * tall * wide
+    _prepare[(cdiv(pixels, 512), clients)](
+        x, out, peaks, pixels, height, width, wide, tall, padding, inputs, by.scaled, 512
+    )
+    return out, peaks
 
 
 @triton.jit
 def _pack(
-    w_ptr, out_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
+    w_ptr, out_ptr, peak_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]; w lies
     channels-last."""
     c = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     group = tl.arange(0, 32)[None, :]
+    by = exponent(peak_ptr, c, SCALED)
     for row in tl.static_range(KH):
         for shift in tl.static_range(2):
             kj, i = group // 4 - shift, group % 4
             inside = (o < CO) & (kj >= 0) & (kj < KW) & (i < CI)
             w = tl.load(w_ptr + c * stride_client + ((o * KH + row) * KW + kj) * CI + i, mask=inside, other=0.0)
             where = ((c * KH + row) * 2 + shift) * CO * 32 + o * 32 + group
-            tl.store(out_ptr + where, w.to(out_ptr.dtype.element_ty), mask=(o < CO) & (group < 32))
+            w = cast(w, out_ptr.dtype.element_ty, by, SCALED)
+            tl.store(out_ptr + where, w, mask=(o < CO) & (group < 32))
 
 
 @triton.jit
 def _forward(
-    x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, stride_bias,
+    x_ptr, w_ptr, b_ptr, y_ptr, place_ptr, x_peak_ptr, w_peak_ptr, stride_bias,
     M, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
@@ -107,6 +130,8 @@ def _forward(
         w_GN = tl.trans(tl.load(weights, mask=(o < CO)[:, None], other=0.0))
         top = tl.dot(upper, w_GN, top, input_precision=PRECISION)
         bottom = tl.dot(lower, w_GN, bottom, input_precision=PRECISION)
+    by = exponent(x_peak_ptr, c, SCALED) + exponent(w_peak_ptr, c, SCALED)
+    top, bottom = unscaled(top, by, SCALED), unscaled(bottom, by, SCALED)
     acc0, acc1 = tl.split(tl.permute(tl.reshape(top, (BM, 2, BN)), (0, 2, 1)))
     acc2, acc3 = tl.split(tl.permute(tl.reshape(bottom, (BM, 2, BN)), (0, 2, 1)))
     bias = tl.zeros((BN,), tl.float32)
@@ -119,20 +144,25 @@ def _forward(
     tl.store(place_ptr + where, place.to(tl.uint8), mask=inside)
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, compute: str) -> None:
+def forward(x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, place: Tensor, compute: str) -> None:
     """From prepared images to pooled values and places."""
     clients, batch, tall, wide, _ = x.shape
     outputs, inputs, kernel_height, kernel_width = w.shape[1:]
     packed = torch.empty((clients, kernel_height, 2, outputs, GROUP), dtype=x.dtype, device=x.device)
-    _pack[(cdiv(outputs, 64), clients)](w, packed, w.stride(0), outputs, inputs, kernel_height, kernel_width, 64)
+    by = pixel_operands(compute)
+    w_peaks = by.peaks(w)
+    _pack[(cdiv(outputs, 64), clients)](
+        w, packed, w_peaks, w.stride(0), outputs, inputs, kernel_height, kernel_width, by.scaled, 64
+    )
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
     t = tuning("few channels forward", compute)
     bm, bn = min(t.m, power(pixels)), min(t.n, power(outputs))
     bias, stride_bias = (w, 0) if b is None else rows(b)
     _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
-        x, packed, bias, y, place, stride_bias, pixels, tall, wide, pooled_height, pooled_width, outputs,
-        kernel_height, b is not None, pixel_operands(compute).precision, bm, bn, num_warps=t.warps, num_stages=t.stages,
+        x, packed, bias, y, place, x_peaks, w_peaks, stride_bias, pixels, tall, wide, pooled_height, pooled_width,
+        outputs, kernel_height, b is not None, by.precision, by.scaled, bm, bn,
+        num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
@@ -149,9 +179,9 @@ def _met(acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, PRECISION:
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, place_ptr, part_ptr,
+    x_ptr, dy_ptr, place_ptr, part_ptr, dy_peak_ptr,
     M, SPAN, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, PRECISION: tl.constexpr,
-    OPERAND: tl.constexpr, HALF_SCALE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    OPERAND: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """part[client, split, row, shift, o, group]: SPAN pixels' sum, both columns of the window side
     by side."""
@@ -168,6 +198,7 @@ def _weight_gradient(
     acc2 = acc0
     acc3 = acc0
     acc4 = acc0
+    by = exponent(dy_peak_ptr, c, SCALED)
     end = tl.minimum(M, (split + 1) * SPAN)
     for first in range(split * SPAN, end, BK):
         m = first + tl.arange(0, BK)
@@ -175,7 +206,7 @@ def _weight_gradient(
         start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
         inside = (m < end)[:, None] & (n < CO)[None, :]
         place = tl.load(place_ptr + m[:, None] * CO + n[None, :], mask=inside, other=4).to(tl.int32)
-        dy = cast(tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=inside, other=0.0), OPERAND, HALF_SCALE)
+        dy = cast(tl.load(dy_ptr + m[:, None] * CO + n[None, :], mask=inside, other=0.0), OPERAND, by, SCALED)
         upper = tl.trans(tl.where(place == shift[None, :], dy, 0.0).to(OPERAND))
         lower = tl.trans(tl.where(place == shift[None, :] + 2, dy, 0.0).to(OPERAND))
         for u in tl.static_range(KH + 1):
@@ -205,9 +236,9 @@ def _weight_gradient(
 
 @triton.jit
 def _gather(
-    part_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, stride_w, stride_b, scale, CO,
-    CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
-    SPLITS: tl.constexpr, BN: tl.constexpr,
+    part_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr, stride_w, stride_b,
+    scale, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    SCALED: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Add the splits and the two shifted columns, and put them where the weights are."""
     c = tl.program_id(1).to(tl.int64)
@@ -221,36 +252,39 @@ def _gather(
         here = part_ptr + ((c * SPLITS + split) * KH + row) * (2 * CO * 32) + n * 32 + group
         total += tl.load(here, mask=useful, other=0.0)
         total += tl.load(here + CO * 32 + 4, mask=useful, other=0.0)
-    total *= scale
+    dy_exponent = exponent(dy_peak_ptr, c, SCALED)
+    dw = unscaled(total, exponent(x_peak_ptr, c, SCALED) + dy_exponent, SCALED) * scale
     at = c * stride_w + ((n * KH + row) * KW + kj) * CI + i
-    squares = settle(dw_ptr, extra_w_ptr, at, total, useful & (i < CI), EXTRA)
+    squares = settle(dw_ptr, extra_w_ptr, at, dw, useful & (i < CI), EXTRA)
     if BIAS:
         ones = useful & (group == 3) & (row == 0)
-        squares += settle(db_ptr, extra_b_ptr, c * stride_b + n + 0 * group, total, ones, EXTRA)
+        db = unscaled(total, dy_exponent, SCALED) * scale
+        squares += settle(db_ptr, extra_b_ptr, c * stride_b + n + 0 * group, db, ones, EXTRA)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 def weight_gradient(
-    x: Tensor, dy: Tensor, place: Tensor, dw: Target, db: Target | None, compute: str, scale: float
+    x: Tensor, x_peaks: Tensor, dy: Tensor, place: Tensor, dw: Target, db: Target | None, compute: str, scale: float
 ) -> None:
     """Write the gradients of weights and bias, times `scale`, from the pooled gradient."""
     clients, batch, tall, wide, _ = x.shape
     pooled_height, pooled_width, outputs = dy.shape[2:]
     inputs, kernel_height, kernel_width = dw.grad.shape[2:]
     by = pixel_operands(compute)
+    dy_peaks = by.peaks(dy)
     pixels = batch * pooled_height * pooled_width
     t = tuning("few channels weight gradient", compute)
     bn, bk = min(t.m, power(outputs)), t.k
     part = torch.empty((clients, SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
     span = cdiv(cdiv(pixels, SPLITS), bk) * bk
     _weight_gradient[(cdiv(outputs, bn) * SPLITS, clients)](
-        x, dy, place, part, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
-        by.precision, by.dtype, by.scale, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
+        x, dy, place, part, dy_peaks, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
+        by.precision, by.dtype, by.scaled, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     bias = dw if db is None else db
     programs = kernel_height * cdiv(outputs, bn)
     _gather[(programs, clients)](
-        part, dw.grad, bias.grad, dw.extra, bias.extra, dw.parts(programs), dw.grad.stride(0), bias.grad.stride(0),
-        scale / by.scale, outputs, inputs, kernel_height, kernel_width, db is not None, dw.corrected, SPLITS, bn,
-        num_warps=4,
+        part, dw.grad, bias.grad, dw.extra, bias.extra, dw.parts(programs), x_peaks, dy_peaks, dw.grad.stride(0),
+        bias.grad.stride(0), scale, outputs, inputs, kernel_height, kernel_width, db is not None, dw.corrected,
+        by.scaled, SPLITS, bn, num_warps=4,
     )  # fmt: skip

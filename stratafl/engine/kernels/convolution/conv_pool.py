@@ -127,10 +127,10 @@ class _ConvReluPool(torch.autograd.Function):
         w = as_channels_last(w)
         taps = taps_met((height, width), size, (kernel_height, kernel_width), 1, padding)
         has_few_channels = not ctx.needs_input_grad[0] and conv_few_channels.fits(inputs, kernel_height, kernel_width)
-        packed = None
+        packed = peaks = None
         if has_few_channels:
-            x = conv_few_channels.prepare(x, padding, pooled[1], compute)
-            conv_few_channels.forward(x, w, b, y, place, compute)
+            x, peaks = conv_few_channels.prepare(x, padding, pooled[1], compute)
+            conv_few_channels.forward(x, peaks, w, b, y, place, compute)
         else:
             x = x.to(dtype).contiguous()
             packed = pack(w, dtype, taps)
@@ -143,20 +143,20 @@ class _ConvReluPool(torch.autograd.Function):
                 taps.height, padding - taps.first, taps.outside, b is not None, operands(compute).precision,
                 bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
-        ctx.save_for_backward(x, w, b, place, packed)
+        ctx.save_for_backward(x, w, b, place, packed, peaks)
         ctx.plan = (height, width), size, taps, padding, compute, sink, grad_scale, has_few_channels
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
-        x, w, b, place, packed = ctx.saved_tensors
+        x, w, b, place, packed, peaks = ctx.saved_tensors
         image, size, taps, padding, compute, sink, grad_scale, has_few_channels = ctx.plan
         dy = dy_[0].to(storage(compute)).contiguous()
         dw = filter_target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         dx = None
         if has_few_channels:
-            conv_few_channels.weight_gradient(x, dy, place, dw, db, compute, 1 / grad_scale)
+            conv_few_channels.weight_gradient(x, peaks, dy, place, dw, db, compute, 1 / grad_scale)
         else:
             dense = unpool(dy, place, size)
             if ctx.needs_input_grad[0]:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, TRITON, cast, cdiv, power
+from stratafl.engine.kernels.common import TORCH, TRITON, Operands, cast, cdiv, exponent, power
 from stratafl.engine.ops import Pair
 
 
@@ -136,16 +136,19 @@ def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
 
 
 @triton.jit
-def _convert(x_ptr, out_ptr, N, DTYPE: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < N, other=0.0)
-    tl.store(out_ptr + at, cast(x, DTYPE, SCALE), mask=at < N)
+def _convert(x_ptr, out_ptr, peak_ptr, N, DTYPE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    c = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + c * N + at, mask=at < N, other=0.0)
+    tl.store(out_ptr + c * N + at, cast(x, DTYPE, exponent(peak_ptr, c, SCALED), SCALED), mask=at < N)
 
 
-def convert(x: Tensor, dtype: tl.dtype, scale: float = 1.0) -> Tensor:
-    """A contiguous tensor times `scale` in the operands' type; itself if it has it."""
-    if TRITON[x.dtype] == dtype:
-        return x
-    out = torch.empty(x.shape, dtype=TORCH[dtype], device=x.device)
-    _convert[(cdiv(x.numel(), 4096),)](x, out, x.numel(), dtype, scale, 4096)
-    return out
+def convert(x: Tensor, by: Operands) -> tuple[Tensor, Tensor]:
+    """A contiguous tensor as the operand of a product, itself if it is one; and its peaks."""
+    peaks = by.peaks(x)
+    if TRITON[x.dtype] == by.dtype:
+        return x, peaks
+    out = torch.empty(x.shape, dtype=TORCH[by.dtype], device=x.device)
+    count = x[0].numel()
+    _convert[(cdiv(count, 4096), x.shape[0])](x, out, peaks, count, by.dtype, by.scaled, 4096)
+    return out, peaks

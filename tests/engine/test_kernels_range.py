@@ -1,0 +1,231 @@
+"""Numbers of any size in the kernels: large ones, small ones, infinite ones and what is no number,
+in Triton's interpreter on a CPU, or on the GPU if there is one."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratafl.engine import kernels
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed here", allow_module_level=True)
+
+ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
+
+
+def run(*parts: str) -> None:
+    """In a process of its own: whether kernels are interpreted is decided when Triton is first
+    imported."""
+    environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", "".join(parts)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+ROUNDED_PRODUCTS = """
+import numpy as np
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+multiply, rounded_products = InterpreterBuilder.create_dot, 0
+
+
+def rounded(operand):
+    bits = np.ascontiguousarray(operand.data).view(np.int32)
+    return TensorHandle(((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(np.float32), operand.dtype.scalar)
+
+
+def product(self, a, b, d, precision, *more):
+    global rounded_products
+    if a.data.dtype == np.float32 and precision.name == "TF32":
+        rounded_products += 1
+        a, b = rounded(a), rounded(b)
+    return multiply(self, a, b, d, precision, *more)
+
+
+InterpreterBuilder.create_dot = product
+"""
+"""The interpreter multiplies tf32 operands as they are; tensor cores read 10 bits of the
+mantissa."""
+
+LAYERS = """
+import torch
+import torch.nn.functional as F
+from stratafl.engine import kernels
+
+device = "cpu" if kernels.interpreted() else "cuda"
+random = torch.Generator().manual_seed(5)
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=random).to(device)
+
+
+def images(function):
+    return lambda x, *others: function(x.permute(0, 3, 1, 2), *others).permute(0, 2, 3, 1)
+
+
+LAYERS = {
+    "linear": (kernels.linear, F.linear, (5, 20), (6, 20), (6,), (5, 6), True),
+    "conv2d": (kernels.conv2d, images(F.conv2d), (2, 5, 5, 4), (3, 4, 3, 3), (3,), (2, 3, 3, 3), True),
+    "pool": (
+        kernels.conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
+        (2, 6, 6, 5), (3, 5, 3, 3), (3,), (2, 2, 2, 3), True,
+    ),
+    "few channels": (
+        kernels.conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
+        (2, 6, 6, 3), (3, 3, 3, 3), (3,), (2, 2, 2, 3), False,
+    ),
+}
+
+
+def results(op, inputs, dy, first):
+    inputs = [each.clone().requires_grad_(first or place > 0) for place, each in enumerate(inputs)]
+    y = op(*inputs)
+    y.backward(dy)
+    return [y.detach(), *(each.grad for each in inputs if each.requires_grad)]
+
+
+def alone(plain):
+    return lambda *inputs: torch.stack([plain(*own) for own in zip(*inputs)])
+"""
+
+LARGE = """
+# of a client: its inputs, weights and gradients times this
+FACTORS = [(1, 1, 1), (1, 1, 100), (1e5, 1, 1), (1e5, 1, 100), (1, 1, 1e-12), (1e-9, 1e-6, 1e-9), (1e-30, 1e30, 1e4)]
+for name, (op, plain, x, w, b, y, first) in LAYERS.items():
+    scale = torch.tensor(FACTORS, device=device)
+    inputs = [normal(len(FACTORS), *shape) for shape in (x, w, b)]
+    sizes = [scale[:, 0], scale[:, 1], scale[:, 0] * scale[:, 1]]
+    inputs = [each * size.view(-1, *[1] * (each.dim() - 1)) for each, size in zip(inputs, sizes)]
+    dy = normal(len(FACTORS), *y) * scale[:, 2].view(-1, *[1] * len(y))
+
+    def kernel(*tensors):
+        return op(*tensors, compute="tf32")
+
+    got = results(kernel, inputs, dy, first)
+    exact = results(alone(plain), [each.double() for each in inputs], dy.double(), first)
+    for part, (a, e) in enumerate(zip(got, exact)):
+        off = (a.double() - e).flatten(1).norm(dim=1) / e.flatten(1).norm(dim=1)
+        assert bool((off < 1e-3).all()), (name, part, off)
+    # another client's numbers change no bit
+    for client in (0, 3):
+        own = slice(client, client + 1)
+        for a, e in zip(results(kernel, [each[own] for each in inputs], dy[own], first), got):
+            assert torch.equal(a, e[own]), (name, client)
+assert not kernels.interpreted() or rounded_products
+"""
+
+
+@pytest.mark.slow
+def test_products_in_tf32_take_numbers_of_any_size() -> None:
+    run(LAYERS, "" if ON_GPU else ROUNDED_PRODUCTS, LARGE)
+
+
+BROKEN = """
+for name, (op, plain, x, w, b, y, first) in LAYERS.items():
+    inputs, dy = [normal(2, *shape) for shape in (x, w, b)], normal(2, *y)
+    at = alone(plain)(*inputs)[1].flatten().argmax()  # no ReLU cuts this one's gradient off
+    dy[1].view(-1)[at] = float("inf")
+    got = results(lambda *tensors: op(*tensors, compute="tf32"), inputs, dy, first)
+    exact = results(alone(plain), [each.double() for each in inputs], dy.double(), first)
+    for part, (a, e) in enumerate(zip(got, exact)):
+        assert bool(a[0].isfinite().all())
+        assert not bool((a.isfinite() & ~e.isfinite()).any()), (name, part)
+    for a in got[-2:]:
+        # the weights and biases of other channels do not meet it
+        finite = a[1].reshape(len(a[1]), -1).isfinite().all(dim=1)
+        assert finite.tolist() == [channel != int(at) % len(finite) for channel in range(len(finite))]
+"""
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_stays_so() -> None:
+    """Where PyTorch's is infinite or no number; other clients' are untouched."""
+    run(LAYERS, BROKEN)
+
+
+NAN_OUTPUTS = """
+def normed(x, w, b):
+    return kernels.group_norm(x[:, :, None, None], 2, w, b, relu=True)[:, :, 0, 0]
+
+
+x, dy = normal(1, 3, 4), normal(1, 3, 4)
+x[0, 1, 2] = float("nan")
+for op, plain, shape in (
+    (lambda x, w, b: kernels.linear(x, w, b, relu=True), F.linear, (4, 4)),
+    (normed, lambda x, w, b: F.group_norm(x, 2, w, b), (4,)),
+):
+    inputs = [x, normal(1, *shape), normal(1, 4)]
+    exact = results(alone(lambda *tensors: plain(*tensors).relu()), inputs, dy, True)
+    for a, e in zip(results(op, inputs, dy, True), exact):
+        assert torch.allclose(a, e, atol=1e-5, equal_nan=True), (a, e)
+"""
+
+
+def test_relu_lets_the_gradient_of_what_is_no_number_through() -> None:
+    """As PyTorch's does: otherwise a layer behind it would seem to be in order."""
+    run(LAYERS, NAN_OUTPUTS)
+
+
+LABELS = """
+z = normal(3, 4, 5)
+labels = torch.randint(5, (3, 4), generator=random).to(device)
+for label in (5, 6, 7, 8, 1000, -1, -100):
+    for mask in (None, torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]], device=device).bool()):
+        broken = labels.clone()
+        broken[1, 2] = label
+        a, e = (z.clone().requires_grad_() for _ in range(2))
+        got, expected = kernels.cross_entropy(a, broken, mask), kernels.cross_entropy(e, labels, mask)
+        got.sum().backward()
+        expected.sum().backward()
+        counted = mask is None
+        assert got.isnan().tolist() == [False, counted, False]
+        assert a.grad.isnan().all(dim=2).tolist() == [[False] * 4, [False, False, counted, False], [False] * 4]
+        same = ~a.grad.isnan()
+        assert torch.equal(got[::2], expected[::2]) and torch.equal(a.grad[same], e.grad[same])
+"""
+
+
+def test_a_label_that_is_no_class_breaks_its_client_alone() -> None:
+    run(LAYERS, LABELS)
+
+
+def comparisons() -> set[str]:
+    """Every call by which a kernel takes the larger or smaller of two values, but for those that
+    keep what is no number."""
+    found = set()
+    for path in Path(kernels.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tl.maximum", "tl.minimum", "tl.clamp"):
+                keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                if keywords.get("propagate_nan") != "tl.PropagateNan.ALL":
+                    found.add(ast.unparse(node))
+    return found
+
+
+COUNTS = {
+    "tl.maximum(-top, 0)",
+    "tl.maximum(-left, 0)",
+    "tl.maximum(0, q - (OH - 1))",
+    "tl.maximum(a_to - a_from, 0)",
+    "tl.maximum(tl.sum(count, 0), 1.0)",
+    "tl.minimum(q + 1, (KH - first_row + STRIDE - 1) // STRIDE)",
+    "tl.minimum(M, (split + 1) * SPAN)",
+    "tl.minimum(c + 1, C - 1)",
+    "tl.minimum(14 + 127 - (peak >> 23), 126)",
+}
+
+
+def test_no_comparison_of_values_hides_what_is_no_number() -> None:
+    """On a GPU Triton's `maximum` and `minimum` answer with the other operand unless they are told
+    otherwise; NumPy, and so the interpreter, does not, and cannot show it. Counts may be
+    compared."""
+    assert comparisons() == COUNTS
