@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stratafl.base.errors import printable
-from stratafl.cli.options import AsJson, Quiet, Workers
+from stratafl.cli.options import AsJson, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import layout
 from stratafl.runs.read import StoredRun, read_run
@@ -26,6 +27,7 @@ def sweep_command(
     target: Annotated[
         str | None, typer.Option(help='An accuracy, or such as "loss <= 0.1", instead of the file\'s.')
     ] = None,
+    keep_stale: KeepStale = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +40,10 @@ def sweep_command(
     goal = plan.target if target is None else goal_from("--target", target)
     folder = runs / plan.name
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
-        outcomes = run_all({e.name: e.config for e in plan.entries}, folder, workers, display.show, display.say)
+        configs = {entry.name: entry.config for entry in plan.entries}
+        # what is run again, or kept although it is stale, is no progress
+        say = _say if quiet else display.say
+        outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == layout.DONE and o.path is not None}
     rows = table(plan.entries, stored, goal)
     if as_json:
@@ -56,6 +61,10 @@ def sweep_command(
         print(f"written to {printable(folder)}")
     if any(outcome.status != layout.DONE for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr)
 
 
 def _print(

@@ -17,6 +17,7 @@ from stratafl.core.objective.goal import Goal, goal_from
 from stratafl.core.objective.metric import ACCURACY
 from stratafl.plan.space import Space
 from stratafl.runs.layout import slug
+from stratafl.runs.origins import essence
 
 Cost = Literal["seconds", "bytes", "joules", "money"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -81,11 +82,16 @@ class Question:
         networks = {**before["networks"], **mine["networks"]}
         before["networks"] = {**before["networks"], **added}
         mine["networks"] = networks
-        changed = [key for key in mine if before.get(key) != mine[key]]
+        changed = [key for key in mine if _decisive(before.get(key)) != _decisive(mine[key])]
         if changed:
             told = f"holds a plan with another {' and '.join(changed)}: give what it was begun with, or another folder"
             raise InvalidInput("--out", folder, told)
         return mine
+
+
+def _decisive(value: object) -> object:
+    """Tables without what decides nothing, such as where files lie; any other value as it is."""
+    return json.loads(json.dumps(essence(value))) if isinstance(value, dict) else value
 
 
 def at_target(config: Config, target: Goal) -> Config:

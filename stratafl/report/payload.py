@@ -43,6 +43,7 @@ def payload(
     """targets: values of the metric whose first round the summary names; a fitting one is chosen
     unless given. metric: accuracy, or what there is, unless given. further: axes of networks."""
     further = further or NetworkAxes()
+    runs, repeated = compare.one_of_each(runs)
     found = compare.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
@@ -70,7 +71,7 @@ def payload(
         "environments": _environments(runs),
         "trees": drawn,
         "timelines": timelines(_clocked(found, further)),
-        "unreadable": [*unreadable, *further.notes],
+        "unreadable": [*unreadable, *repeated, *further.notes],
     }
 
 

@@ -58,6 +58,9 @@ class StoredRun:
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
     """The network of a run in virtual time, and what else its time depends on."""
+    files: dict[str, str] | None = field(default=None, repr=False)
+    """SHA-256 of the user's files it began or last went on with, by path or name of a module; None
+    where an early version did not note them."""
 
     @property
     def method(self) -> str:
@@ -96,7 +99,7 @@ class StoredRun:
 def read_run(path: Path | str) -> StoredRun:
     """The run in a directory; a complaint that names the file where something in it is broken."""
     folder = Path(path)
-    described = layout.read_description(folder)
+    described = layout.moved_along(layout.read_description(folder), folder)
     status_path, tree_path, summary_path = (folder / name for name in (layout.STATUS, layout.TREE, layout.SUMMARY))
     status = read_json(status_path)
     layout.check_fields(
@@ -136,6 +139,7 @@ def read_run(path: Path | str) -> StoredRun:
         notes=tuple(layout.texts(described.get("notes"))),
         better=layout.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
+        files=described["inputs"]["files"] if "inputs" in described else None,
     )
 
 

@@ -185,7 +185,7 @@ def check_made_from(root: Path, topology: Topology) -> None:
     changed."""
     path = root / TOPOLOGY
     before = Origins.read(path, files.read_json(path))
-    changed = changes(before, Origins(topology.as_dict(), Origins.of({}, before.files).files))
+    changed = changes(before, topology.as_dict())
     if changed:
         told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")
