@@ -65,14 +65,22 @@ class Trainer:
         self.keep_stale = keep_stale
         self.trained = 0
         """Runs that were begun or gone on with."""
-        self.is_stale = False
-        """Whether any run is left out, as the files it began with were changed since."""
         self._known: dict[str, Path] = {}
+        self._stale: dict[str, str] = {}
+        """What to say of runs that are left out, as files they began with were changed since."""
         for run in scan(folder) if folder.is_dir() else ():
             if isinstance(run, StoredRun):
                 self._keep(run)
             else:
                 say(f"not looked at: {run.reason}")
+        for key, line in self._stale.items():
+            if key not in self._known:
+                say(line)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether any run is left out whose place no other has taken."""
+        return bool(self._stale.keys() - self._known.keys())
 
     def find(self, config: Config) -> StoredRun | None:
         """The run of a config, as far as it came."""
@@ -109,8 +117,7 @@ class Trainer:
             return
         changed = changed_files_since(run, self.question.config)
         if changed and not self.keep_stale:
-            self.is_stale = True
-            self.say(f"{run.name}: {in_short(changed)} since; run again")
+            self._stale[_key(config)] = f"{run.name}: {in_short(changed)} since; run again"
         else:
             self._known[_key(config)] = run.path
 

@@ -74,8 +74,15 @@ def plan_command(
     folder = out or Path("plans") / layout.slug(config.stem)
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
-        how = {"seconds": seconds, "must_exist": resume, "keep_stale": keep_stale}
-        made = make(question, folder, **how, say=display.say, show=display.show)
+        made = make(
+            question,
+            folder,
+            seconds=seconds,
+            must_exist=resume,
+            keep_stale=keep_stale,
+            say=display.say,
+            show=display.show,
+        )
     _show(made, folder, as_json)
 
 
