@@ -156,6 +156,10 @@ class Reopening:
         if simulation.engine.name != self.described["engine"]:
             told = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.how}"
             raise self.refuse(told)
+        # not noted by the first versions
+        precision = self.described.get("precision", simulation.engine.precision)
+        if simulation.engine.precision != precision and not self.force:
+            raise self.refuse(f"its products were computed in {precision}; here: {simulation.engine.precision}")
         return has_other_data
 
     def _without_state(self) -> InvalidInput:

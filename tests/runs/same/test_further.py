@@ -63,6 +63,7 @@ def test_more_rounds_go_on_to_the_same_bits(tmp_path: Path) -> None:
     [
         ({"rounds": 3}, {"rounds": 2}, "has 3 rounds already, more than rounds = 2"),
         ({"leaf": leaf(cosine(0.1, rounds=2))}, {"rounds": 4, "leaf": leaf(cosine(0.1, rounds=4))}, "rounds was 2 and"),
+        ({}, {"rounds": 4, "precision": "bf16"}, "its products were computed in fp32; here: bf16"),
         ({}, {"rounds": 4, "stop_when": "accuracy >= 0"}, "reached what it is to stop at in round 1 of 2 already"),
     ],
 )
