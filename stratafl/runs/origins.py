@@ -198,10 +198,10 @@ def _changed_on_the_way(run: StoredRun) -> list[str]:
 
 
 def _changed_files(before: Origins, config: Table) -> list[str]:
-    """The files of before that are others now or gone, those that the config names looked for where
-    it says."""
+    """The files of before that are others now or gone, those that the config has full names of
+    looked for there."""
     names, names_before = _short_names(config), _short_names(before.config)
-    named = {_placeless(names, name): name for name in _named(config)}
+    named = {_placeless(names, name): name for name in _named(config) if os.path.isabs(name)}
     folders, changed = _folders(config), []
     for name, digest in before.files.items():
         short = _placeless(names_before, name)
