@@ -14,6 +14,9 @@ Changes = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; repeatable."),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one per GPU or core unless given.")]
+KeepStale = Annotated[
+    bool, typer.Option("--keep-stale", help="Keep runs that are done although files of yours were changed since.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 TARGET_HELP = "A value of a metric: accuracy=0.8, 'loss <= 0.1', or a number alone for an accuracy."
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -84,15 +84,19 @@ def report_command(
 
 
 def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
-    """The runs in some places, one at least, and what cannot be read there, which is told."""
+    """The runs in some places, one at least, and what cannot be read there, which is told, as is
+    which of several runs of one seed is left out."""
+    from stratafl.report.compare import one_of_each
     from stratafl.report.gather import gather
 
     runs, unreadable = gather(places)
-    for line in unreadable:
+    runs, repeated = one_of_each(runs)
+    left_out = [*unreadable, *repeated]
+    for line in left_out:
         print(printable(f"left out: {line}"), file=sys.stderr)
     if not runs:
         raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
-    return runs, unreadable
+    return runs, left_out
 
 
 def _sound(targets: list[str], metric: str | None) -> list[str]:

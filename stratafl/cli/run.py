@@ -30,7 +30,8 @@ def run_command(
     runs: Annotated[Path, typer.Option(help="The folder that gets the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run's name; the config file's unless given.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the interrupted or failed run in this folder.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on with this folder's run; with --set run.rounds=N, further."),
     ] = None,
     force: Annotated[
         bool,
@@ -62,13 +63,14 @@ def run_command(
             with ranks.together():
                 if (config is None) == (resume is None):
                     raise InvalidInput("CONFIG", config, "give either a config file, or --resume and a run's folder")
-                if resume is not None and (change or name is not None):
-                    raise InvalidInput("--resume", resume, "a run goes on as it began: give no --set or --name")
+                if resume is not None and name is not None:
+                    raise InvalidInput("--name", name, "a run goes on under the name it has: give none with --resume")
                 if force and resume is None:
                     raise InvalidInput("--force", force, "is for --resume")
                 settings = None if config is None else Config.load(config, change or ())
             if resume is not None:
-                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force)
+                further = Launch.changed(resume, change) if change else None
+                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force, further)
             else:
                 assert config is not None and settings is not None
                 launch = Launch.new(settings, name or layout.slug(config.stem), runs, ranks)

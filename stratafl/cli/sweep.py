@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stratafl.base.errors import printable
-from stratafl.cli.options import TARGET_HELP, AsJson, Quiet, Workers
+from stratafl.cli.options import TARGET_HELP, AsJson, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import layout
 from stratafl.runs.read import StoredRun, read_run
@@ -25,20 +26,23 @@ def sweep_command(
     runs: Annotated[Path, typer.Option(help="The sweep's folder goes into this one.")] = Path("runs"),
     workers: Workers = None,
     target: Annotated[str | None, typer.Option(metavar="TARGET", help=f"{TARGET_HELP} Instead of the file's.")] = None,
+    keep_stale: KeepStale = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of configs, several at a time; what is done is skipped."""
     from stratafl.cli.display import SweepDisplay
     from stratafl.core.objective.goal import one_goal
-    from stratafl.runs.sweep import Plan, note_target, run_all, table
+    from stratafl.runs.sweep import Plan, run_all, table
 
     plan = Plan.load(file)
     goal = plan.target if target is None else one_goal("--target", target)
     folder = runs / plan.name
-    note_target(folder, goal)
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
-        outcomes = run_all({e.name: e.config for e in plan.entries}, folder, workers, display.show, display.say)
+        configs = {entry.name: entry.config for entry in plan.entries}
+        # what is run again, or kept although it is stale, is no progress
+        say = _say if quiet else display.say
+        outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == layout.DONE and o.path is not None}
     goal = goal and goal.towards({name: way for run in stored.values() for name, way in run.better.items()})
     rows = table(plan.entries, stored, goal)
@@ -57,6 +61,10 @@ def sweep_command(
         print(f"written to {printable(folder)}")
     if any(outcome.status != layout.DONE for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr)
 
 
 def _print(

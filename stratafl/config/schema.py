@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -115,18 +116,22 @@ class LeafConfig:
     periods."""
     schedule: Any = "constant"
 
-    def chain(self, rounds: int) -> Leaf:
-        schedules: dict[str, Callable[..., LearningRate]] = {"constant": constant, "step": step_decay, "cosine": cosine}
+    def rates(self, rounds: int) -> tuple[str, dict[str, Any]]:
+        """The name of the learning rate's schedule, and its parameters in a run of so many
+        rounds."""
         name, params = named("leaf.schedule", self.schedule)
-        choice("leaf.schedule", name, schedules)
-        if name == "cosine":
-            params = {"rounds": rounds, **params}
-        allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}[name]
+        allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}
+        choice("leaf.schedule", name, allowed)
         for key in params:
-            if key not in allowed:
-                raise unknown("leaf.schedule key", key, allowed)
+            if key not in allowed[name]:
+                raise unknown("leaf.schedule key", key, allowed[name])
         if name == "step" and "every" not in params:
             raise InvalidInput("leaf.schedule", self.schedule, "step needs every = a number of rounds")
+        return name, {"rounds": rounds, **params} if name == "cosine" else params
+
+    def chain(self, rounds: int) -> Leaf:
+        schedules: dict[str, Callable[..., LearningRate]] = {"constant": constant, "step": step_decay, "cosine": cosine}
+        name, params = self.rates(rounds)
         return leaf(
             schedules[name](self.lr, **params),
             clip_norm=self.clip,
@@ -214,11 +219,16 @@ class Config:
 
 def read_tables(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     """A config file's tables with "section.key=value" changes on top, its files found."""
-    values = read_toml(path)
+    return anchored(with_changes(read_toml(path), changes), path.parent)
+
+
+def with_changes(values: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """A config's tables with "section.key=value" changes on top."""
+    changed = copy.deepcopy(dict(values))
     for change in changes:
-        _change(values, change)
-    check_plain(values)
-    return anchored(values, path.parent)
+        _change(changed, change)
+    check_plain(changed)
+    return changed
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import check_writable, make_folder, write_json
+from stratafl.base.files import check_writable, make_folder, remove, write_json
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.plan.choose import Answer, answers, repeat
 from stratafl.plan.priced import Tried
 from stratafl.plan.question import FILE, Question
-from stratafl.plan.search import AS_GIVEN, Search, optuna
+from stratafl.plan.search import AS_GIVEN, JOURNAL, Search, optuna
 from stratafl.plan.space import Setting
 from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
 from stratafl.runs.lock import Lock
@@ -68,12 +68,15 @@ def make(
     *,
     seconds: float | None = None,
     must_exist: bool = False,
+    keep_stale: bool = False,
     say: Callable[[str], None],
     show: Show,
 ) -> Made:
     """Search, repeat the best with further seeds, and choose.
 
     The same call goes on where one was interrupted; what was done is in the folder.
+
+    keep_stale: take also runs whose files were changed since for what their configs would compute.
     """
     optuna()
     begun = time.monotonic()
@@ -81,10 +84,13 @@ def make(
     if must_exist and not (folder / RUNS).is_dir():
         raise InvalidInput("--resume", folder, "no plan in it that could go on")
     make_folder(folder)
-    lock = Lock(folder)
+    lock = Lock(folder, "makes a plan in it")
     try:
         noted = question.check(folder)
-        trainer = Trainer(question, folder / RUNS, say, show)
+        trainer = Trainer(question, folder / RUNS, say, show, keep_stale)
+        if trainer.is_stale:
+            # what the search was told of them is no longer so
+            remove(folder / JOURNAL)
         search = Search(question, trainer, folder)
         with Stop(say) as stop:
             return _made(search, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))

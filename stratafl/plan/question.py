@@ -16,6 +16,7 @@ from stratafl.config.schema import Config
 from stratafl.core.objective.goal import Goal
 from stratafl.plan.space import Space
 from stratafl.runs.layout import slug
+from stratafl.runs.origins import essence
 
 Cost = Literal["seconds", "bytes", "joules", "money"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -77,7 +78,7 @@ class Question:
         networks = {**before["networks"], **mine["networks"]}
         before["networks"] = {**before["networks"], **added}
         mine["networks"] = networks
-        changed = [key for key in mine if before.get(key) != mine[key]]
+        changed = [key for key in mine if _decisive(before.get(key)) != _decisive(mine[key])]
         if changed:
             told = f"holds a plan with another {' and '.join(changed)}: give what it was begun with, or another folder"
             raise InvalidInput("--out", folder, told)
@@ -87,6 +88,11 @@ class Question:
 def _digest(network: Network) -> str:
     """A number for what a network says, which what it leaves as usual is no part of."""
     return hashlib.sha256(json.dumps(network.as_tables(), sort_keys=True).encode()).hexdigest()
+
+
+def _decisive(value: object) -> object:
+    """Tables without what decides nothing, such as where files lie; any other value as it is."""
+    return json.loads(json.dumps(essence(value))) if isinstance(value, dict) else value
 
 
 def at_target(config: Config, target: Goal) -> Config:

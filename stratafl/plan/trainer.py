@@ -17,9 +17,10 @@ from stratafl.plan.priced import Tried, last_round
 from stratafl.plan.question import Question
 from stratafl.runs import StoredRun, layout
 from stratafl.runs.launch import Launch
+from stratafl.runs.origins import changed_files_since, essence, in_short
 from stratafl.runs.read import read_run, scan
 from stratafl.runs.sweep.plan import run_name
-from stratafl.runs.sweep.pool import Event, meaning
+from stratafl.runs.sweep.pool import Event
 
 LOOKED_AT = (1, 3)
 """Rounds after which it is computed how long a run may go on: a run's bytes tell the size of its
@@ -57,16 +58,29 @@ class Watch:
 class Trainer:
     """Trains settings, or finds that it has."""
 
-    def __init__(self, question: Question, folder: Path, say: Callable[[str], None], show: Show):
+    def __init__(
+        self, question: Question, folder: Path, say: Callable[[str], None], show: Show, keep_stale: bool = False
+    ):
         self.question, self.folder, self.say, self.show = question, folder, say, show
+        self.keep_stale = keep_stale
         self.trained = 0
         """Runs that were begun or gone on with."""
         self._known: dict[str, Path] = {}
+        self._stale: dict[str, str] = {}
+        """What to say of runs that are left out, as files they began with were changed since."""
         for run in scan(folder) if folder.is_dir() else ():
             if isinstance(run, StoredRun):
                 self._keep(run)
             else:
                 say(f"not looked at: {run.reason}")
+        for key, line in self._stale.items():
+            if key not in self._known:
+                say(line)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether any run is left out whose place no other has taken."""
+        return bool(self._stale.keys() - self._known.keys())
 
     def find(self, config: Config) -> StoredRun | None:
         """The run of a config, as far as it came."""
@@ -97,9 +111,15 @@ class Trainer:
 
     def _keep(self, run: StoredRun) -> None:
         try:
-            self._known[_key(Config.of(run.config))] = run.path
+            config = Config.of(run.config)
         except InvalidInput as problem:
             self.say(f"not looked at: {problem}")
+            return
+        changed = changed_files_since(run, self.question.config)
+        if changed and not self.keep_stale:
+            self._stale[_key(config)] = f"{run.name}: {in_short(changed)} since; run again"
+        else:
+            self._known[_key(config)] = run.path
 
     def _is_settled(self, run: StoredRun, bars: Bars) -> bool:
         if run.status in (layout.DONE, layout.FAILED) or run.diverged is not None:
@@ -108,7 +128,7 @@ class Trainer:
 
     def _train(self, config: Config, label: str, before: StoredRun | None, watch: Watch, bars: Bars) -> Path:
         name = run_name(f"{label} seed {config.run.seed}")
-        launch = Launch.new(config, name, self.folder) if before is None else Launch.resume(before.path, self.say)
+        launch = Launch.new(config, name, self.folder) if before is None else self._resumed(before, config)
         path = launch.folder.path
         self._known[_key(config)] = path
         self.trained += 1
@@ -135,6 +155,9 @@ class Trainer:
         finally:
             launch.folder.close()
         return path
+
+    def _resumed(self, before: StoredRun, config: Config) -> Launch:
+        return Launch.resume(before.path, self.say, force=self.keep_stale, config=config)
 
 
 class _Guard:
@@ -170,4 +193,4 @@ class _Guard:
 
 
 def _key(config: Config) -> str:
-    return json.dumps(meaning(config), sort_keys=True)
+    return json.dumps(essence(config), sort_keys=True)

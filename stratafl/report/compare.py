@@ -1,5 +1,9 @@
 """Runs that differ only in their seed are one setting: what differs between settings, and what they
-share."""
+share.
+
+How a run was computed and what was kept of it makes no setting; several runs of one seed are not
+several seeds.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import listed, printable
 from stratafl.report.curves import Curve, Points, curve_of, mean_curve
 from stratafl.report.measures import ABSENT
 from stratafl.report.naming import names
 from stratafl.runs import StoredRun
-from stratafl.runs.layout import flat_config
+from stratafl.runs.layout import DONE, flat_config
+from stratafl.runs.origins import EXECUTION, STORAGE, files_of, identity
 
 SEED = "run.seed"
 
@@ -35,18 +40,47 @@ class Setting:
 
 
 def settings(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Points]] | None = None) -> list[Setting]:
-    """The runs by setting, in the order in which each setting first appears. further: by run, axes
-    of its curve besides its own."""
+    """The runs by setting, one of each seed, in the order in which each setting first appears.
+    further: by run, axes of its curve besides its own."""
     groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        config = {key: value for key, value in flat_config(run.config).items() if key != SEED}
-        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
+    for run in one_of_each(runs)[0]:
+        groups.setdefault(identity(run, seed=False), []).append(run)
     families = list(groups.values())
     found = []
     for label, family in zip(_labels(families), families, strict=True):
         curves = [curve_of(run, (further or {}).get(run.path)) for run in family]
         found.append(Setting(label, family, curves, mean_curve(curves)))
     return found
+
+
+def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
+    """Of the runs of one setting and seed the newest that is complete, or else the longest; and a
+    line for the others."""
+    same: dict[str, list[StoredRun]] = {}
+    for place, run in enumerate(runs):
+        # of runs that do not say their seed nobody knows whether it is one
+        which = identity(run) if SEED in flat_config(run.config) else str(place)
+        same.setdefault(which, []).append(run)
+    kept, told = [], []
+    for family in same.values():
+        newest = max(family, key=lambda run: run.id)
+        chosen = max(family, key=lambda run: (run.status == DONE, run.status == DONE or run.round, run.id))
+        kept.append(chosen)
+        if len(family) > 1:
+            which = "newer" if len(family) == 2 else "newest"
+            shown = which if chosen is newest else f"{which} that is complete" if chosen.status == DONE else "longest"
+            others = listed([run.id for run in family if run is not chosen])
+            counted = f"{len(family)} runs of seed {flat_config(chosen.config)[SEED]}{_ways(family)}"
+            told.append(f"{chosen.name}: {counted}: the {shown} is shown, not {others}")
+    return kept, told
+
+
+def _ways(family: Sequence[StoredRun]) -> str:
+    """How runs differ that are the same up to how they were computed."""
+    flats = [flat_config(run.config) for run in family]
+    found = {key: dict.fromkeys(_text(flat.get(f"run.{key}")) for flat in flats) for key in EXECUTION}
+    told = [f"{key} {' and '.join(values)}" for key, values in found.items() if len(values) > 1]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def differences(found: Sequence[Setting]) -> dict[str, list[str]]:
@@ -65,7 +99,11 @@ def shared(found: Sequence[Setting]) -> dict[str, str]:
 
 def _labels(families: Sequence[Sequence[StoredRun]]) -> list[str]:
     """What differs, and the time they were made where that is not enough."""
-    flats = [{key: value for key, value in flat_config(family[0].config).items() if key != SEED} for family in families]
+    ignored = (SEED, *(f"run.{key}" for key in (*EXECUTION, *STORAGE)))
+    flats = [
+        {key: value for key, value in flat_config(family[0].config).items() if key not in ignored}
+        for family in families
+    ]
     labels = list(map(printable, names(flats)))
     return [
         label if labels.count(label) == 1 else f"{label} {printable(family[0].id)}"
@@ -82,7 +120,7 @@ def _shown(family: Sequence[StoredRun]) -> dict[str, str]:
         texts[SEED] = ", ".join(map(_text, seeds))
     ran = {"run.engine": [run.engine for run in family], "run.precision": [run.precision for run in family]}
     texts |= {key: ", ".join(dict.fromkeys(values)) for key, values in ran.items() if all(values)}
-    return texts
+    return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(family[0]).items()}
 
 
 def _text(value: object) -> str:

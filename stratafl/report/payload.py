@@ -47,6 +47,7 @@ def payload(
     runs are part of unless given, and fitting ones of metrics that these do not name. metric: the
     targets', or else the default one, unless given. further: axes of networks."""
     further = further or NetworkAxes()
+    runs, repeated = compare.one_of_each(runs)
     found = compare.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
     chosen = _targets(runs, targets, metrics, judged)
@@ -80,7 +81,7 @@ def payload(
         "environments": _environments(runs),
         "trees": drawn,
         "timelines": timelines(_clocked(found, further)),
-        "unreadable": [*unreadable, *further.notes],
+        "unreadable": [*unreadable, *repeated, *further.notes],
     }
 
 

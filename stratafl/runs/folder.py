@@ -81,13 +81,14 @@ class RunFacts:
     def rounds(self) -> int:
         return int(self.config["run"]["rounds"])
 
-    def described(self, name: str, id: str, origins: Origins) -> dict[str, Any]:
-        """run.json as a run begins."""
+    def described(self, path: Path, name: str, id: str, origins: Origins) -> dict[str, Any]:
+        """run.json as a run begins in a folder."""
         return {
             "format": layout.FORMAT,
             "name": name,
             "id": id,
             "created": layout.now(),
+            "folder": os.path.abspath(path),
             "config": self.config,
             "engine": self.engine,
             "how": self.how,
@@ -142,7 +143,7 @@ class RunFolder:
             lock = Lock(partial)
             (partial / layout.CHECKPOINTS).mkdir()
             origins = Origins.of(facts.config)
-            files.write_json(partial / layout.RUN, facts.described(name, id, origins))
+            files.write_json(partial / layout.RUN, facts.described(path, name, id, origins))
             facts.write_tree(partial)
             _write_status(partial, layout.RUNNING, Place(len(history)), facts.rounds)
         return RunFolder(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
@@ -153,7 +154,7 @@ class RunFolder:
         that goes on in it; whoever calls is the only one to write there, and knows the history."""
         origins, done = Origins.of(facts.config), Place(len(history))
         begins = not os.path.lexists(path / layout.RUN)
-        described = facts.described(name, facts.job, origins) if begins else layout.read_description(path)
+        described = facts.described(path, name, facts.job, origins) if begins else layout.read_description(path)
         opened = RunFolder(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
         facts.write_tree(path)
         opened.end(layout.RUNNING, done)
@@ -172,17 +173,20 @@ class RunFolder:
         history: Sequence[RoundResult],
         place: Place,
         changed: Sequence[str] = (),
+        extended: Sequence[str] = (),
     ) -> RunFolder:
         """One that is there, set back to this history and place; whoever calls holds its lock.
 
-        changed: what is no longer as the run began, and is noted.
+        changed, extended: what is no longer as the run began, and of how far it goes; both are
+            noted.
         """
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
         if changed:
             facts.write_tree(path)
-        now = {"data": facts.counts.fingerprint, "inputs": origins.noted(), **facts.measured}
-        files.write_json(path / layout.RUN, {**_continued(described, place, changed), **now})
+        now = {"config": facts.config, "folder": os.path.abspath(path), "inputs": origins.noted()}
+        now |= {"data": facts.counts.fingerprint, **facts.measured}
+        files.write_json(path / layout.RUN, {**_continued(described, place, changed, extended), **now})
         opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
         for name in (layout.SUMMARY, layout.MODEL):
             files.remove(path / name)
@@ -228,13 +232,16 @@ class RunFolder:
             self._lock.release()
 
 
-def _continued(described: Mapping[str, Any], place: Place, changed: Sequence[str] = ()) -> dict[str, Any]:
+def _continued(
+    described: Mapping[str, Any], place: Place, changed: Sequence[str] = (), extended: Sequence[str] = ()
+) -> dict[str, Any]:
     """run.json of a run that goes on from there."""
     # of rounds that are dropped, where they were computed is of no interest either
     before = [each for each in layout.continuations(described) if Place(each["after"], each.get("meetings", 0)) < place]
     here: dict[str, Any] = {"after": place.round, "time": layout.now(), "environment": environment()}
     here |= {"meetings": place.meetings} if place.meetings else {}
     here |= {"changed": list(changed)} if changed else {}
+    here |= {"extended": list(extended)} if extended else {}
     return {**described, "continued": [*before, here]}
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import InvalidInput, listed
 from stratafl.config.data import LabelCounts
-from stratafl.config.schema import Config
+from stratafl.config.schema import Config, with_changes
 from stratafl.config.setup import study
 from stratafl.ranks.collectives import Ranks
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder
+from stratafl.runs.origins import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent
-from stratafl.runs.resume import Reopening, is_done, opened
+from stratafl.runs.resume import Reopening, Ways, is_done, opened
 from stratafl.simulation.run import Simulation
+
+DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
+WAYS = Ways(
+    "--resume",
+    "--force goes on all the same",
+    "begin another, with run.keep_state = true if that shall go on later",
+)
 
 
 class Launch(Recorder):
@@ -47,11 +55,16 @@ class Launch(Recorder):
         return Launch(name, config, made.simulation, folder)
 
     @staticmethod
-    def resume(path: Path, say: Say = silent, ranks: Ranks | None = None, force: bool = False) -> Launch:
-        """From the last good checkpoint of a run that was interrupted or failed.
+    def resume(
+        path: Path, say: Say = silent, ranks: Ranks | None = None, force: bool = False, config: Config | None = None
+    ) -> Launch:
+        """From the last good checkpoint of a run that was interrupted or failed, or of one that is
+        done and is to go further.
 
         force: go on also where its config, the user's files or its data are no longer what they
             were, and note that.
+        config: the run's own as it is now, which may say that it goes further, or have its files
+            elsewhere; it goes on where and how it was computed.
         """
         ranks = Ranks() if ranks is None else ranks
 
@@ -62,22 +75,33 @@ class Launch(Recorder):
             if "objects" in described:
                 told = "its model and data are objects of a Python program: run that again, with the same `save`"
                 raise InvalidInput("--resume", path, told)
-            if is_done(path):
-                raise InvalidInput("--resume", path, "this run is done")
 
         with opened(path, ranks, check) as (described, lock):
-            config = Config.of(described["config"])
+            before = Config.of(described["config"])
+            config = before if config is None else config
+            is_longer = extensions(described["config"], config.as_dict())
+            if ranks.first(ranks.is_first and not is_longer and is_done(path)):
+                raise InvalidInput("--resume", path, DONE)
+            as_before = {key: getattr(before.run, key) for key in EXECUTION}
+            config = dataclasses.replace(config, run=dataclasses.replace(config.run, **as_before))
 
             def make() -> tuple[Simulation, LabelCounts]:
                 run = dataclasses.replace(config.run, engine=described["engine"])
                 made = study(dataclasses.replace(config, run=run), ranks)
                 return made.simulation, made.counts
 
-            reopening = Reopening(path, described, lock, ranks, say, force, normal=_normal)
+            reopening = Reopening(path, described, lock, ranks, say, force, WAYS)
             restored = reopening.restored(config.as_dict(), make)
             folder = reopening.reopened(config.as_dict(), restored)
             return Launch(described["name"], config, restored.simulation, folder)
 
-
-def _normal(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return Config.of(config).as_dict()
+    @staticmethod
+    def changed(path: Path, changes: Sequence[str]) -> Config:
+        """A stored run's config with "section.key=value" changes on top, which may be of how far it
+        goes and of what is kept of it."""
+        allowed = [f"run.{key}" for key in (*EXTENT, *STORAGE)]
+        for change in changes:
+            if (key := change.partition("=")[0].strip()) not in allowed:
+                raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {listed(allowed)}")
+        described = layout.moved_along(layout.read_description(path), path)
+        return Config.of(with_changes(described["config"], changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, unreadable
+from stratafl.config.paths import renamed
 
 FORMAT = 1
 """The version of the form of run directories; raised when a reader of the last one would misread
@@ -75,7 +77,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     if found["format"] != FORMAT:
         raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
     # not noted by the first versions
-    check_fields(path, found, {key: str for key in ("how", "precision") if key in found})
+    check_fields(path, found, {key: str for key in ("how", "precision", "folder") if key in found})
     check_fields(path, found, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in found})
     check_depth(path, found)
     check_time(path, "created", found["created"])
@@ -88,6 +90,26 @@ def read_description(folder: Path) -> dict[str, Any]:
             check_fields(path, each, {"after": int, "time": str, "environment": dict})
             kinds = {"changed": list, "meetings": int}
             check_fields(path, each, {key: kind for key, kind in kinds.items() if key in each})
+    return found
+
+
+def moved_along(described: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A run's description with its files where they are now: one that was moved or copied together
+    with its run is where it was from there."""
+    before, now = described.get("folder", ""), os.path.abspath(folder)
+    if before in ("", now):
+        return described
+
+    def new(text: str) -> str:
+        if not os.path.isabs(text):
+            return text
+        place = os.path.normpath(os.path.join(now, os.path.relpath(text, before)))
+        return place if os.path.exists(place) else text
+
+    found = {**described, "config": renamed(described["config"], new)}
+    if "inputs" in described:
+        inputs = described["inputs"]
+        found["inputs"] = {**inputs, "files": {new(name): digest for name, digest in inputs["files"].items()}}
     return found
 
 

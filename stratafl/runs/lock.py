@@ -25,7 +25,8 @@ class Lock:
     """The right to write a run directory, which one process has at a time and loses when it
     ends."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, doing: str = "is writing it"):
+        """doing: what the process does that has it, in words."""
         path = folder / LOCK
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -39,7 +40,7 @@ class Lock:
             if time.monotonic() > give_up:
                 pid = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
                 os.close(self._handle)
-                raise InvalidInput("run folder", folder, f"process {pid} is writing it")
+                raise InvalidInput("run folder", folder, f"process {pid} {doing}")
             time.sleep(0.02)
         try:
             os.ftruncate(self._handle, 0)

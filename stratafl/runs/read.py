@@ -67,6 +67,9 @@ class StoredRun:
     workload: dict[str, Any] = field(default_factory=dict, repr=False)
     """What decides its time and traffic on any network; empty where an early version did not note
     that."""
+    files: dict[str, str] | None = field(default=None, repr=False)
+    """SHA-256 of the user's files it began or last went on with, by path or name of a module; None
+    where an early version did not note them."""
 
     @property
     def method(self) -> str:
@@ -105,7 +108,7 @@ class StoredRun:
 def read_run(path: Path | str) -> StoredRun:
     """The run in a directory; a complaint that names the file where something in it is broken."""
     folder = Path(path)
-    described = layout.read_description(folder)
+    described = layout.moved_along(layout.read_description(folder), folder)
     status_path, tree_path, summary_path = (folder / name for name in (layout.STATUS, layout.TREE, layout.SUMMARY))
     status = read_json(status_path)
     layout.check_fields(
@@ -146,6 +149,7 @@ def read_run(path: Path | str) -> StoredRun:
         better=layout.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
         workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
+        files=described["inputs"]["files"] if "inputs" in described else None,
     )
 
 

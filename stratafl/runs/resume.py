@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from stratafl.runs import layout
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.lock import Lock
-from stratafl.runs.origins import Origins, changes, changes_since, in_short
+from stratafl.runs.origins import Origins, changes, config_digest, extensions, in_short
 from stratafl.runs.recorder import NullRunFolder, Say, silent
 from stratafl.simulation.run import Simulation
 
@@ -28,6 +29,17 @@ Table = Mapping[str, Any]
 SAME = ("stratafl", "commit", "torch", "numpy", "processor", "gpu")
 """What must be as it was for a run to go on to the same bits, besides what its directory holds."""
 OTHER_DATA = "the data, or how it is split,"
+
+
+class Ways(NamedTuple):
+    """How a user goes on with a run, in words."""
+
+    option: str
+    """What the path is given as."""
+    by_force: str
+    """With something that was changed."""
+    without_state: str
+    """With one that is done and has nothing to go on from."""
 
 
 class Restored(NamedTuple):
@@ -38,6 +50,9 @@ class Restored(NamedTuple):
     checkpoints: Checkpoints | None
     """The checkpoints of the run, which the first rank has."""
     has_other_data: bool
+    extended: list[str]
+    """What is different of how far it goes."""
+    was_done: bool
 
     @property
     def place(self) -> Place:
@@ -56,20 +71,21 @@ class Reopening:
     say: Say
     force: bool
     """Whether to go on also where something is no longer what it was, and note that."""
-    option: str = "--resume"
-    """What the user gave the path as."""
-    normal: Callable[[Table], Table] = dict
-    """A config as this version would write it, with defaults that are new."""
+    ways: Ways
 
     def refuse(self, told: str) -> InvalidInput:
-        return InvalidInput(self.option, self.path, told)
+        return InvalidInput(self.ways.option, self.path, told)
 
     def restored(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> Restored:
         """The run as it stood. make: sets it up anew."""
         checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
+        was_done, extended = bool(self.ranks.first(checkpoints is not None and is_done(self.path))), list[str]()
         with self.ranks.together():
             if checkpoints is not None:
                 self._check_unchanged(config, checkpoints)
+                extended = extensions(self._before(checkpoints, checkpoints.newest_first()).config, config)
+                if was_done and not checkpoints.kept:
+                    raise self._without_state()
         self._as_before()
         with self.ranks.together():
             simulation, counts = make()
@@ -80,11 +96,16 @@ class Reopening:
         for place in self.ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
             if self._restored(simulation, checkpoints, Place(*place)):
                 break
-        return Restored(simulation, counts, checkpoints, has_other_data)
+        with self.ranks.together():
+            if was_done and not simulation.history:
+                raise self._without_state()
+            if extended and not self.force:
+                self._check_past(simulation)
+        return Restored(simulation, counts, checkpoints, has_other_data, extended, was_done)
 
     def reopened(self, config: Table, restored: Restored) -> RunFolder | NullRunFolder:
         """The folder, set back to where the run stands."""
-        simulation, counts, checkpoints, has_other_data = restored
+        simulation, counts, checkpoints, has_other_data, extended, _ = restored
         place = restored.place
         begun = place > Place(0)
         self.say(f"goes on after {place}" if begun else "begins again: there is no checkpoint to go on from")
@@ -94,7 +115,7 @@ class Reopening:
                 checkpoints.believe(place)
                 changed = self._changes(config, checkpoints, [place] if begun else [])
                 changed += [f"{OTHER_DATA} was changed"] if has_other_data else []
-                origins = Origins.of(config, self.described.get("inputs", {}).get("files"))
+                origins = Origins.of(config, self._at_the_start)
                 facts = RunFacts.of(config, simulation, counts)
                 folder = RunFolder.reopen(
                     self.path,
@@ -106,14 +127,14 @@ class Reopening:
                     simulation.history,
                     place,
                     changed,
+                    extended,
                 )
         return folder
 
     def _check_unchanged(self, config: Table, checkpoints: Checkpoints) -> None:
-        changed = self._changes(config, checkpoints, list(checkpoints.newest_first()), self.say)
+        changed = self._changes(config, checkpoints, checkpoints.newest_first(), self.say)
         if changed and not self.force:
-            how = "--force goes on all the same" if self.option == "--resume" else "force=True goes on all the same"
-            raise self.refuse(f"is no longer what this run began with: {in_short(changed)}; {how}")
+            raise self.refuse(f"is no longer what this run began with: {in_short(changed)}; {self.ways.by_force}")
         for each in changed:
             self.say(f"goes on all the same: {each}")
 
@@ -135,7 +156,29 @@ class Reopening:
         if simulation.engine.name != self.described["engine"]:
             told = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.how}"
             raise self.refuse(told)
+        # not noted by the first versions
+        precision = self.described.get("precision", simulation.engine.precision)
+        if simulation.engine.precision != precision and not self.force:
+            raise self.refuse(f"its products were computed in {precision}; here: {simulation.engine.precision}")
         return has_other_data
+
+    def _without_state(self) -> InvalidInput:
+        return self.refuse(f"this run is done, and was not to keep its state: {self.ways.without_state}")
+
+    def _check_past(self, simulation: Simulation) -> None:
+        """Refuse to go on further than was asked for at first where the rounds that are done would
+        have been others."""
+        history, goals = simulation.history, simulation.objective.goals
+        if len(history) > simulation.rounds:
+            raise self.refuse(f"has {len(history)} rounds already, more than rounds = {simulation.rounds}")
+        for record in history[:-1]:
+            if record.reaches(goals):
+                raise self.refuse(f"reached what it is to stop at in round {record.round} of {len(history)} already")
+        for record in history:
+            rate = float(simulation.leaf.lr(record.round - 1))
+            if record.lr and rate != record.lr:
+                told = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
+                raise self.refuse(f"{told} in a run of {simulation.rounds} rounds: begin another run")
 
     def _restored(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Place) -> bool:
         """Whether the run could be put where this checkpoint has it; all ranks must ask."""
@@ -155,24 +198,36 @@ class Reopening:
         return True
 
     def _changes(
-        self, config: Table, checkpoints: Checkpoints, places: Sequence[Place], say: Say = silent
+        self, config: Table, checkpoints: Checkpoints, places: Iterable[Place], say: Say = silent
     ) -> list[str]:
         """What is no longer as it was when the first good one of these checkpoints was written, or
         else at the start."""
-        for place in places:
-            try:
-                before = checkpoints.origins(place)
-                then = before._replace(config=dict(self.normal(before.config)))
-            except InvalidInput:
-                continue  # whoever wants to go on from it will be told
-            return changes(then, Origins.of(config, before.files))
+        before = self._before(checkpoints, places)
+        if before is not self._at_the_start:
+            return changes(before, config)
         if "inputs" not in self.described:
             say("it is not noted what config and files this run began with: whether they changed cannot be told")
             return []
-        # as it was written: what keys a config has besides is a matter of the version
-        written = self.described["config"]
-        now = written if self.normal(written) == config else config
-        return changes_since(self.described["inputs"], Origins.of(now, self.described["inputs"]["files"]))
+        return [*self._edited(), *changes(before, config)]
+
+    @functools.cached_property
+    def _at_the_start(self) -> Origins:
+        return Origins(self.described["config"], self.described.get("inputs", {}).get("files", {}))
+
+    def _before(self, checkpoints: Checkpoints, places: Iterable[Place]) -> Origins:
+        """The origins in the first good one of these checkpoints, or else those at the start."""
+        for place in places:
+            try:
+                return checkpoints.origins(place)
+            except InvalidInput:
+                continue  # whoever wants to go on from it will be told
+        return self._at_the_start
+
+    def _edited(self) -> list[str]:
+        """Whether the config that the run's folder has is the one that was written there."""
+        written = layout.read_description(self.path)
+        is_same = written["inputs"]["config"] == config_digest(written["config"])
+        return [] if is_same else ["the config was changed"]
 
 
 @contextmanager
@@ -190,7 +245,7 @@ def opened(path: Path, ranks: Ranks, check: Callable[[dict[str, Any]], None]) ->
                 check(layout.read_description(path))
                 layout.check_plain(path)
                 lock = Lock(path)
-                described = layout.read_description(path)
+                described = layout.moved_along(layout.read_description(path), path)
         yield ranks.first(described), lock
     except BaseException:
         if lock is not None:

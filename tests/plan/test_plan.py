@@ -15,19 +15,22 @@ import pytest
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
+from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
 from stratafl.plan import trainer
 from stratafl.plan.choose import stretches
-from stratafl.plan.make import Made
+from stratafl.plan.make import Made, make
 from stratafl.plan.picture import picture
 from stratafl.plan.priced import last_round
+from stratafl.plan.question import Question, target_of
+from stratafl.plan.space import space_of
 from stratafl.plan.write import as_csv, rows
 from stratafl.report.costs.pricing import price
 from stratafl.runs import layout
 from stratafl.runs.launch import Launch
 from stratafl.runs.read import list_runs, read_run
 from stratafl.simulation.run import Simulation
-from tests.plan.conftest import NETWORKS, Asking, silently
+from tests.plan.conftest import CONFIG, NETWORKS, Asking, silently
 
 
 def without_runs(plan: Made) -> list[dict[str, Any]]:
@@ -238,3 +241,35 @@ def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
         silently(question, tmp_path / "other")
     too_large = 0
     assert silently(question, tmp_path / "other").is_complete, "once it is mended"
+
+
+RULE = """
+from stratafl import average, register
+
+@register("homesick", summary="averaging")
+def homesick():
+    return average()
+"""
+
+
+def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "rule.py").write_text(RULE)
+    changes = ['run.plugins=["rule.py"]', "method.name=homesick", "run.rounds=2"]
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+
+    def planned(keep_stale: bool = False) -> tuple[list[str], list[str]]:
+        config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
+        space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
+        question = Question.of(config, space, [network("lan_wan")], target_of("0.99"), minimise="seconds", seeds=1)
+        plan = make(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
+        return [id for id, _ in _runs(plan)], said
+
+    first, _ = planned()
+    assert planned() == (first, [])
+    with (tmp_path / "rule.py").open("a") as file:
+        file.write("# other\n")
+    assert planned(keep_stale=True) == (first, [])
+    again, said = planned()
+    assert not set(again) & set(first) and len(again) == len(first)
+    assert len(said) == len(first) and all("rule.py was changed since; run again" in line for line in said)
+    assert planned() == (again, [])

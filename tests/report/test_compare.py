@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.compare import differences, settings, shared
+from stratafl.config.schema import Config
+from stratafl.report.compare import differences, one_of_each, settings, shared
 from stratafl.report.curves import AXES, curve_of, mean_curve
 from stratafl.report.gather import gather
 from stratafl.report.naming import names
 from stratafl.report.payload import payload
 from stratafl.report.trees import STOPS, WIDEST
-from stratafl.runs import StoredRun, read_run
+from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs.archive import pack_runs
+from stratafl.runs.sweep import PlannedRun, table
 from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
 
 
@@ -211,7 +214,7 @@ def test_payload_of_real_runs(runs: Path) -> None:
     ],
 )
 def test_levels_have_the_names_that_fit_all_trees(depths: list[int], titles: list[str]) -> None:
-    runs = [dataclasses.replace(stored([0.1]), tree={"levels": [{}] * (depth + 1)}) for depth in depths]
+    runs = [dataclasses.replace(stored([0.1], depth), tree={"levels": [{}] * (depth + 1)}) for depth in depths]
     assert [each["title"] for each in payload(runs)["levels"]] == titles
 
 
@@ -319,3 +322,73 @@ def test_notes_and_directions_are_read_from_the_run(copied: Path) -> None:
     assert (run.notes, run.better) == (("read once",), {"f1": "higher"})
     edit(path / "run.json", lambda values: values.update(better=[1]))
     assert read_run(path).better == {}
+
+
+# -- several runs of one seed ----------------------------------------------------------------------
+
+
+def again(before: StoredRun, id: str, **changes: Any) -> StoredRun:
+    """The same run done once more, later, with whatever is different."""
+    config = {**before.config, "run": {**before.config["run"], **changes.pop("run", {})}}
+    return dataclasses.replace(before, path=Path(id), id=id, config=config, **changes)
+
+
+def test_two_runs_of_a_seed_are_one_seed_and_the_newer_is_shown() -> None:
+    first = stored([0.2], 0, "a")
+    (setting,) = settings([first, again(first, "id-b"), stored([0.6], 1, "c")])
+    assert [run.id for run in setting.runs] == ["id-b", "id-c-1"]
+    assert setting.mean.spread["accuracy"] == [pytest.approx(0.4 / 2**0.5)]
+    data = payload([first, again(first, "id-b")])
+    assert data["settings"][0]["mean"] is None and len(data["settings"][0]["runs"]) == 1
+    assert data["unreadable"] == ["a: 2 runs of seed 0: the newer is shown, not id-a-0"]
+
+
+def test_of_several_runs_of_a_seed_the_newest_complete_one_counts() -> None:
+    first = stored([0.2, 0.3], 0, "a")
+    going_on = again(first, "id-c", status="running", rounds=first.rounds[:1], round=1)
+    kept, told = one_of_each([first, again(first, "id-b"), going_on])
+    assert [run.id for run in kept] == ["id-b"]
+    assert told == ["a: 3 runs of seed 0: the newest that is complete is shown, not id-a-0, id-c"]
+    kept, told = one_of_each([dataclasses.replace(first, status="interrupted"), going_on])
+    assert [run.id for run in kept] == ["id-a-0"] and "the longest is shown" in told[0]
+
+
+def test_how_a_run_is_kept_or_computed_makes_no_setting() -> None:
+    first = stored([0.2], 0, "a")
+    ways = {"checkpoint_every": 5, "keep_state": True, "device": "cuda", "engine": "loop", "precision": "bf16"}
+    for key, value in ways.items():
+        other = again(first, "id-b", run={key: value, "seed": 1})
+        (setting,) = settings([first, other])
+        assert setting.label == "MTGC" and setting.seeds == [0, 1]
+    _, told = one_of_each([again(first, "id-b", run={"precision": "fp32"}), again(first, "id-c", run=ways)])
+    assert "2 runs of seed 0 (device — and cuda, engine — and loop, precision fp32 and bf16)" in told[0]
+
+
+def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
+    config = {"run": {"plugins": ["/home/me/rule.py"]}}
+    old, new = (
+        again(stored([0.2]), f"id-{digest}", **config, files={"/home/me/rule.py": digest}) for digest in ("aa", "bb")
+    )
+    found = settings([old, new])
+    assert len(found) == 2 and len({each.label for each in found}) == 2
+    assert differences(found) == {"files.rule.py": ["#aa", "#bb"]}
+    moved = again(new, "id-cc", run={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
+    assert len(settings([new, moved])[0].runs) == 1, "where a file lies is no difference"
+
+
+def test_an_archive_and_its_own_folder_are_one_run(runs: Path, tmp_path: Path) -> None:
+    found = list_runs(runs)
+    pack_runs(found, runs, tmp_path / "runs.tar.gz")
+    both, _ = gather([tmp_path / "runs.tar.gz", runs])
+    assert sorted(run.id for run in both) == sorted(run.id for run in found)
+
+
+def test_the_table_of_a_sweep_and_the_report_have_one_statistic() -> None:
+    runs = [stored([value], seed, f"s{seed}") for seed, value in enumerate((0.803, 0.788, 0.81))]
+    entries = [PlannedRun(run.name, "mtgc", Config()) for run in runs]
+    (row,) = table(entries, {run.name: run for run in runs})
+    (setting,) = settings([*runs, again(runs[0], "id-z")])
+    assert (setting.mean.y["accuracy"], setting.mean.spread["accuracy"]) == (
+        [pytest.approx(row.final)],
+        [pytest.approx(row.final_deviation)],
+    )

@@ -61,7 +61,6 @@ EDITS = [
     ("schedule", "periods", [2, 3], "schedule.periods was [2, 2] and is [2, 3]"),
     ("schedule", "participation", [1.0, 2], "schedule.participation was [1.0, 1] and is [1.0, 2]"),
     ("run", "seed", 5, "run.seed was 0 and is 5"),
-    ("run", "rounds", 9, "run.rounds was 6 and is 9"),
     ("method", "rules", ["mtgc", "mtgc"], 'method.rules was ["mtgc", "scaffold"] and is ["mtgc", "mtgc"]'),
     ("tree", "shape", "4", 'tree.shape was "2x2" and is "4"'),
 ]

@@ -94,14 +94,14 @@ def test_a_finished_run_is_finished(server: Server, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert server.run("python", PROGRAM, run, "loop")[0] == 0
     before = contents(run)
-    assert server.run("python", PROGRAM, run, "loop") == (0, ""), "no round is done again"
+    code, said = server.run("python", PROGRAM, run, "loop")
+    assert (code, said) == (0, "run: done already: 3 rounds in result().history\n"), "no round is done again"
     assert contents(run) == before
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("rounds=7", "run.rounds was 3 and is 7"),
         ("batch=5", "leaf.batch was 4 and is 5"),
         ('rules="mtgc"', 'method.name was null and is "mtgc"'),
         ("seed=1", "run.seed was 0 and is 1"),

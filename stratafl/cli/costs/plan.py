@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratafl.base.errors import InvalidInput, integer, number, printable
-from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, Quiet
+from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import layout
 
@@ -53,6 +53,7 @@ def plan_command(
         str | None, typer.Option(help="Where to train, such as cuda; the same as --set run.device=.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Such as bf16; the same as --set run.precision=.")] = None,
+    keep_stale: KeepStale = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +72,15 @@ def plan_command(
     folder = out or Path("plans") / layout.slug(config.stem)
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
-        made = make(question, folder, seconds=seconds, must_exist=resume, say=display.say, show=display.show)
+        made = make(
+            question,
+            folder,
+            seconds=seconds,
+            must_exist=resume,
+            keep_stale=keep_stale,
+            say=display.say,
+            show=display.show,
+        )
     _show(made, folder, as_json)
 
 

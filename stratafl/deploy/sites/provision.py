@@ -186,7 +186,7 @@ def check_made_from(root: Path, topology: Topology) -> None:
     changed."""
     stored = stored_topology(root)
     before = stored._replace(config=_by_present_keys(root / TOPOLOGY, stored.config))
-    changed = changes(before, Origins(topology.as_dict(), Origins.of({}, before.files).files))
+    changed = changes(before, topology.as_dict())
     if changed:
         told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")

@@ -15,16 +15,12 @@ from stratafl.base.tree import Tree
 from stratafl.config.schema import Config
 from stratafl.core.schedule import Schedule
 from stratafl.engine.ops import COMPUTES
-from stratafl.runs import layout
+from stratafl.runs import layout, origins
 
 Scale = Literal["quick", "paper"]
 Form = Literal["rounds", "curves", "communication", "time"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")
 PARTITIONS = ("release_dirichlet", "dirichlet")
-PLACE = ("device", "engine", "precision")
-"""Where and how exactly a run is computed; its result is the same up to rounding."""
-EXTENT = ("rounds", "stop_at", "checkpoint_every", "keep_state")
-"""How far a run goes and what is kept of it: the rounds two runs both have are the same."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +143,7 @@ def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
 def essence(config: Config | Mapping[str, Any]) -> str:
     """What a run computes, whatever computes it and however far it goes: equal texts mean equal
     histories."""
-    values = config.as_dict() if isinstance(config, Config) else dict(config)
-    run = {key: value for key, value in values["run"].items() if key not in (*PLACE, *EXTENT)}
-    return json.dumps({**values, "run": run}, sort_keys=True)
+    return json.dumps(origins.essence(config, extent=False), sort_keys=True)
 
 
 def run_name(config: Config) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.core.measure.divergence import diverged, measured
-from stratafl.paper.recipes.base import PLACE, essence
+from stratafl.paper.recipes.base import essence
+from stratafl.runs.origins import EXECUTION
 from stratafl.runs.read import StoredRun, list_runs
 
 SETTING_UP = 120.0
@@ -83,7 +84,7 @@ class StoredRuns:
     def has(self, wanted: Config) -> bool:
         """Whether all of it is there, computed in the same place and precision."""
         return any(
-            all(getattr(config.run, key) == getattr(wanted.run, key) for key in PLACE)
+            all(getattr(config.run, key) == getattr(wanted.run, key) for key in EXECUTION)
             and _cut(config, run, wanted).complete
             for config, run in self._by_essence[essence(wanted)]
         )

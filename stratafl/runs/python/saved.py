@@ -24,12 +24,17 @@ from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.python.describe import as_config, objects_of
 from stratafl.runs.python.label_counts import label_counts
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
-from stratafl.runs.resume import Reopening, is_done, opened
+from stratafl.runs.resume import Reopening, Ways, opened
 from stratafl.runs.trackers import check_trackers, trackers_for
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
 from stratafl.simulation.run import Simulation
 
+WAYS = Ways(
+    "save",
+    "simulation.save(..., force=True) in place of save= goes on all the same",
+    "`stratafl.runs.read_run` reads what it left; another run needs another folder",
+)
 _open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDictionary()
 """The runs of this process that have not ended, by their folder: a program, such as a notebook, may
 set the same run up once more."""
@@ -58,7 +63,8 @@ class SavedRun(Recorder):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While this is open, a signal asks the run to stop at the next good moment."""
-        if self._stop is not None:
+        is_over = self.simulation.done and not self.close.alive
+        if self._stop is not None or is_over:
             yield
             return
         if not self.close.alive:
@@ -167,14 +173,11 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
 
     with opened(path, ranks, check) as (described, lock):
         _with_the_engine_of(described["engine"], saving)
-        reopening = Reopening(path, described, lock, ranks, saving.say, force, option="save")
-        is_finished = bool(ranks.first(is_done(path)))
+        reopening = Reopening(path, described, lock, ranks, saving.say, force, WAYS)
         restored = reopening.restored(saving.config, lambda: (simulation, saving.counts))
-        if not is_finished:
+        if not (restored.was_done and simulation.done):
             return reopening.reopened(saving.config, restored)
-        if not simulation.done:
-            told = "this run is done, and was not to keep its state: `stratafl.runs.read_run` reads what it left"
-            raise InvalidInput("save", path, told)
+        saving.say(f"done already: {len(simulation.history)} rounds in result().history")
         if lock is not None:
             lock.release()
         return None

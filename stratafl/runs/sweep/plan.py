@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, integer, repeated, unknown
-from stratafl.base.files import check_writable, make_folder, read_json, write_json
+from stratafl.base.files import read_json, remove, write_json
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.core.objective.goal import Goal, one_goal
@@ -201,9 +201,10 @@ def _table(where: str, value: Any) -> Mapping[str, Any]:
 
 def note_target(folder: Path, target: Goal | None) -> None:
     """Note in a sweep's folder what its runs are compared by, for whoever reads them there."""
-    check_writable("--runs", folder)
-    make_folder(folder)
-    write_json(folder / NOTED, {"target": None if target is None else asdict(target)})
+    if target is None:
+        remove(folder / NOTED)
+    else:
+        write_json(folder / NOTED, {"target": asdict(target)})
 
 
 def noted_target(folder: Path) -> Goal | None:

@@ -13,20 +13,24 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from stratafl.base.environment import usable_cores
-from stratafl.base.errors import InvalidInput, integer
-from stratafl.base.files import check_writable
+from stratafl.base.errors import integer
+from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.config.schema import Config
+from stratafl.core.objective.goal import Goal
 from stratafl.runs import layout
+from stratafl.runs.lock import Lock
+from stratafl.runs.origins import changes_since, extensions, in_short, other_settings
 from stratafl.runs.read import StoredRun, scan
+from stratafl.runs.sweep.plan import note_target
 
 PATIENCE = 20.0
 """Seconds a worker that was told to stop at once may take for it."""
@@ -88,9 +92,9 @@ class Worker:
         assert process.stdin is not None and process.stdout is not None
         return Worker(process, number, process.stdin, process.stdout, log)
 
-    def give(self, name: str, config: Config, folder: Path, resume: Path | None) -> None:
+    def give(self, name: str, config: Config, folder: Path, resume: Path | None, force: bool) -> None:
         self.name, self.path = name, resume
-        task = {"name": name, "config": config.as_dict(), "folder": str(folder)}
+        task = {"name": name, "config": config.as_dict(), "folder": str(folder), "force": force}
         line = json.dumps({**task, "resume": None if resume is None else str(resume)}) + "\n"
         with contextlib.suppress(OSError):  # one that died is noticed by the end of its answers
             self.tasks.write(line.encode())
@@ -133,6 +137,8 @@ def run_all(
     watch: Watch = lambda event: None,
     say: Callable[[str], None] = lambda text: None,
     seconds: float | None = None,
+    keep_stale: bool = False,
+    target: Goal | None = None,
 ) -> list[Outcome]:
     """Run every config in a process of a few, each in its own directory in the folder, and say what
     became of each.
@@ -143,20 +149,29 @@ def run_all(
     continues. When so many `seconds` have passed, what goes on is stopped after its group round in
     progress and no more is begun: the outcomes say so, and the same call continues. One round is
     always done, so that calls with however little time come to an end.
+
+    keep_stale: take also runs whose files were changed since for what their configs would compute.
+    target: what the runs are compared by, noted in the folder.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
     for name in configs:
         layout.check_name(name)
     check_writable("--runs", folder)
-    outcomes, waiting = _sorted_out(configs, folder, say)
-    for outcome in outcomes.values():
-        watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
-    count = min(
-        default_workers(configs) if workers is None else integer("--workers", workers, at_least=1), len(waiting)
-    )
-    if count:
-        _Pool(configs, folder, waiting, outcomes, count, watch).run(say, deadline)
+    make_folder(folder)
+    lock = Lock(folder, "is at a sweep in it: let it end, or give another --runs")
+    try:
+        note_target(folder, target)
+        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale)
+        for outcome in outcomes.values():
+            watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
+        count = min(
+            default_workers(configs) if workers is None else integer("--workers", workers, at_least=1), len(waiting)
+        )
+        if count:
+            _Pool(configs, folder, waiting, outcomes, count, watch, keep_stale).run(say, deadline)
+    finally:
+        lock.release()
     return [outcomes.get(name, Outcome(name, layout.INTERRUPTED, NO_TIME)) for name in configs]
 
 
@@ -168,23 +183,23 @@ def default_workers(configs: Mapping[str, Config]) -> int:
 
 
 def _sorted_out(
-    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None]
+    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
     """The runs that there is nothing to do for, and the others, each with the directory it goes on
     in."""
-    found: dict[str, StoredRun] = {}
-    for run in scan(folder) if folder.is_dir() else ():
+    found: dict[str, list[StoredRun]] = {name: [] for name in configs}
+    for run in scan(folder):
         if not isinstance(run, StoredRun):
             say(f"not looked at: {run.reason}")
-        elif run.name in configs and _same(run.config, configs[run.name]):
-            before = found.get(run.name)
-            if before is None or before.status != layout.DONE:
-                found[run.name] = run
+        elif run.name in configs:
+            found[run.name].insert(0, run)
     outcomes: dict[str, Outcome] = {}
     waiting: dict[str, Path | None] = {}
-    for name in configs:
-        there = found.get(name)
-        if there is not None and there.status == layout.DONE:
+    for name, config in configs.items():
+        there, told = _there(found[name], config, keep_stale)
+        for line in told:
+            say(f"{name}: {line}")
+        if there is not None and there.status == layout.DONE and not extensions(there.config, config.as_dict()):
             outcomes[name] = Outcome(name, layout.DONE, path=there.path, was_done=True)
         elif there is not None and there.status == layout.RUNNING:
             outcomes[name] = Outcome(name, layout.RUNNING, "another process is at it", there.path)
@@ -193,18 +208,43 @@ def _sorted_out(
     return outcomes, waiting
 
 
-def meaning(config: Config) -> Any:
-    """What a config says of its run, as plain data; how the run is kept does not matter."""
-    kept = replace(config.run, checkpoint_every=0, keep_state=False)
-    return json.loads(json.dumps(replace(config, run=kept).as_dict()))
+def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple[StoredRun | None, list[str]]:
+    """Which of the runs of a name, the newest first, is what its config would compute now, or goes
+    on to be; and what the user should know about that."""
+    changed = {run.id: changes_since(run, config) for run in runs}
+    current = [run for run in runs if not changed[run.id]]
+    chosen = next((run for run in current if run.status == layout.DONE), current[0] if current else None)
+    going_on = next((run for run in runs if run.status == layout.RUNNING), None)
+    if chosen is not None and (chosen.status == layout.DONE or going_on is None):
+        return chosen, _other_execution(chosen, config)
+    if going_on is not None:
+        return going_on, []
+    longer = next((run for run in runs if _goes_further(run, config)), None)
+    if longer is not None:
+        return longer, [f"goes on: {each}" for each in extensions(longer.config, config.as_dict())]
+    if not runs:
+        return None, []
+    if keep_stale:
+        same = [run for run in runs if not other_settings(run.config, config.as_dict())]
+        kept = next((run for run in same if run.status == layout.DONE), same[0] if same else None)
+        if kept is not None:
+            return kept, [f"{in_short(changed[kept.id])} since; kept all the same"]
+    return None, [f"{in_short(changed[runs[0].id])} since; run again"]
 
 
-def _same(stored: Mapping[str, Any], config: Config) -> bool:
-    """Whether both mean the same run."""
-    try:
-        return bool(meaning(Config.of(stored)) == meaning(config))
-    except InvalidInput:
+def _goes_further(run: StoredRun, config: Config) -> bool:
+    """Whether a run becomes that of a config by more rounds, and has something to go on from."""
+    before, now = run.config.get("run", {}), config.as_dict()["run"]
+    if any(before.get(key) != now[key] for key in ("stop_at", "stop_when")) or run.round > config.run.rounds:
         return False
+    has_state = run.status != layout.DONE or any((run.path / layout.CHECKPOINTS).glob("*"))
+    return has_state and changes_since(run, config) == extensions(run.config, config.as_dict())
+
+
+def _other_execution(run: StoredRun, config: Config) -> list[str]:
+    """A precision that was asked for and is not that of the run."""
+    was = run.config.get("run", {}).get("precision", config.run.precision)
+    return [] if was == config.run.precision else [f"was computed in {was}, and is not again in {config.run.precision}"]
 
 
 class _Pool:
@@ -216,8 +256,11 @@ class _Pool:
         outcomes: dict[str, Outcome],
         count: int,
         watch: Watch,
+        force: bool,
     ):
         self.configs, self.folder, self.outcomes, self.watch = configs, folder, outcomes, watch
+        self.force = force
+        """Whether a run goes on also where something of it was changed."""
         self.waiting = deque(waiting.items())
         # several at a time would fight over the cores with more than one thread each
         self.threads = 1 if count > 1 else 0
@@ -266,7 +309,7 @@ class _Pool:
         worker.name, worker.path = "", None
         if self.waiting:
             name, resume = self.waiting.popleft()
-            worker.give(name, self.configs[name], self.folder, resume)
+            worker.give(name, self.configs[name], self.folder, resume, self.force)
 
     def _hear(self, worker: Worker, stopping: bool) -> None:
         answers = worker.answers()

@@ -1,8 +1,9 @@
 """One process of a sweep: it takes runs from its standard input, one JSON line each, and answers in
 JSON lines.
 
-{"name": ..., "config": ..., "folder": ..., "resume": null or a run's path} -> {"event": "began",
-"rounds": ..., "done": ...}, {"event": "round", ...}, {"event": "ended", "status": ...}
+{"name": ..., "config": ..., "folder": ..., "resume": null or a run's path, "force": ...} ->
+{"event": "began", "rounds": ..., "done": ...}, {"event": "round", ...}, {"event": "ended",
+"status": ...}
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ def work(task: dict[str, Any], answers: Answers) -> None:
         answers.send("round", round=record.round, metrics=record.metrics)
 
     try:
+        config = Config.of(task["config"])
         if task["resume"] is not None:
             path = Path(task["resume"])
-            launch = Launch.resume(path, lambda text: answers.send("said", text=text))
+            launch = Launch.resume(path, lambda text: answers.send("said", text=text), None, task["force"], config)
         else:
-            launch = Launch.new(Config.of(task["config"]), task["name"], Path(task["folder"]))
+            launch = Launch.new(config, task["name"], Path(task["folder"]))
             path = launch.folder.path
         for note in launch.simulation.notes:
             answers.send("said", text=note)

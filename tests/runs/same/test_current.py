@@ -1,0 +1,250 @@
+"""A stored run is current as long as its config, the user's files and their data are what it was
+computed with; a sweep and a plan compute it again otherwise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratafl import InvalidInput
+from stratafl.config.schema import Config
+from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs.launch import Launch
+from stratafl.runs.lock import Lock
+from stratafl.runs.origins import Origins, changes, changes_since, essence, identity, is_current
+from stratafl.runs.sweep import run_all
+from tests.commands import command
+
+RULE = """
+from stratafl import average, register
+
+{importing}
+
+@register("homesick", summary="averaging")
+def homesick():
+    return average()
+"""
+CONFIG = """
+[tree]
+shape = "2x2"
+[data]
+name = "digits"
+[model]
+name = "logistic"
+[method]
+name = "homesick"
+[schedule]
+periods = [1, 1]
+[run]
+rounds = 1
+plugins = ["rule.py"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def unloaded() -> Iterator[None]:
+    """Modules of the tests' projects, which other tests have of the same name, are forgotten."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("pulls", "kit")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "kit").mkdir(parents=True)
+    (folder / "study.toml").write_text(CONFIG)
+    (folder / "rule.py").write_text(RULE.format(importing=""))
+    return folder
+
+
+def config_of(folder: Path, **run: Any) -> Config:
+    return Config.load(folder / "study.toml", [f"run.{key}={json.dumps(value)}" for key, value in run.items()])
+
+
+def done(folder: Path, **run: Any) -> StoredRun:
+    launch = Launch.new(config_of(folder, **run), "study", folder / "runs")
+    return read_run(launch.run().path)
+
+
+def swept(folder: Path, keep_stale: bool = False, **run: Any) -> tuple[bool, list[str]]:
+    """Whether the run was done before, and what was said of it."""
+    said: list[str] = []
+    (outcome,) = run_all({"a": config_of(folder, **run)}, folder / "runs", 1, say=said.append, keep_stale=keep_stale)
+    assert outcome.status == "done", outcome
+    return outcome.was_done, said
+
+
+# -- a sweep ---------------------------------------------------------------------------------------
+
+
+def test_a_sweep_runs_again_what_was_edited_and_names_the_file(project: Path) -> None:
+    assert swept(project) == (False, [])
+    assert swept(project) == (True, [])
+    with (project / "rule.py").open("a") as file:
+        file.write("# other\n")
+    assert swept(project, keep_stale=True) == (True, ["a: rule.py was changed since; kept all the same"])
+    assert swept(project) == (False, ["a: rule.py was changed since; run again"])
+    assert swept(project) == (True, []), "the new one counts"
+    assert len(list_runs(project / "runs")) == 2
+
+
+def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: Path) -> None:
+    swept(project)
+    copied = shutil.copytree(project, tmp_path / "copied")
+    assert swept(copied) == (True, [])
+    with (copied / "rule.py").open("a") as file:
+        file.write("# only here\n")
+    assert swept(copied)[0] is False
+    assert swept(project) == (True, [])
+
+
+def test_what_is_kept_and_how_it_is_computed_is_no_reason_to_run_again(project: Path) -> None:
+    swept(project)
+    assert swept(project, checkpoint_every=1, keep_state=True, engine="loop") == (True, [])
+    assert swept(project, precision="bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
+    assert swept(project, update_factor=9)[0] is False
+
+
+def test_two_sweeps_in_one_folder_are_one_too_many(project: Path) -> None:
+    (project / "runs").mkdir()
+    lock = Lock(project / "runs")
+    with pytest.raises(InvalidInput, match=r"process \d+ is at a sweep in it"):
+        swept(project)
+    lock.release()
+    assert swept(project) == (False, [])
+
+
+def test_the_command_says_what_it_runs_again(project: Path, monkeypatch, capsys) -> None:
+    (project / "sweep.toml").write_text('config = "study.toml"\n[grid]\nseeds = 1\n')
+    arguments = ["sweep", project / "sweep.toml", "--runs", project / "runs", "--workers", 1, "-q"]
+    assert command(monkeypatch, *arguments) == 0
+    with (project / "rule.py").open("a") as file:
+        file.write("# other\n")
+    capsys.readouterr()
+    assert command(monkeypatch, *arguments, "--keep-stale") == 0
+    assert "1 of 1 runs were done before" in capsys.readouterr().out
+    assert command(monkeypatch, *arguments) == 0
+    told = capsys.readouterr()
+    assert "rule.py was changed since; run again" in told.err + told.out and "done before" not in told.out
+
+
+# -- what decides the results ----------------------------------------------------------------------
+
+
+IMPORTS = [
+    ("import pulls", "pulls.py"),
+    ("def late():\n    import pulls", "pulls.py"),
+    ("from kit import pulls", "kit/pulls.py"),
+    ("from kit.pulls import strength", "kit/pulls.py"),
+    ("import kit", "kit/pulls.py"),
+]
+
+
+@pytest.mark.parametrize(("importing", "file"), IMPORTS, ids=[each.replace("\n", " ") for each, _ in IMPORTS])
+def test_a_module_that_a_rule_imports_is_one_of_its_files(
+    importing: str, file: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one imported inside a function, or by the package that it imports."""
+    (project / "kit" / "__init__.py").write_text("from . import pulls\n")
+    for name in ("pulls.py", "kit/pulls.py"):
+        (project / name).write_text("strength = 1\n")
+    (project / "rule.py").write_text(RULE.format(importing=importing))
+    monkeypatch.syspath_prepend(project)
+    run = done(project)
+    assert is_current(run, config_of(project))
+    (project / file).write_text("strength = 2\n")
+    assert changes_since(run, config_of(project)) == [f"{file[:-3].replace('/', '.')} was changed"]
+
+
+def test_a_rule_that_says_itself_where_to_import_from_is_current(project: Path) -> None:
+    """Nobody but the rule knows that the folder is a place to import from."""
+    (project / "pulls.py").write_text("strength = 1\n")
+    importing = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\nimport pulls\nsys.path.pop(0)"
+    (project / "rule.py").write_text(RULE.format(importing=importing))
+    run = done(project)
+    del sys.modules["pulls"]
+    assert is_current(run, config_of(project))
+    (project / "pulls.py").write_text("strength = 2\n")
+    assert changes_since(run, config_of(project)) == ["pulls was changed"]
+
+
+def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "a.png").write_bytes(b"12")
+    config = {"data": {"name": str(images)}, "run": {}}
+    before = Origins.of(config)
+    assert changes(before, config) == []
+    (images / "b.png").write_bytes(b"3")
+    assert changes(before, config) == ["images was changed"]
+
+
+def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project: Path, monkeypatch) -> None:
+    (project / "pulls.py").write_text("strength = 1\n")
+    monkeypatch.syspath_prepend(project)
+    alone = Origins.of(config_of(project).as_dict())
+    __import__("pulls")
+    assert Origins.of(config_of(project).as_dict()) == alone
+    assert list(alone.files) == [str(project / "rule.py")]
+
+
+def test_defaults_that_are_new_change_no_identity() -> None:
+    written = Config.of({"leaf": {"lr": 0.2}}).as_dict()
+    older = {**written, "run": {key: each for key, each in written["run"].items() if key != "update_factor"}}
+    assert essence(older) == essence(written)
+
+
+def test_a_rate_that_depends_on_how_long_a_run_is_makes_it_another_run() -> None:
+    def of(rounds: int, schedule: Any) -> dict[str, Any]:
+        return essence(Config.of({"leaf": {"schedule": schedule}, "run": {"rounds": rounds}}), extent=False)
+
+    assert of(3, "cosine") != of(6, "cosine")
+    assert of(3, {"name": "cosine", "rounds": 6}) == of(6, "cosine")
+    assert of(3, "constant") == of(6, "constant")
+
+
+def test_files_of_one_name_in_two_folders_stay_two(tmp_path: Path) -> None:
+    def of(*names: str) -> dict[str, Any]:
+        return essence({"run": {"plugins": [str(tmp_path / name) for name in names]}})
+
+    assert of("a/rule.py", "b/rule.py") != of("b/rule.py", "a/rule.py")
+    assert of("a/rule.py", "b/net.py") == of("b/rule.py", "a/net.py")
+
+
+def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path) -> None:
+    """Its run.json does not say where it was written."""
+    run = done(project)
+    described = json.loads((run.path / "run.json").read_text())
+    assert described.pop("folder") == str(run.path)
+    (run.path / "run.json").write_text(json.dumps(described))
+    old = read_run(shutil.copytree(run.path, tmp_path / "elsewhere"))
+    assert old.files == run.files and identity(old) == identity(run) and is_current(old, config_of(project))
+
+
+def test_a_run_that_went_on_by_force_is_not_what_its_config_computes(project: Path) -> None:
+    launch = Launch.new(config_of(project), "study", project / "runs")
+    launch.folder.close()
+    with (project / "rule.py").open("a") as file:
+        file.write("# other\n")
+    Launch.resume(launch.folder.path, force=True).run()
+    assert changes_since(read_run(launch.folder.path), config_of(project)) == ["on the way rule.py was changed"]
+
+
+def test_a_run_goes_on_where_its_project_was_moved_to(project: Path, tmp_path: Path) -> None:
+    launch = Launch.new(config_of(project), "study", project / "runs")
+    launch.folder.close()
+    copied = shutil.copytree(project, tmp_path / "copied")
+    with (project / "rule.py").open("a") as file:
+        file.write("# that of before\n")
+    path = copied / "runs" / launch.folder.path.name
+    Launch.resume(path).run()
+    run = read_run(path)
+    assert run.status == "done" and run.config["run"]["plugins"] == [str(copied / "rule.py")]
+    assert "changed" not in run.continued[0]
