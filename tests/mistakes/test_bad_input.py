@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +24,7 @@ from stratafl import (
     step_decay,
     yogi,
 )
+from stratafl.rules import registry
 from tests.mistakes.studies import INF, INPUTS, LABELS, NAN, PARTS, Wrong, deep, parts, raising, study
 from tests.mistakes.wrong_data import DATA, MODELS
 
@@ -48,7 +50,7 @@ RULES: list[Wrong] = [
     ("no rule", lambda: study(rules=["mtgc", 3]), "rules", "3", "a table with a name, or a Rule"),
     ("too few", lambda: study(rules=["mtgc"]), "rules", "['mtgc']", "2 of them"),
     ("too many", lambda: study(rules=["mtgc"] * 3), "rules", "'mtgc'", "2 of them"),
-    ("one for two", lambda: study(rules=mtgc()), "rules", "['Rule']", "2 of them"),
+    ("one for two", lambda: study(rules=mtgc()), "rules", "'one Rule'", "2 of them, in a list"),
     ("a number", lambda: study(rules=5), "rules", "5", "rule"),
     ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", '"zero"'),
     ("mu", lambda: fedprox(-0.1), "fedprox.mu", "-0.1", "at least 0"),
@@ -62,6 +64,10 @@ RULES: list[Wrong] = [
     ("adam", lambda: adam(beta2=1.5), "adam.beta2", "1.5", "below 1"),
     ("yogi", lambda: yogi(tau=0), "yogi.tau", "0", "above 0"),
     ("undocumented", lambda: register("blank")(lambda: mtgc()), "register", "'blank'", "docstring"),
+    ("at clients", lambda: register("mine", at="clients"), "register at", "'clients'", "every, inner, leaf, root"),
+    ("shipped rule", lambda: register("mtgc")(mtgc), "register", "'mtgc'", "another"),
+    ("shipped name", lambda: register("hfedavg", at="root"), "register", "'hfedavg'", "another"),
+    ("no name", lambda: register(mtgc), "register", "mtgc", "must be a name"),
 ]
 NUMBERS: list[Wrong] = [
     ("lr", lambda: study(leaf=0), "leaf.lr", "0", "above 0"),
@@ -168,6 +174,13 @@ def test_one_line_names_the_field(call: Callable[[], object], field: str, value:
 
 def test_every_name_is_listed_once() -> None:
     assert len(EVERY) == sum(map(len, (RULES, NUMBERS, SHAPES, DATA, MODELS))) >= 40
+
+
+def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for restart in ("zero", "keep"):
+        register("mine", at="root", summary="again")(functools.partial(mtgc, restart))
+    assert registry.entry("mine").make.args == ("keep",)
 
 
 def test_the_right_call_is_fine() -> None:
