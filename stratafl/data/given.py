@@ -218,18 +218,23 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
             samples.append(found._replace(inputs=nothing) if lazy else found)
         draws = draws or states() != before
     owner = [each.owner for each in samples] if sets[0].columns.owner is not None else None
+    supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
     if not lazy:
-        supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
         return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else ())
-    with guarded(field, kind, "its samples must be of one shape"):
-        targets_N = torch.stack([each.target for each in samples])
-    return Given(Lazy(read, targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
+    return Given(Lazy(read, supply.targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
 
 
 def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> Held:
     kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
     if len(kinds) > 1:
         raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
+    # joined, whole numbers would become real ones, and a class number or a code no longer be one
+    for name in (*kinds.pop(), None):
+        parts = {(target if name is None else tensors_of(inputs)[name]).dtype for inputs, target in pairs}
+        if len({each.is_floating_point for each in parts}) > 1:
+            what = "targets" if name is None else f"input {name}" if name else "inputs"
+            told = "must be all whole or all real numbers"
+            raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
     with guarded(field, kind, "its samples must be of one shape"):
         return Held(merged(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 

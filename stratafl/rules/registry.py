@@ -117,7 +117,7 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
     if not isinstance(listed, Sequence) or isinstance(listed, bytes):
         raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
     if isinstance(rules, Rule) and depth > 1:
-        allowed = f"needs one per edge level, {depth} of them, in a list; or a method's name, such as \"mtgc\""
+        allowed = f'needs one per edge level, {depth} of them, in a list; or a method\'s name, such as "mtgc"'
         raise InvalidInput("rules", "one Rule", allowed)
     if len(listed) != depth:
         raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
