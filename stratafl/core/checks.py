@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number
-from stratafl.base.generators import torch_seeded
+from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.base.tree import Tree
 from stratafl.core.flat import Flat
@@ -69,12 +69,12 @@ def _state_file(path: Path, field: str) -> object:
 
 
 def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
-    """How a module lies in rows, or the one a function makes with torch's generator set from the
+    """How a module lies in rows, or the one a function makes with all generators set from the
     seed."""
     module = model
     if not isinstance(module, nn.Module) and callable(module):
-        name, weights = getattr(model, "__name__", model), seed_of(seed, Purpose.WEIGHTS)
-        with torch_seeded(weights), guarded("model", name, "cannot be made"):
+        key = seed_of(seed, Purpose.WEIGHTS)
+        with seeded(key, devices=True), guarded("model", getattr(model, "__name__", model), "cannot be made"):
             module = model()
     flat = Flat(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.generators import seeded
+from stratafl.base.streams import Purpose, generator, seed_of
 from stratafl.base.tree import Tree
 
 MOST_STEPS = 1_000_000
@@ -135,7 +136,8 @@ def draw(
         return ~busy_N
     random = generator(seed, Purpose.PARTICIPATION, level, round)
     if callable(participation):
-        with guarded("participation", getattr(participation, "__name__", participation)):
+        key = seed_of(seed, Purpose.PARTICIPATION, level, round)
+        with guarded("participation", getattr(participation, "__name__", participation)), seeded(key):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
             raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from stratafl.base.errors import InvalidInput, UserCodeError, choice, guarded, named, unknown
 from stratafl.base.frames import definition
+from stratafl.base.generators import ALIKE, seeded
 from stratafl.core.rule import Rule, average
 from stratafl.rules.guard import guarded_rule
 
@@ -36,7 +37,7 @@ class Entry:
         for name in params:
             if name not in self.parameters:
                 raise unknown(f"{self.name} parameter", name, self.parameters)
-        with guarded(f"{self.name} parameters", params, "cannot be made"):
+        with guarded(f"{self.name} parameters", params, "cannot be made"), seeded(ALIKE):
             made = self.make(**params)
         if not isinstance(made, Rule):
             must = f"must make a Rule, not {type(made).__name__}"
@@ -55,7 +56,8 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
     `at` says which edges the rule takes when the name stands for a whole tree, the others
     averaging: `"leaf"` the clients' (a method of plain federated learning run inside each group),
     `"inner"` all but the clients', `"root"` the root's, `"every"` all. A name registered again
-    means the newer factory; the names of the package's own rules cannot be taken.
+    means the newer factory; the names of the package's own rules cannot be taken. What a factory
+    draws is the same in every run and at every site of a deployed tree.
     """
     if not isinstance(name, str) or not name:
         raise InvalidInput("register", name, "must be a name")

@@ -47,7 +47,8 @@ class Problem:
     """What is trained, on what, and by whom."""
 
     model: nn.Module | Callable[[], nn.Module]
-    """A module, or a function that builds one, called with torch's generator set from the seed."""
+    """A module, or a function that builds one, called with the generators of torch, NumPy and
+    Python set from the seed."""
     data: Data
     """(inputs, targets) tensors or arrays, or a map-style data set; or a list of these, one per
     client, in the order of the tree's leaves."""

@@ -113,7 +113,7 @@ def test_a_column_of_neither_numbers_nor_texts_is_refused(folder: Path) -> None:
 
     frame = pd.DataFrame({"age": range(4), "label": [Decimal("1.5"), Decimal("2"), Decimal("1.5"), Decimal("2")]})
     frame.to_parquet(folder / "table.parquet")
-    with pytest.raises(InvalidInput, match="data column = 'label': .*Decimal"):
+    with pytest.raises(InvalidInput, match=r"data column = 'label': .*Decimal"):
         data_of(folder, 'name = "table.parquet"')
 
 

@@ -183,6 +183,6 @@ def test_the_name_of_a_shipped_model_cannot_be_taken():
     def mlp(input_shape, classes):
         return nn.Flatten()
 
-    with pytest.raises(InvalidInput, match="register = 'mlp': .*another"):
+    with pytest.raises(InvalidInput, match=r"register = 'mlp': .*another"):
         registry.register(example=((1,), 2))(mlp)
     assert build("mlp", (4,), 3)(torch.zeros(1, 4)).shape == (1, 3)

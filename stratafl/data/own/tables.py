@@ -82,7 +82,7 @@ def _values(frame: Any, name: str) -> np.ndarray:
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
     if values.dtype.kind in "OS":
         with guarded("data column", name, "cannot be read"):
-            # a column of numbers and texts, as pandas may read it from a large file, is one of texts
+            # numbers and texts, as pandas may read a column of a large file, are texts
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in KINDS:
@@ -100,8 +100,8 @@ def _numbers(frame: Any, name: str) -> np.ndarray:
 
 
 def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Targets and the names of their classes, which are of the kind that the first file has: the one
-    to train on."""
+    """Targets and the names of their classes, of the kind that the file to train on has: the
+    first."""
     kind, *others = [KINDS[part.dtype.kind] for part in parts]
     for other in others:
         # 3 is a real number, too, but 3.0 is no name of a class

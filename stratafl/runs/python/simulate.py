@@ -57,7 +57,7 @@ def simulate(
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.
     `stratafl.simulation.groups` says more of each argument.
 
-    model: a module, or a function that builds one, called with torch's generator set from the seed.
+    model: a module, or a function that builds one, called with all generators set from the seed.
     data, test: (inputs, targets), a map-style data set, or a list of such, one per client.
     partition: each client's sample numbers, or a `Partition`; None for data client by client.
     tree: a `Tree` or one of its notations, such as "4x5".
