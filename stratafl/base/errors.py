@@ -98,6 +98,11 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
 
 
+def plain(value: Any) -> Any:
+    """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def choice(field: str, name: object, known: Iterable[Known]) -> Known:
     """The name itself if it is one of those known, of their type, otherwise the complaint."""
     for each in known:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number
+from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number, plain
 from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.base.tree import Tree
@@ -154,6 +154,7 @@ def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     """A list of levels of a tree, or the complaint."""
+    given = plain(given)
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
     return [integer(field, level, at_least=0, at_most=depth) for level in given]

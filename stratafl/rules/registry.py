@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from stratafl.base.errors import InvalidInput, UserCodeError, choice, guarded, named, unknown
+from stratafl.base.errors import InvalidInput, UserCodeError, choice, guarded, integer, named, unknown
 from stratafl.base.frames import definition
 from stratafl.base.generators import ALIKE, seeded
 from stratafl.core.rule import Rule, average
@@ -100,7 +100,7 @@ def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     name, params = named("method", method, "a Rule")
     found = entry(name, "method")
     rule = found.rule(**params)
-    levels = range(1, depth + 1)
+    levels = range(1, integer("depth", depth, at_least=1) + 1)
     taken = {
         "every": set(levels),
         "leaf": {depth},

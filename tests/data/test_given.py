@@ -218,7 +218,20 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
         (Numbers(X, [1] * 29 + [1.0]), {}, "data targets", "all whole or all real"),
         (Numbers(X, [1] * 29 + [1.0]), {"lazy": True}, "data targets", "all whole or all real"),
     ],
-    ids=["no column", "no key", "no name", "lazy tensors", "no truth", "no keyword", "too few", "no argument", "labels of two types", "inputs of two types", "items of two types", "lazy items of two types"],
+    ids=[
+        "no column",
+        "no key",
+        "no name",
+        "lazy tensors",
+        "no truth",
+        "no keyword",
+        "too few",
+        "no argument",
+        "labels of two types",
+        "inputs of two types",
+        "items of two types",
+        "lazy items of two types",
+    ],
 )
 def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told) as caught:

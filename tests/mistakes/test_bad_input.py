@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from stratafl import (
     InvalidInput,
@@ -52,7 +53,10 @@ RULES: list[Wrong] = [
     ("too many", lambda: study(rules=["mtgc"] * 3), "rules", "'mtgc'", "2 of them"),
     ("one for two", lambda: study(rules=mtgc()), "rules", "'one Rule'", "2 of them, in a list"),
     ("a number", lambda: study(rules=5), "rules", "5", "rule"),
-    ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", '"zero"'),
+    ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", "did you mean 'zero'"),
+    ("restart array", lambda: mtgc(np.array(["a", "b"])), "mtgc.restart", "array(", "known: gradient, keep, zero"),
+    ("pull array", lambda: feddyn(pull=np.array(["a", "b"])), "feddyn.pull", "array(", "before_clip"),
+    ("depth", lambda: place("mtgc", [2]), "depth", "[2]", "whole number"),
     ("mu", lambda: fedprox(-0.1), "fedprox.mu", "-0.1", "at least 0"),
     ("mu nan", lambda: fedprox(NAN), "fedprox.mu", "nan", "finite"),
     ("mu text", lambda: place({"name": "fedprox", "mu": "1"}, 2), "fedprox.mu", "'1'", "number"),
@@ -126,6 +130,9 @@ SHAPES: list[Wrong] = [
     ("periods", lambda: study(periods=[2]), "periods", "[2]", "2 of them"),
     ("periods zero", lambda: study(periods=[2, 0]), "periods", "0", "at least 1"),
     ("a long period", lambda: study(periods=[1, 1e9]), "periods", "1000000000.0", "1,000,000 local steps"),
+    ("periods array", lambda: study(periods=np.arange(6).reshape(3, 2)), "periods", "[[0, 1]", "2 of them"),
+    ("periods table", lambda: study(periods=np.ones((2, 2))), "periods", "[1.0, 1.0]", "whole"),
+    ("depth of a schedule", lambda: Schedule.of([2, 2], np.array([2, 2])), "depth", "array(", "whole"),
     ("many periods", lambda: study(periods=[10**6, 2]), "periods", "1000000", "1,000,000 local steps"),
     ("steps", lambda: Schedule.of_steps([10**9, 1], 2), "steps_per_sync", "1000000000", "at most 1,000,000"),
     ("period", lambda: study(periods=4), "periods", "4", "2 of them"),
@@ -174,6 +181,20 @@ def test_one_line_names_the_field(call: Callable[[], object], field: str, value:
 
 def test_every_name_is_listed_once() -> None:
     assert len(EVERY) == sum(map(len, (RULES, NUMBERS, SHAPES, DATA, MODELS))) >= 40
+
+
+def test_arrays_and_tensors_stand_for_lists() -> None:
+    plain = study(periods=[2, 3], participation=[1.0, 0.5], evaluate_levels=[0, 1], update_factor=[0.0, 8.0])
+    for kind in (np.array, torch.tensor):
+        made = study(
+            periods=kind([2, 3]),
+            participation=kind([1.0, 0.5]),
+            evaluate_levels=kind([0, 1]),
+            update_factor=kind([0.0, 8.0]),
+        )
+        assert made.schedule == plain.schedule and made.evaluate_levels == plain.evaluate_levels == (0, 1)
+        assert torch.equal(made.run().models[0], plain.run().models[0])
+    assert Schedule.of_steps(np.array([6, 3]), 2) == Schedule.of_steps([6, 3], 2)
 
 
 def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
