@@ -10,7 +10,7 @@ import difflib
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,7 +100,9 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
 
 def plain(value: Any) -> Any:
     """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    with suppress(Exception):  # a tensor need not have values
+        return value.tolist()
+    return value
 
 
 def choice(field: str, name: object, known: Iterable[Known]) -> Known:
