@@ -254,24 +254,21 @@ def number(
     kind: str = "finite",
 ) -> float:
     """The value itself if it is a finite number within the bounds, otherwise the complaint."""
+    result = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            result = float(value)
+    if (
+        math.isfinite(result)
+        and (above is None or result > above)
+        and (at_least is None or result >= at_least)
+        and (below is None or result < below)
+        and (at_most is None or result <= at_most)
+    ):
+        return result
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    refusal = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise refusal
-    try:
-        result = float(value)
-    except OverflowError:
-        raise refusal from None
-    if (
-        not math.isfinite(result)
-        or (above is not None and not result > above)
-        or (at_least is not None and not result >= at_least)
-        or (below is not None and not result < below)
-        or (at_most is not None and not result <= at_most)
-    ):
-        raise refusal
-    return result
+    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
 
 
 def _written(bound: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,8 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     if isinstance(given, str | bytes | Mapping) or not count:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
     if count != tree.leaves:
-        raise InvalidInput("partition", f"{count} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
+        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{_balanced_hint(tree, count)}"
+        raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
     for leaf, indices in enumerate(given):
@@ -134,6 +136,15 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
         owner[mine] = leaf
         parts.append(torch.as_tensor(mine))
     return parts
+
+
+def _balanced_hint(tree: Tree, clients: int) -> str:
+    """A hint at the balanced tree of so many clients whose fan-outs were read as sizes of groups;
+    nothing where they were not."""
+    groups = tree.children(tree.depth - 1).tolist()
+    if tree.depth != 2 or len(groups) < 2 or math.prod(groups) != clients:
+        return ""
+    return f': {groups} is {len(groups)} groups of so many clients, and a balanced tree "{"x".join(map(str, groups))}"'
 
 
 def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
