@@ -10,7 +10,7 @@ import difflib
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +96,13 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
+
+
+def plain(value: Any) -> Any:
+    """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
+    with suppress(Exception):  # a tensor need not have values
+        return value.tolist()
+    return value
 
 
 def choice(field: str, name: object, known: Iterable[Known]) -> Known:
@@ -247,24 +254,21 @@ def number(
     kind: str = "finite",
 ) -> float:
     """The value itself if it is a finite number within the bounds, otherwise the complaint."""
+    result = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            result = float(value)
+    if (
+        math.isfinite(result)
+        and (above is None or result > above)
+        and (at_least is None or result >= at_least)
+        and (below is None or result < below)
+        and (at_most is None or result <= at_most)
+    ):
+        return result
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    refusal = InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise refusal
-    try:
-        result = float(value)
-    except OverflowError:
-        raise refusal from None
-    if (
-        not math.isfinite(result)
-        or (above is not None and not result > above)
-        or (at_least is not None and not result >= at_least)
-        or (below is not None and not result < below)
-        or (at_most is not None and not result <= at_most)
-    ):
-        raise refusal
-    return result
+    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
 
 
 def _written(bound: float) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ PROCESS = threading.RLock()
 """Held by whoever changes for a while what belongs to the whole process: these generators, its
 number of threads, switches of the library, and functions of it that are replaced. So runs in
 several threads take turns, where they would otherwise leave behind what another had changed."""
+ALIKE = 0
+"""Seed for what must be the same in every process and run, such as what a user's file draws while
+it is imported."""
 
 
 def generator_of(device: torch.device) -> torch.Generator:
@@ -59,9 +62,10 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Every generator of the host set from a 63-bit seed, and left as it was afterwards."""
-    with as_before():
+def seeded(seed: int, devices: bool = False) -> Iterator[None]:
+    """Every generator of the host set from a 63-bit seed, and left as it was afterwards; devices:
+    those of the GPUs in use, too, which takes far longer."""
+    with as_before(), torch_seeded(seed) if devices else nullcontext():
         torch.default_generator.manual_seed(seed)
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
         random.seed(seed)

@@ -18,6 +18,8 @@ from stratafl.base.errors import InvalidInput
 
 BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ROWS = 1 << 32
+AT_ONCE = 1 << 26
+"""Numbers of rows that are compared in one go."""
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -77,7 +79,10 @@ def _repeated(rows_NP: Tensor) -> int:
     """How many rows there are if they all have the same bits, otherwise 0."""
     if rows_NP.dim() != 2 or len(rows_NP) < 2 or rows_NP.dtype.itemsize not in BY_SIZE:
         return 0
+    if rows_NP.stride(0) == 0:  # one row, seen several times
+        return len(rows_NP)
     bits_NP = rows_NP.contiguous().view(BY_SIZE[rows_NP.dtype.itemsize])
-    first = bits_NP[0]
-    # from the end: where rows differ at all, the last one mostly does
-    return len(bits_NP) if all(torch.equal(row, first) for row in reversed(bits_NP.unbind())) else 0
+    # the last one first: where rows differ at all, it mostly does; then many at a time, since a GPU
+    # is waited for at every answer
+    parts = [bits_NP[-1:], *bits_NP.split(max(1, AT_ONCE // max(1, bits_NP.shape[1])))]
+    return len(bits_NP) if all(torch.equal(part, bits_NP[:1].expand_as(part)) for part in parts) else 0

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from stratafl.base.errors import InvalidInput, unknown
 
 
-def matching(field: str, patterns: Sequence[str], names: Collection[str]) -> list[str]:
-    """The names that match any pattern; a pattern that matches none is refused."""
+def matching(field: str, patterns: Sequence[str], names: Collection[str], words: Collection[str] = ()) -> list[str]:
+    """The names that match any pattern; a pattern that matches none is refused. words: names of
+    another kind, which may have been meant then."""
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         raise InvalidInput(field, patterns, "must be a list of names")
     found: dict[str, None] = {}
@@ -18,7 +19,7 @@ def matching(field: str, patterns: Sequence[str], names: Collection[str]) -> lis
             raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
         mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
         if not mine:
-            raise unknown(field, pattern, last_parts(names))
+            raise unknown(field, pattern, last_parts(names).union(words))
         found |= dict.fromkeys(mine)
     return list(found)
 

@@ -47,8 +47,9 @@ class Stop:
         # only the main thread gets signals; a run in another one is stopped by whoever started it
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
-                # a parent that told us to ignore a signal means it
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                # a parent that told us to ignore a signal means it; and a handler that is not
+                # Python's, which it shows as None, could not be put back
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -64,4 +65,4 @@ class Stop:
         self.asked = number
         # the signal may have come in the middle of a print, and files refuse a second one inside it
         with contextlib.suppress(RuntimeError):
-            self._say("stopping after this group round; once more to stop at once")
+            self._say("stopping when the clients next synchronise; once more to stop at once")

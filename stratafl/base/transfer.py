@@ -24,11 +24,10 @@ class DeviceCache:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._held: dict[object, tuple[np.ndarray, Tensor]] = {}
+        self._held: dict[tuple[object, torch.dtype | None], tuple[np.ndarray, Tensor]] = {}
 
     def __call__(self, name: object, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-        if name in self._held and np.array_equal(self._held[name][0], values):
-            return self._held[name][1]
-        there = placed(values, self.device, dtype)
-        self._held[name] = values.copy(), there
-        return there
+        key = name, dtype
+        if key not in self._held or not np.array_equal(self._held[key][0], values):
+            self._held[key] = values.copy(), placed(values, self.device, dtype)
+        return self._held[key][1]

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ def load_module(field: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not os.path.isfile(path):
         raise InvalidInput(field, path, "cannot be imported: no such Python file")
     module = importlib.util.module_from_spec(spec)
-    with guarded(field, path, "cannot be imported"):
+    with guarded(field, path, "cannot be imported"), _alike():
         spec.loader.exec_module(module)
     return module
 
@@ -40,8 +40,15 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
         # importing or calling one may open a browser, wait for a key or end the process
         allowed = f"{name} is a part of Python itself; a file of the same name can be given with its .py"
         raise InvalidInput(field, value, allowed)
-    with guarded(field, value, "cannot be imported"):
+    with guarded(field, value, "cannot be imported"), _alike():
         return importlib.import_module(name)
+
+
+def _alike() -> AbstractContextManager[None]:
+    """Have what a file draws be the same wherever it is imported."""
+    from stratafl.base.generators import ALIKE, seeded  # torch takes a second to import
+
+    return seeded(ALIKE)
 
 
 def load_attribute(field: str, path: str) -> Any:

@@ -173,7 +173,7 @@ def _own_like_train(config: DataConfig, found: Found, train: Given, test: Given 
     owner, others = found.owner if found.owner is not None else train.owner, test.owner
     labels = Labels(*targets)
     if owner is not None and others is not None:
-        labels = Labels(*targets, *np.split(codes([*owner, *others])[0], [len(owner)]))
+        labels = Labels(*targets, *np.split(codes("owner", [*owner, *others])[0], [len(owner)]))
     return test._replace(parts=like_train(labels, parts.leaves, parts.seed))
 
 
@@ -189,7 +189,8 @@ def _own(config: DataConfig, found: Found, tree: Tree, seed: int) -> PreparedDat
 
     train = made("data", found.train, config.lazy)
     test = None if found.test is None else made("test", found.test)
-    classes = found.classes or _classes(train, test)
+    numbers = _classes(train, test)
+    classes = found.classes or numbers
     parts = found.partition if found.partition is not None else train.parts
     if parts is None:
         divided = _split_own(config, found, train, tree, seed)
@@ -214,19 +215,23 @@ def _split_own(config: DataConfig, found: Found, train: Given, tree: Tree, seed:
                 raise InvalidInput(f"data.partition[{m}]", method, allowed)
         labels = np.zeros(len(labels), dtype=np.int64)
     owner = found.owner if found.owner is not None else train.owner
-    return _partition(config, labels, None if owner is None else codes(owner)[0], tree, seed)
+    return _partition(config, labels, None if owner is None else codes("owner", owner)[0], tree, seed)
 
 
 def _are_labels(targets: np.ndarray) -> bool:
     return targets.ndim == 1 and targets.dtype.kind in "iu" and targets.min() >= 0
 
 
-def _classes(*parts: Given | None) -> tuple[str, ...]:
-    """The numbers of the classes there are; none where targets are something else."""
-    targets = [part.supply.targets_N.numpy() for part in parts if part is not None]
-    if not all(each.dtype.kind in "iu" for each in targets):
+def _classes(train: Given, test: Given | None) -> tuple[str, ...]:
+    """The numbers of the classes there are; none where the targets to train on are something
+    else."""
+    parts = [part.supply.targets_N for part in (train, test) if part is not None]
+    if parts[0].numpy().dtype.kind not in "iu":
         return ()
-    return tuple(map(str, range(1 + max(int(each.max()) for each in targets))))
+    if parts[-1].is_floating_point():
+        told = "must be whole numbers, as the targets to train on are: make both alike"
+        raise InvalidInput("test targets", str(parts[-1].dtype), told)
+    return tuple(map(str, range(1 + max(int(each.max()) for each in parts))))
 
 
 def augment_of(config: DataConfig) -> Augment | None:

@@ -19,7 +19,7 @@ LORA = ("targets", "rank", "alpha", "train")
 
 
 def network(table: object, shape: Shape, outputs: int) -> Callable[[], nn.Module]:
-    """What makes the module, called with torch's generator set from the run's seed."""
+    """What makes the module, called with all generators set from the run's seed."""
     name, params = named("model", table)
     params.pop("keep_at_home", None)  # which the run is told of: it is no part of the module
     base, lora = params.pop("base", None), _lora(params.pop("lora", None))

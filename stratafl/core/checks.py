@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number
-from stratafl.base.generators import torch_seeded
+from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number, plain
+from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.base.tree import Tree
 from stratafl.core.flat import Flat
@@ -69,12 +70,12 @@ def _state_file(path: Path, field: str) -> object:
 
 
 def flattened(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
-    """How a module lies in rows, or the one a function makes with torch's generator set from the
+    """How a module lies in rows, or the one a function makes with all generators set from the
     seed."""
     module = model
     if not isinstance(module, nn.Module) and callable(module):
-        name, weights = getattr(model, "__name__", model), seed_of(seed, Purpose.WEIGHTS)
-        with torch_seeded(weights), guarded("model", name, "cannot be made"):
+        key = seed_of(seed, Purpose.WEIGHTS)
+        with seeded(key, devices=True), guarded("model", getattr(model, "__name__", model), "cannot be made"):
             module = model()
     flat = Flat(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
@@ -114,7 +115,8 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     if isinstance(given, str | bytes | Mapping) or not count:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
     if count != tree.leaves:
-        raise InvalidInput("partition", f"{count} lists", f"needs one per leaf of the tree, {tree.leaves} of them")
+        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{_balanced_hint(tree, count)}"
+        raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
     for leaf, indices in enumerate(given):
@@ -136,6 +138,15 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     return parts
 
 
+def _balanced_hint(tree: Tree, clients: int) -> str:
+    """A hint at the balanced tree of so many clients whose fan-outs were read as sizes of groups;
+    nothing where they were not."""
+    groups = tree.children(tree.depth - 1).tolist()
+    if tree.depth != 2 or len(groups) < 2 or math.prod(groups) != clients:
+        return ""
+    return f': {groups} is {len(groups)} groups of so many clients, and a balanced tree "{"x".join(map(str, groups))}"'
+
+
 def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
     """A list of numbers of samples, of which there are so many; it may be empty."""
     try:
@@ -154,6 +165,7 @@ def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
 
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     """A list of levels of a tree, or the complaint."""
+    given = plain(given)
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
     return [integer(field, level, at_least=0, at_most=depth) for level in given]

@@ -214,14 +214,14 @@ def names_at_home(flat: Flat, given: object) -> list[str]:
     own = list(flat.named(torch.empty(flat.parameters), torch.empty(flat.buffers)))
     parts = [name for name, _ in module.named_modules() if name]
     patterns = [given] if isinstance(given, str) else given
-    if not isinstance(patterns, Sequence):
+    if not isinstance(patterns, Sequence) or not all(isinstance(each, str) for each in patterns):
         raise InvalidInput(FIELD, given, f'must be "{BATCH_NORM}", or a list of names of parts or parameters')
     wholes: list[str] = []
     if BATCH_NORM in patterns:
         wholes = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
         if not wholes:
             raise InvalidInput(FIELD, given, f"{_kind(module)} has no batch norm")
-    wholes += matching(FIELD, [each for each in patterns if each != BATCH_NORM], [*parts, *own])
+    wholes += matching(FIELD, [each for each in patterns if each != BATCH_NORM], [*parts, *own], (BATCH_NORM,))
     found = [name for name in own if is_within(name, wholes) or "" in wholes]
     if not found:
         raise InvalidInput(FIELD, given, f"names nothing of {_kind(module)} that is trained or changes")

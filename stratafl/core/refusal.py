@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, number
+from stratafl.base.errors import InvalidInput, number, plain
 from stratafl.base.tree import Tree
 from stratafl.core.rule import Rule
 from stratafl.core.shared_rows import in_blocks
@@ -74,6 +74,7 @@ def update_factors(given: object, rules: Sequence[Rule]) -> list[float | None]:
     for all levels, 0 for none."""
     if given is None:
         return [None for _ in rules]
+    given = plain(given)
     each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
     if len(each_level) != len(rules):
         raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer, plain
+from stratafl.base.generators import seeded
+from stratafl.base.streams import Purpose, generator, seed_of
 from stratafl.base.tree import Tree
 
 MOST_STEPS = 1_000_000
@@ -39,6 +40,7 @@ class Schedule:
         """Make a schedule of the periods of all edge levels, root first. With `epochs`, the lowest
         level's period is that many passes over a client's data, and the periods are those of the
         others."""
+        periods, depth = plain(periods), integer("depth", depth, at_least=1)
         if epochs is not None:
             if not isinstance(periods, Sequence) or len(periods) != depth - 1:
                 wanted = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
@@ -56,6 +58,7 @@ class Schedule:
         """Make a schedule of the paper's P list: level m synchronises every P_m local steps, root
         first."""
         wanted = "each must be a whole number that divides the one before it"
+        steps, depth = plain(steps), integer("depth", depth, at_least=1)
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
         steps = [integer("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
@@ -106,6 +109,7 @@ def check_participation(
     participation: Participation | Sequence[Participation], depth: int
 ) -> tuple[Participation, ...]:
     """One participation per edge level, root first; a single one stands for the leaves' level."""
+    participation = plain(participation)
     if isinstance(participation, Sequence) and not isinstance(participation, str):
         per_level = tuple(participation)
         if len(per_level) != depth:
@@ -135,7 +139,8 @@ def draw(
         return ~busy_N
     random = generator(seed, Purpose.PARTICIPATION, level, round)
     if callable(participation):
-        with guarded("participation", getattr(participation, "__name__", participation)):
+        key = seed_of(seed, Purpose.PARTICIPATION, level, round)
+        with guarded("participation", getattr(participation, "__name__", participation)), seeded(key):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
             raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.base.errors import InvalidInput, guarded, unknown
 from stratafl.base.generators import seeded, states
@@ -104,7 +105,11 @@ class Given(NamedTuple):
 
 def is_items(data: object) -> bool:
     """Whether data is read item by item."""
-    return (isinstance(data, Dataset) or hasattr(data, "column_names")) and hasattr(data, "__len__")
+    return _is_set(data) and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+
+
+def _is_set(data: object) -> bool:
+    return isinstance(data, Dataset) or hasattr(data, "column_names")
 
 
 def is_several(data: object) -> bool:
@@ -118,6 +123,10 @@ def _is_pair(data: object) -> bool:
     if not isinstance(data, list | tuple) or len(data) != 2:
         return False
     return isinstance(data[0], Mapping) or is_array(data[0])
+
+
+def _is_list_of_pairs(data: object) -> bool:
+    return isinstance(data, list) and all(isinstance(each, tuple) and _is_pair(each) for each in data)
 
 
 def given(field: str, data: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
@@ -155,14 +164,37 @@ def one_each(field: str, several: object, *, columns: object = None, lazy: bool 
 
 
 def _pair(field: str, data: object) -> Pair:
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) != 2:
-        raise InvalidInput(field, type(data).__name__, WANTED)
+    is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
+    if not is_pair or any(_way(each) or is_items(each) for each in data) or _is_list_of_pairs(data):
+        raise _unusable(field, data)
     inputs, targets_N = named_inputs(field, data[0]), targets(field, data[1])
     parts = [*tensors_of(inputs).values(), targets_N]
     if any(each.ndim == 0 or len(each) != len(targets_N) or len(each) == 0 for each in parts[::-1]):
         shapes = tuple(tuple(each.shape) for each in parts)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
     return inputs, targets_N
+
+
+def _unusable(field: str, data: object) -> InvalidInput:
+    """The complaint about what is no data set: of a list, about the first entry that is none."""
+    is_list = isinstance(data, list)
+    for place, each in enumerate(data if isinstance(data, list | tuple) else ()):
+        if _way(each) or (is_list and not (is_items(each) or _is_pair(each))):
+            return InvalidInput(f"{field}[{place}]", type(each).__name__, _way(each) or WANTED)
+    if is_list and data:
+        return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
+    return InvalidInput(field, type(data).__name__, _way(data) or WANTED)
+
+
+def _way(data: object) -> str:
+    """A way to the data set that is in something; empty where none is known."""
+    if isinstance(data, DataLoader):
+        return "give loader.dataset: a run draws its own batches"
+    if isinstance(data, str | Path):
+        return "is no data: load it first, or name it in a config, [data] name"
+    if _is_set(data) and not is_items(data):
+        return "is read in its own order alone: give a map-style data set, whose samples have numbers"
+    return ""
 
 
 class _Items:
@@ -218,18 +250,23 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
             samples.append(found._replace(inputs=nothing) if lazy else found)
         draws = draws or states() != before
     owner = [each.owner for each in samples] if sets[0].columns.owner is not None else None
+    supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
     if not lazy:
-        supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
         return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else ())
-    with guarded(field, kind, "its samples must be of one shape"):
-        targets_N = torch.stack([each.target for each in samples])
-    return Given(Lazy(read, targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
+    return Given(Lazy(read, supply.targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
 
 
 def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> Held:
     kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
     if len(kinds) > 1:
         raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
+    # joined, whole numbers would become real ones, and a class number or a code no longer be one
+    for name in (*kinds.pop(), None):
+        parts = {(target if name is None else tensors_of(inputs)[name]).dtype for inputs, target in pairs}
+        if len({each.is_floating_point for each in parts}) > 1:
+            what = "targets" if name is None else f"input {name}" if name else "inputs"
+            told = "must be all whole or all real numbers"
+            raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
     with guarded(field, kind, "its samples must be of one shape"):
         return Held(merged(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 

@@ -106,6 +106,10 @@ def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor
     """Refuse outputs that hold no scores of classes, and targets that are no class numbers."""
     if scores is None:
         raise InvalidInput("model output", kind_of(outputs), f"{WANTED}; or give a loss of your own")
+    if targets.is_floating_point() and targets.ndim < scores.ndim:
+        kind = str(targets.dtype).removeprefix("torch.")
+        told = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
+        raise InvalidInput(f"{field} labels", kind, told)
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",

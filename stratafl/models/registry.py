@@ -30,6 +30,8 @@ class _Registered(NamedTuple):
 
 
 _models: dict[str, _Registered] = {}
+_shipped: set[str] = set()
+"""Names of the package's own models, which mean the same in every run."""
 
 
 def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
@@ -37,14 +39,22 @@ def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
 
     The function takes `input_shape` and `classes`, and parameters of its own that have defaults;
     its docstring's one line is the model's description. The example is an input shape and a number
-    of classes, at which the model is listed.
+    of classes, at which the model is listed. The names of the package's own models cannot be taken.
     """
 
     def add(make: Maker) -> Maker:
+        if make.__name__ in _shipped:
+            told = "is the name of a model that stratafl ships: give the function another one"
+            raise InvalidInput("register", make.__name__, told)
         _models[make.__name__] = _Registered(make, *example)
         return make
 
     return add
+
+
+def keep_names() -> None:
+    """Reserve all names registered so far."""
+    _shipped.update(_models)
 
 
 @dataclass(frozen=True)

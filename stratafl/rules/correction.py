@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import choice
 from stratafl.core.rule import Edge, Rows, Rule, average
 from stratafl.rules.registry import register
 
@@ -41,13 +41,11 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
         measures=True,
         counts_late=True,
     )
-    if restart == "keep":
+    if choice("mtgc.restart", restart, ("zero", "gradient", "keep")) == "keep":
         return rule
     if restart == "zero":
         return rule._replace(relay=forget)
-    if restart == "gradient":
-        return rule._replace(relay=forget, from_gradient=lambda state, g, mean_g: {"z": mean_g - g})
-    raise InvalidInput("mtgc.restart", restart, 'must be "zero", "gradient" or "keep"')
+    return rule._replace(relay=forget, from_gradient=lambda state, g, mean_g: {"z": mean_g - g})
 
 
 @register("scaffold")

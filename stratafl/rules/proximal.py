@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, number
+from stratafl.base.errors import choice, number
 from stratafl.core.rule import Edge, Proximal, Rows, Rule, average
 from stratafl.rules.registry import register
 
@@ -30,8 +30,7 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
     released with the paper. Without a clip both are the same.
     """
     alpha = number("feddyn.alpha", alpha, above=0)
-    if pull not in ("before_clip", "after_clip"):
-        raise InvalidInput("feddyn.pull", pull, 'must be "before_clip" or "after_clip"')
+    choice("feddyn.pull", pull, ("before_clip", "after_clip"))
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
         return {"h": state["h"] - alpha * (x - edge.model)}, {"model": x}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
-from stratafl.base.errors import InvalidInput, UserCodeError, guarded, named, unknown
+from stratafl.base.errors import InvalidInput, UserCodeError, choice, guarded, integer, named, unknown
 from stratafl.base.frames import definition
+from stratafl.base.generators import ALIKE, seeded
 from stratafl.core.rule import Rule, average
 from stratafl.rules.guard import guarded_rule
 
@@ -36,7 +37,7 @@ class Entry:
         for name in params:
             if name not in self.parameters:
                 raise unknown(f"{self.name} parameter", name, self.parameters)
-        with guarded(f"{self.name} parameters", params, "cannot be made"):
+        with guarded(f"{self.name} parameters", params, "cannot be made"), seeded(ALIKE):
             made = self.make(**params)
         if not isinstance(made, Rule):
             must = f"must make a Rule, not {type(made).__name__}"
@@ -45,6 +46,8 @@ class Entry:
 
 
 _entries: dict[str, Entry] = {}
+_shipped: set[str] = set()
+"""Names of the package's own rules, which mean the same in every run."""
 
 
 def register(name: str, at: Place = "leaf", summary: str | None = None) -> Callable[[Factory], Factory]:
@@ -52,8 +55,15 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
 
     `at` says which edges the rule takes when the name stands for a whole tree, the others
     averaging: `"leaf"` the clients' (a method of plain federated learning run inside each group),
-    `"inner"` all but the clients', `"root"` the root's, `"every"` all.
+    `"inner"` all but the clients', `"root"` the root's, `"every"` all. A name registered again
+    means the newer factory; the names of the package's own rules cannot be taken. What a factory
+    draws is the same in every run and at every site of a deployed tree.
     """
+    if not isinstance(name, str) or not name:
+        raise InvalidInput("register", name, "must be a name")
+    if name in _shipped:
+        raise InvalidInput("register", name, "is the name of a rule that stratafl ships: register it under another one")
+    choice("register at", at, get_args(Place))
 
     def add(make: Factory) -> Factory:
         text = summary or (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
@@ -63,6 +73,11 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
         return make
 
     return add
+
+
+def keep_names() -> None:
+    """Reserve all names registered so far."""
+    _shipped.update(_entries)
 
 
 def entry(name: str, field: str = "rules") -> Entry:
@@ -85,7 +100,7 @@ def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     name, params = named("method", method, "a Rule")
     found = entry(name, "method")
     rule = found.rule(**params)
-    levels = range(1, depth + 1)
+    levels = range(1, integer("depth", depth, at_least=1) + 1)
     taken = {
         "every": set(levels),
         "leaf": {depth},
@@ -103,6 +118,9 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
     listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
     if not isinstance(listed, Sequence) or isinstance(listed, bytes):
         raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
+    if isinstance(rules, Rule) and depth > 1:
+        allowed = f'needs one per edge level, {depth} of them, in a list; or a method\'s name, such as "mtgc"'
+        raise InvalidInput("rules", "one Rule", allowed)
     if len(listed) != depth:
         raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
     return tuple(_one(rule, level) for level, rule in enumerate(listed, 1))

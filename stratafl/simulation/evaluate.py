@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,15 @@ class OwnTest:
     """Each client's sample numbers in it, in the order of the whole tree's leaves; empty for one
     that has none."""
 
+    _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    """Per level, the first leaf below each node: siblings are neighbours, so the others follow."""
+
     def of(self, tree: Tree, level: int, number: int) -> Pair:
         """What a node of the whole tree is evaluated on."""
-        mine = np.flatnonzero(tree.ancestors(level) == number)
-        index = torch.cat([self.parts[leaf] for leaf in mine])
+        if level not in self._first:
+            self._first[level] = np.searchsorted(tree.ancestors(level), np.arange(tree.sizes[level] + 1))
+        first, end = self._first[level][number : number + 2]
+        index = torch.cat(self.parts[first:end])
         return self.pair[0][index], self.pair[1][index]
 
 
@@ -49,12 +54,12 @@ def own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: 
         made = _own_test(given, tree, test, columns, seed)
     if made is not None and len(made.parts or ()) != tree.leaves:
         wanted = f"needs one per leaf of the tree, {tree.leaves} of them"
-        raise InvalidInput("test_partition" if given else "test", f"{len(made.parts or ())} parts", wanted)
+        raise InvalidInput("test" if given is None else "test_partition", f"{len(made.parts or ())} parts", wanted)
     return made
 
 
 def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given:
-    if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__"):
+    if isinstance(given, str | bytes | dict) or getattr(given, "ndim", 1) == 0 or not hasattr(given, "__len__"):
         wanted = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
         raise InvalidInput("test_partition", given, wanted)
     present = [each for each in given if each is not None]

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from stratafl.base.tree import Shape, Tree
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.model.waiting import Wait
-from stratafl.core.leaf import Leaf
+from stratafl.core.leaf import Leaf, LearningRate
 from stratafl.core.objective.goal import GoalLike
 from stratafl.core.objective.losses import LossLike
 from stratafl.core.objective.metric import MetricsLike
@@ -47,7 +47,8 @@ class Problem:
     """What is trained, on what, and by whom."""
 
     model: nn.Module | Callable[[], nn.Module]
-    """A module, or a function that builds one, called with torch's generator set from the seed."""
+    """A module, or a function that builds one, called with the generators of torch, NumPy and
+    Python set from the seed."""
     data: Data
     """(inputs, targets) tensors or arrays, or a map-style data set; or a list of these, one per
     client, in the order of the tree's leaves."""
@@ -55,7 +56,8 @@ class Problem:
     """Each client's sample numbers, in the order of the tree's leaves; what `partition` of
     `stratafl.data.splits.partition` returns; or None, where data is a list of the clients' own."""
     tree: Tree | Shape
-    """A `Tree` or one of its notations, such as "4x5"."""
+    """A `Tree` or one of its notations: "2x3x4" is balanced, root first; a list, [2, 3, 4], is
+    groups of so many clients each."""
     weights: str | Sequence | np.ndarray | None = None
     """The weights of siblings: "uniform", "samples" or numbers (see `Tree.weighted`); the tree's
     own unless given."""
@@ -99,8 +101,9 @@ class Method:
     """How often each level synchronises in units of the level below, root first ([E, H] of the
     paper); their product is the local steps of a global round, a million at most. Where the leaf's
     chain has `epochs`, these are the lowest level's, and the others are given."""
-    leaf: Leaf | float
-    """The clients' chain, or just its learning rate."""
+    leaf: Leaf | float | LearningRate
+    """The clients' chain, or just its learning rate: a number, or a function of the global round,
+    counted from 0."""
     batch: int | None
     """Samples per step, None for full batches."""
     sampling: str

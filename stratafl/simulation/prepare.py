@@ -90,6 +90,7 @@ def _run(given: Checked, flat: Flat, problem: Problem, method: Method) -> Simula
     )
     simulation.method, simulation.clock = method_label(method.rules), shard.clock
     simulation.workload = shard.workload
+    simulation.pace = shard.workload.steps_N.mean() / given.schedule.periods[-1]
     return simulation
 
 

@@ -1,8 +1,8 @@
 """How a run shows itself while it goes on.
 
 On a terminal that is a live bar, in a notebook a line that is written over, elsewhere, and on a
-terminal that can only go on writing, plain lines, or nothing at all. A bar moves with every group
-round.
+terminal that can only go on writing, plain lines, or nothing at all. A bar moves whenever
+clients synchronise.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Display:
         self._end_line()
 
     def met(self, meetings: int, of: int) -> None:
-        """Show that so many of a global round's group rounds are done."""
-        self._draw(self.done + meetings / of, f"group round {meetings}/{of}")
+        """Show how many of a global round's synchronisations of the clients are done."""
+        self._draw(self.done + meetings / of, f"sync {meetings}/{of}")
 
     def show(self, result: RoundResult) -> None:
         """A global round is done."""

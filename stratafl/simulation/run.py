@@ -92,6 +92,9 @@ class Simulation(Shown):
         self.step = 0
         self.met: Callable[[int, int], None] = lambda meetings, of: None
         """Called after every meeting inside a global round: how many were held, of how many."""
+        self.pace = 1.0
+        """Steps of a client, on average, for each that the schedule counts: more than one where
+        these are passes over its data."""
         self.clock: RunClock | None = None
         """The virtual time of a network, where the run has one."""
         self.workload: Workload | None = None
@@ -125,6 +128,11 @@ class Simulation(Shown):
         """How often the leaves meet their parents in a global round; `meetings` were held in the
         one under way."""
         return int(self.schedule.meetings[-1])
+
+    @property
+    def mean_steps(self) -> int:
+        """Local steps of a client so far, on average over the clients."""
+        return round(self.step * self.pace)
 
     @property
     def done(self) -> bool:
@@ -166,8 +174,8 @@ class Simulation(Shown):
         parts = [PartialRound(**each) for each in self.ranks.all(vars(self._seen(renewed, test)))]
         seconds = self._seconds + time.perf_counter() - began
         tree = self.federation.tree.whole
-        rate = self.leaf.lr(round)
-        result = record(tree, parts, self.objective, round + 1, self.step, rate, seconds, self._before)
+        rate, steps = self.leaf.lr(round), self.mean_steps
+        result = record(tree, parts, self.objective, round + 1, steps, rate, seconds, self._before)
         if self.clock is not None:
             result = self.clock.record(result)
         self._begin_round(Within())

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from stratafl import InvalidInput, UserCodeError
+from stratafl.data.own.found import codes
 from tests.config.conftest import data_of
 
 X, Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
@@ -53,6 +54,81 @@ def test_a_suffix_may_be_in_capitals_and_another_file_is_named_as_such(folder: P
     np.save(folder / "plain.npy", X)
     with pytest.raises(InvalidInput, match=r"a function .*; this is none"):
         data_of(folder, 'name = "./plain.npy"')
+
+
+KINDS = {
+    "whole": ([0, 1, 1, 0], [1, 0]),
+    "decimal": ([0.5, 1.5, 1.0, 0.0], [1.5, 2.0]),
+    "texts": (["no", "yes", "yes", "no"], ["yes", "no"]),
+    "truth": ([False, True, True, False], [True, False]),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("trained", KINDS)
+@pytest.mark.parametrize("tested", KINDS)
+def test_the_training_file_says_what_targets_are(folder: Path, suffix: str, trained: str, tested: str) -> None:
+    """Of two files joined first, one with decimals makes numbers of classes, and one with texts
+    classes of numbers."""
+    import pandas as pd
+
+    for name, values in ("train", KINDS[trained][0]), ("test", KINDS[tested][1]):
+        frame = pd.DataFrame({"age": np.arange(len(values)), "label": values})
+        frame.to_csv(folder / f"{name}.csv", index=False)
+        frame.to_parquet(folder / f"{name}.parquet")
+    data = f'name = "train.{suffix}"\ntest = "test.{suffix}"'
+    if tested != trained and (trained, tested) != ("decimal", "whole"):
+        with pytest.raises(InvalidInput, match=r"data.test targets = .*: must be .*, as the targets to train on are"):
+            data_of(folder, data)
+        return
+    made = data_of(folder, data)
+    classes = {"whole": ("0", "1"), "decimal": (), "texts": ("no", "yes"), "truth": ("False", "True")}[trained]
+    assert made.classes == classes and made.test is not None
+    expected = KINDS[tested][1] if trained == "decimal" else [1, 0]
+    assert made.test.supply.targets_N.flatten().tolist() == expected
+
+
+def test_a_column_of_a_type_of_pandas_is_what_its_values_are(folder: Path) -> None:
+    import pandas as pd
+
+    columns = {
+        "Int64": [1, 0, 10, 2],
+        "Float64": [1.5, 0.5, 2.5, 3.5],
+        "string": ["b", "a", "b", "a"],
+        "category": ["b", "a", "b", "a"],
+    }
+    classes = {"Int64": ("0", "1", "2", "10"), "Float64": (), "string": ("a", "b"), "category": ("a", "b")}
+    frame = pd.DataFrame({name: pd.Series(values, dtype=name) for name, values in columns.items()})
+    frame.to_parquet(folder / "table.parquet")
+    for name in columns:
+        made = data_of(folder, f'name = "table.parquet"\ncolumns = {{ inputs = "Int64", targets = "{name}" }}')
+        assert made.classes == classes[name], name
+        assert made.inputs.flatten().tolist() == [1, 0, 10, 2]
+
+
+def test_a_column_of_neither_numbers_nor_texts_is_refused(folder: Path) -> None:
+    from decimal import Decimal
+
+    import pandas as pd
+
+    frame = pd.DataFrame({"age": range(4), "label": [Decimal("1.5"), Decimal("2"), Decimal("1.5"), Decimal("2")]})
+    frame.to_parquet(folder / "table.parquet")
+    with pytest.raises(InvalidInput, match=r"data column = 'label': .*Decimal"):
+        data_of(folder, 'name = "table.parquet"')
+
+
+def test_arrays_to_test_on_have_targets_of_the_kind_of_those_to_train_on(folder: Path) -> None:
+    np.savez(folder / "both.npz", x_train=X, y_train=Y, x_test=X, y_test=Y.astype(np.float32))
+    with pytest.raises(InvalidInput, match=r"test targets = 'torch.float32': must be whole numbers"):
+        data_of(folder, 'name = "both.npz"')
+
+
+@pytest.mark.parametrize(
+    "owner", [np.where(Y, np.nan, 1.0), ["a", 1] * 10, [None, "a"] * 10], ids=["nan", "texts and numbers", "none"]
+)
+def test_owners_are_of_one_kind_and_none_is_missing(owner: list) -> None:
+    with pytest.raises(InvalidInput, match=r"owner = .*must be all numbers or all texts, and none missing"):
+        codes("owner", owner)
 
 
 def test_owners_of_arrays_are_as_many_as_samples(folder: Path) -> None:

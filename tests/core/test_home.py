@@ -224,7 +224,9 @@ def test_what_names_mean() -> None:
     [
         (Normed, ["nrom"], "did you mean 'norm'"),
         (Grouped, "batch_norm", "Grouped has no batch norm"),
+        (Normed, "batchnorm", "did you mean 'batch_norm'"),
         (Normed, 3, "must be"),
+        (Normed, [torch.arange(2)], "a list of names"),
         (Normed, ["*"], "leaves no parameter"),
         (Normed, ["num_batches_tracked"], "keep_at_home"),
     ],

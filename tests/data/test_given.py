@@ -26,6 +26,9 @@ def samples() -> tuple[Tensor, Tensor]:
     return x, (x.sum(dim=1) > 0).long() + (x[:, 0] > 1).long()
 
 
+X, Y = samples()
+
+
 def rows(simulation: Any) -> Tensor:
     """The root's model after the run."""
     return torch.cat([value.flatten() for value in simulation.run().module.state_dict().values()])
@@ -210,8 +213,25 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
         (({"a b": samples()[0]}, samples()[1]), {}, "data input", "name of an argument"),
         (({"input": samples()[0][:3]}, samples()[1]), {}, "data shapes", "as many targets"),
         (({"nobody": samples()[0]}, samples()[1]), {}, "model", "nobody"),
+        ([(X, Y), (X, Y.float())] * 2, {"parts": None}, "data targets", "float32, torch.int64'.*all whole or all"),
+        ([(X, Y), (X.long(), Y)] * 2, {"parts": None}, "data inputs", "all whole or all real"),
+        (Numbers(X, [1] * 29 + [1.0]), {}, "data targets", "all whole or all real"),
+        (Numbers(X, [1] * 29 + [1.0]), {"lazy": True}, "data targets", "all whole or all real"),
     ],
-    ids=["no column", "no key", "no name", "lazy tensors", "no truth", "no keyword", "too few", "no argument"],
+    ids=[
+        "no column",
+        "no key",
+        "no name",
+        "lazy tensors",
+        "no truth",
+        "no keyword",
+        "too few",
+        "no argument",
+        "labels of two types",
+        "inputs of two types",
+        "items of two types",
+        "lazy items of two types",
+    ],
 )
 def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told) as caught:

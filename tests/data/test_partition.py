@@ -302,6 +302,12 @@ def test_too_few_samples_and_broken_trees_are_refused():
         partition(np.zeros(3, int), Tree.of("2x2").parents, ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match=r"parents\[2\]"):
         partition(np.zeros(9, int), [[], [0, 0], [1, 0]], ["iid", "iid"], seed=0)
+    with pytest.raises(InvalidInput, match=r"parents = .*for each level"):
+        partition(np.zeros(9, int), np.arange(6), ["iid", "iid"], seed=0)
+    with pytest.raises(InvalidInput, match=r"seed = .*whole number"):
+        partition(np.zeros(9, int), Tree.of("2").parents, ["iid"], seed=np.arange(2))
+    with pytest.raises(InvalidInput, match=r"rotation = .*a table of"):
+        partition(np.zeros(9, int), Tree.of("2").parents, ["iid"], seed=0, rotation=[np.arange(2)])
     with pytest.raises(InvalidInput, match="must not add up to more than"):
         partition(np.zeros(9, int), Tree.of("2").parents, [{"name": "iid", "sizes": [5, 5]}], seed=0)
 

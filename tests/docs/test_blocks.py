@@ -73,8 +73,10 @@ def test_few_blocks_are_left_out_and_each_says_why() -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder; what a page registers or draws stays in it."""
+    """An empty folder, from which a program may import; what a page registers or draws stays in
+    it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     # trackers tell nobody
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -84,6 +86,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(models, "_models", dict(models._models))
     with torch.random.fork_rng(devices=[]):
         yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PYTHON])
@@ -96,7 +101,7 @@ def test_python_runs(
             continue
         if block.title:
             (workplace / block.title).write_text(block.text)
-        if block.language == "python":
+        elif block.language == "python":
             # so that a traceback shows the page's own line
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(ROOT / name), "exec"), space)

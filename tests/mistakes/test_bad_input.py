@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from stratafl import (
     InvalidInput,
@@ -23,6 +25,7 @@ from stratafl import (
     step_decay,
     yogi,
 )
+from stratafl.rules import registry
 from tests.mistakes.studies import INF, INPUTS, LABELS, NAN, PARTS, Wrong, deep, parts, raising, study
 from tests.mistakes.wrong_data import DATA, MODELS
 
@@ -48,9 +51,12 @@ RULES: list[Wrong] = [
     ("no rule", lambda: study(rules=["mtgc", 3]), "rules", "3", "a table with a name, or a Rule"),
     ("too few", lambda: study(rules=["mtgc"]), "rules", "['mtgc']", "2 of them"),
     ("too many", lambda: study(rules=["mtgc"] * 3), "rules", "'mtgc'", "2 of them"),
-    ("one for two", lambda: study(rules=mtgc()), "rules", "['Rule']", "2 of them"),
+    ("one for two", lambda: study(rules=mtgc()), "rules", "'one Rule'", "2 of them, in a list"),
     ("a number", lambda: study(rules=5), "rules", "5", "rule"),
-    ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", '"zero"'),
+    ("restart", lambda: mtgc("zeroo"), "mtgc.restart", "'zeroo'", "did you mean 'zero'"),
+    ("restart array", lambda: mtgc(np.array(["a", "b"])), "mtgc.restart", "array(", "known: gradient, keep, zero"),
+    ("pull array", lambda: feddyn(pull=np.array(["a", "b"])), "feddyn.pull", "array(", "before_clip"),
+    ("depth", lambda: place("mtgc", [2]), "depth", "[2]", "whole number"),
     ("mu", lambda: fedprox(-0.1), "fedprox.mu", "-0.1", "at least 0"),
     ("mu nan", lambda: fedprox(NAN), "fedprox.mu", "nan", "finite"),
     ("mu text", lambda: place({"name": "fedprox", "mu": "1"}, 2), "fedprox.mu", "'1'", "number"),
@@ -62,6 +68,10 @@ RULES: list[Wrong] = [
     ("adam", lambda: adam(beta2=1.5), "adam.beta2", "1.5", "below 1"),
     ("yogi", lambda: yogi(tau=0), "yogi.tau", "0", "above 0"),
     ("undocumented", lambda: register("blank")(lambda: mtgc()), "register", "'blank'", "docstring"),
+    ("at clients", lambda: register("mine", at="clients"), "register at", "'clients'", "every, inner, leaf, root"),
+    ("shipped rule", lambda: register("mtgc")(mtgc), "register", "'mtgc'", "another"),
+    ("shipped name", lambda: register("hfedavg", at="root"), "register", "'hfedavg'", "another"),
+    ("no name", lambda: register(mtgc), "register", "mtgc", "must be a name"),
 ]
 NUMBERS: list[Wrong] = [
     ("lr", lambda: study(leaf=0), "leaf.lr", "0", "above 0"),
@@ -120,12 +130,16 @@ SHAPES: list[Wrong] = [
     ("periods", lambda: study(periods=[2]), "periods", "[2]", "2 of them"),
     ("periods zero", lambda: study(periods=[2, 0]), "periods", "0", "at least 1"),
     ("a long period", lambda: study(periods=[1, 1e9]), "periods", "1000000000.0", "1,000,000 local steps"),
+    ("periods array", lambda: study(periods=np.arange(6).reshape(3, 2)), "periods", "[[0, 1]", "2 of them"),
+    ("periods table", lambda: study(periods=np.ones((2, 2))), "periods", "[1.0, 1.0]", "whole"),
+    ("depth of a schedule", lambda: Schedule.of([2, 2], np.array([2, 2])), "depth", "array(", "whole"),
     ("many periods", lambda: study(periods=[10**6, 2]), "periods", "1000000", "1,000,000 local steps"),
     ("steps", lambda: Schedule.of_steps([10**9, 1], 2), "steps_per_sync", "1000000000", "at most 1,000,000"),
     ("period", lambda: study(periods=4), "periods", "4", "2 of them"),
     ("short schedule", lambda: study(periods=Schedule((2,))), "periods", "2", "2 of them"),
     ("long schedule", lambda: study(periods=Schedule((2, 2, 2))), "periods", "2", "2 of them"),
     ("lists", lambda: study(partition=PARTS[:3]), "partition", "3 lists", "4 of them"),
+    ("groups", lambda: study(tree=[1, 2, 4], partition=[[i] for i in range(8)]), "partition", "8 lists", '"1x2x4"'),
     ("no partition", lambda: study(partition=None), "partition", "None", ""),
     ("overlap", lambda: study(partition=parts([0, 7])), "partition[3]", "0", "0/0 has it already"),
     ("twice", lambda: study(partition=parts([6, 6])), "partition[3]", "6", "1/1 has it already"),
@@ -168,6 +182,27 @@ def test_one_line_names_the_field(call: Callable[[], object], field: str, value:
 
 def test_every_name_is_listed_once() -> None:
     assert len(EVERY) == sum(map(len, (RULES, NUMBERS, SHAPES, DATA, MODELS))) >= 40
+
+
+def test_arrays_and_tensors_stand_for_lists() -> None:
+    plain = study(periods=[2, 3], participation=[1.0, 0.5], evaluate_levels=[0, 1], update_factor=[0.0, 8.0])
+    for kind in (np.array, torch.tensor):
+        made = study(
+            periods=kind([2, 3]),
+            participation=kind([1.0, 0.5]),
+            evaluate_levels=kind([0, 1]),
+            update_factor=kind([0.0, 8.0]),
+        )
+        assert made.schedule == plain.schedule and made.evaluate_levels == plain.evaluate_levels == (0, 1)
+        assert torch.equal(made.run().models[0], plain.run().models[0])
+    assert Schedule.of_steps(np.array([6, 3]), 2) == Schedule.of_steps([6, 3], 2)
+
+
+def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for restart in ("zero", "keep"):
+        register("mine", at="root", summary="again")(functools.partial(mtgc, restart))
+    assert registry.entry("mine").make.args == ("keep",)
 
 
 def test_the_right_call_is_fine() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.mistakes.studies import INPUTS, LABELS, Wrong, raising, study
 
@@ -95,6 +96,18 @@ class Uneven(TensorDataset):
         return (*super().__getitem__(index), 0)
 
 
+class Stream(IterableDataset):
+    """Samples in an order of their own, and how many there are."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(SET)
+
+    def __len__(self) -> int:
+        return len(SET)
+
+
+SET = TensorDataset(INPUTS, LABELS)
+LOADER = DataLoader(SET, batch_size=2)
 DATA: list[Wrong] = [
     ("lengths", lambda: study(data=(INPUTS, LABELS[:7])), "data shapes", "(7,)", "as many targets"),
     ("nothing", lambda: study(data=(INPUTS[:0], LABELS[:0])), "data shapes", "(0,", "at least one"),
@@ -103,6 +116,15 @@ DATA: list[Wrong] = [
     ("none", lambda: study(data=None), "data", "'NoneType'", "(inputs, targets)"),
     ("three", lambda: study(data=(INPUTS, LABELS, LABELS)), "data", "'tuple'", "(inputs, targets)"),
     ("triples", lambda: study(data=Uneven(INPUTS, LABELS)), "data", "'Uneven'", "such pairs"),
+    ("a loader", lambda: study(data=LOADER), "data", "'DataLoader'", "loader.dataset"),
+    ("loaders", lambda: study(data=[LOADER] * 4, partition=None), "data[0]", "'DataLoader'", "loader.dataset"),
+    ("two loaders", lambda: study(data=(LOADER, LOADER)), "data[0]", "'DataLoader'", "loader.dataset"),
+    ("streams", lambda: study(data=[SET, Stream()] * 2, partition=None), "data[1]", "'Stream'", "map-style"),
+    ("dicts", lambda: study(data=[{"x": INPUTS}] * 4), "data[0]", "'dict'", "(inputs, targets)"),
+    ("paths", lambda: study(data=["a.csv"] * 4, partition=None), "data[0]", "'str'", "load it first"),
+    ("a list and parts", lambda: study(data=[SET] * 4), "data", "'list'", "partition=None"),
+    ("pairs and parts", lambda: study(data=[(INPUTS, LABELS)] * 2), "data", "'list'", "partition=None"),
+    ("test loader", lambda: study(test=LOADER), "test", "'DataLoader'", "loader.dataset"),
     ("text", lambda: study(data=(INPUTS, ["cat"] * 8)), "data targets", "list", "number the classes"),
     ("ragged", lambda: study(data=([[1.0], [1.0, 2.0]], [0, 1])), "data", "'list'", "as long in every row"),
     ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape"),
@@ -126,7 +148,7 @@ MODELS: list[Wrong] = [
         "-1 to 0",
         "classes are counted from 0",
     ),
-    ("float labels", lambda: study(data=(INPUTS, LABELS / 2)), "model output", "(2,)", "float32"),
+    ("float labels", lambda: study(data=(INPUTS, LABELS / 2)), "data labels", "'float32'", "y.long()"),
     (
         "one-hot labels",
         lambda: study(data=(INPUTS, torch.eye(2)[LABELS].long())),
@@ -134,6 +156,7 @@ MODELS: list[Wrong] = [
         "(2,)",
         "of shape (2,)",
     ),
+    ("float test labels", lambda: study(test=(INPUTS, LABELS.float())), "test labels", "'float32'", "y.long()"),
     (
         "test labels",
         lambda: study(test=(INPUTS, LABELS + 5)),

@@ -177,3 +177,12 @@ def test_a_users_module_by_file_and_by_import_path(tmp_path, monkeypatch):
 def test_bad_input_names_the_field(name, shape, params, message):
     with pytest.raises(InvalidInput, match=message):
         build(name, shape, 10, **params)
+
+
+def test_the_name_of_a_shipped_model_cannot_be_taken():
+    def mlp(input_shape, classes):
+        return nn.Flatten()
+
+    with pytest.raises(InvalidInput, match=r"register = 'mlp': .*another"):
+        registry.register(example=((1,), 2))(mlp)
+    assert build("mlp", (4,), 3)(torch.zeros(1, 4)).shape == (1, 3)

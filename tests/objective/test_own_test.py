@@ -21,6 +21,7 @@ from stratafl.config.setup import experiment
 from stratafl.core.measure.over_nodes import over_nodes
 from stratafl.core.measure.record import RoundResult
 from stratafl.data.splits.like_train import Labels, like_train
+from stratafl.simulation.evaluate import OwnTest
 
 random = torch.Generator().manual_seed(5)
 X = torch.randn(60, 4, generator=random)
@@ -106,11 +107,33 @@ def test_with_one_that_is_no_number_there_is_no_mean() -> None:
     assert list(found) == ["mean", "worst", "deviation"] and all(map(math.isnan, found.values()))
 
 
+def test_a_matrix_of_sample_numbers_is_a_list_of_them() -> None:
+    numbers = np.arange(8).reshape(4, 2)
+    records = [next(run(test_partition=each)) for each in (numbers.tolist(), numbers, torch.tensor(numbers))]
+    assert records[0].nodes == records[1].nodes == records[2].nodes != {}
+
+
+def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, asked = Tree.of([[2, 1], [3], [1, 2, 2]]), []
+    ancestors = Tree.ancestors
+    monkeypatch.setattr(Tree, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
+    own = OwnTest((torch.arange(11), torch.arange(11)), [torch.tensor([leaf]) for leaf in range(11)])
+    for level in range(4):
+        for number in range(tree.sizes[level]):
+            below = [leaf for leaf, name in enumerate(tree.names[3]) if name in tree.subtree(level, number)]
+            assert own.of(tree, level, number)[1].tolist() == below
+    assert asked == [0, 1, 2, 3]
+
+
 WRONG = [
     ({"test_partition": OWN[:3]}, "needs one per leaf of the tree, 4 of them"),
     ({"test_partition": [[0], [1], [2], [50]]}, r"test_partition\[3\] = 50: sample numbers go from 0 to 49"),
     ({"test_partition": [[0], [1], [2], [0.5]]}, r"test_partition\[3\] = \[0.5\]: must be a list of whole numbers"),
     ({"test": None}, "there is none"),
+    ({"test_partition": np.arange(6).reshape(3, 2)}, r"test_partition = '3 parts': needs one per leaf"),
+    ({"test_partition": torch.arange(6).reshape(3, 2)}, r"test_partition = '3 parts': needs one per leaf"),
+    ({"test_partition": []}, r"test_partition = '0 parts': needs one per leaf"),
+    ({"test_partition": np.array(1.0)}, "must be a list of sample numbers"),
     ({"test_partition": "like_train"}, "must be a list of sample numbers"),
     ({"test_partition": [(X, Y), (X, Y), (X, Y), (X[:, :2], Y)]}, "of one shape"),
 ]

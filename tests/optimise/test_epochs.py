@@ -106,6 +106,17 @@ def test_every_sample_is_seen_once_in_every_pass() -> None:
         assert sim.step == 4
 
 
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_record_has_the_clients_mean_number_of_steps(participation: float) -> None:
+    """Batches of 2 of 3, 7 and 4 samples: 2, 4 and 2 steps a pass, as many whoever takes part."""
+    parts, data = [range(0, 3), range(3, 10), range(10, 14)], (torch.eye(14), torch.zeros(14, 1))
+    how = {"loss": "mse", "batch": 2, "rounds": 2, "participation": participation}
+    sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[], leaf=leaf(0.1, epochs=4), **how)
+    assert [record.steps for record in sim] == [round(4 * 8 / 3), round(8 * 8 / 3)]
+    sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[4], leaf=leaf(0.1), **how)
+    assert [record.steps for record in sim] == [4, 8]
+
+
 def test_with_full_batches_a_pass_is_a_step() -> None:
     problem = LeastSquares([2, 1])
     passes = problem.run("mtgc", periods=[3], rounds=2, lr=leaf(0.05, epochs=2))
@@ -147,7 +158,7 @@ def test_from_a_config() -> None:
     values = {"leaf": {"epochs": 2, "batch": 40}, "schedule": {"periods": [2]}, "tree": {"shape": "2x2"}}
     config = Config.of({**values, "run": {"rounds": 1}, "model": {"name": "logistic"}})
     assert schedule_of(config, 2).periods == (2, 2)
-    assert experiment(config).run().history[-1].steps == 4
+    assert experiment(config).run().history[-1].steps == 4 * 9  # passes over 360 samples each
     for schedule, words in [
         ({"periods": [2, 2]}, "but the lowest, 1 of them"),
         ({"steps_per_sync": [4, 2]}, "goes with schedule.periods"),

@@ -122,7 +122,7 @@ def test_as_a_process_of_its_own(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 130
     assert ran.stderr.splitlines() == [
-        "run: stopping after this group round; once more to stop at once",
+        "run: stopping when the clients next synchronise; once more to stop at once",
         "run: interrupted; the same program goes on from there: the run is kept in run",
     ]
     assert place(tmp_path / "run") == (0, 3)

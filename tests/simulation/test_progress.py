@@ -47,8 +47,8 @@ def test_a_bar_is_one_line_and_moves_inside_a_round(width: int, monkeypatch: pyt
     if width < 60:
         assert all(line.startswith("round 3/20 ") for line in shown)
     if width >= 120:
-        assert "round 3/20" in shown[1] and "group round 12/30" in shown[1] and "[name]" in shown[1]
-        assert "group round" not in shown[0]
+        assert "round 3/20" in shown[1] and "sync 12/30" in shown[1] and "[name]" in shown[1]
+        assert "sync" not in shown[0]
 
 
 def drawn(display: Display) -> str:
@@ -93,8 +93,8 @@ def test_one_line_in_a_notebook(notebook: None, capsys: pytest.CaptureFixture) -
     assert said == "" and out.count("\n") == 1 and out.endswith("\n")
     lines = [line.strip() for line in out.split("\r")[1:]]
     assert [line.split("  ")[:2] for line in lines[:3]] == [
-        ["run: round 0/2", "group round 1/3"],
-        ["run: round 0/2", "group round 2/3"],
+        ["run: round 0/2", "sync 1/3"],
+        ["run: round 0/2", "sync 2/3"],
         ["run: round 1/2", lines[2].split("  ")[1]],
     ]
     assert len(lines) == 6 and lines[-1].startswith("run: round 2/2")

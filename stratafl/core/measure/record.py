@@ -32,7 +32,8 @@ class RoundResult:
     round: int
     """Counted from 1."""
     steps: int
-    """Local steps per client since the start of the run."""
+    """Local steps per client since the start of the run, as the schedule has them; where clients
+    count passes over their own data, the mean over the clients, but in a deployed tree passes."""
     lr: float
     metrics: dict[str, float]
     """The root's loss, accuracy and further metrics on the test data; empty where this round was

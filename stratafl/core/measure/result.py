@@ -49,7 +49,7 @@ class Result:
 
     def frame(self) -> Any:
         """A pandas table with a row per round and a column per value: "round",
-        "metrics.accuracy", "drift.1.child_drift" and so on, as a stored run's `frame` has them."""
+        "metrics.accuracy", "drift.1.drift" and so on, as a stored run's `frame` has them."""
         return table([asdict(record) for record in self.history])
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput, UserCodeError, guarded, named, unknown
 from stratafl.base.frames import definition
+from stratafl.base.generators import ALIKE, seeded
 from stratafl.base.user_code import load_attribute
 from stratafl.core.objective.outputs import scores
 
@@ -173,7 +174,7 @@ def own(field: str, path: str, params: Mapping[str, Any]) -> Any:
     except TypeError as problem:
         raise InvalidInput(field, path, f"cannot be made: {problem}") from None
     if inspect.isclass(found):
-        with guarded(field, path, "cannot be made"):
+        with guarded(field, path, "cannot be made"), seeded(ALIKE):
             return found(**params)
     return functools.partial(found, **params) if params else found
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, guarded, named, number, unknown
+from stratafl.base.generators import ALIKE, seeded
 from stratafl.base.user_code import load_attribute
 from stratafl.core.rule import Rows
 
@@ -166,7 +167,7 @@ def optimiser_of(given: object) -> Optimiser:
 def _own(name: str, params: Mapping[str, Any]) -> Optimiser:
     """What a user's own function or class makes."""
     make = load_attribute("leaf.optimiser", name)
-    with guarded("leaf.optimiser", name, "cannot be made"):
+    with guarded("leaf.optimiser", name, "cannot be made"), seeded(ALIKE):
         made = make(**params)
     if not isinstance(made, Optimiser):
         raise InvalidInput("leaf.optimiser", name, f"must make a value with init and step, not {type(made).__name__}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.generators import torch_seeded
+from stratafl.base.generators import ALIKE, seeded
 from stratafl.core.flat import same_values
 from stratafl.core.leaf import Leaf, Stage, clip, corrections, decay
 from stratafl.core.optimise.optimiser import KNOWN, Optimiser
@@ -38,7 +38,7 @@ def try_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
         results = []
         for client in (0, 1, 0, 0):
             rows = slice(client, client + 1)
-            with torch_seeded(0), guarded("leaf.stages", name, "fails on a row of numbers"):
+            with seeded(ALIKE, devices=True), guarded("leaf.stages", name, "fails on a row of numbers"):
                 results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")

@@ -29,9 +29,12 @@ class Found:
     """The whole as one of the library's own data sets, where it can be one."""
 
 
-def codes(values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def codes(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Each value as its place among all that occur, and what they are called."""
-    known, numbers = np.unique(np.asarray(values), return_inverse=True)
+    array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
+    if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
+        raise InvalidInput(field, array, "must be all numbers or all texts, and none missing")
+    known, numbers = np.unique(array, return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, known))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, integer, unknown
 from stratafl.base.streams import Purpose, generator
 from stratafl.data.splits import sizes as sizing
 from stratafl.data.splits.methods import Node, Split, parse
@@ -60,7 +60,7 @@ def partition(
     owner      the owner of each sample, for `natural`
     rotation   turn training images by node: `{"start": -50, "step": 10, "level": 1}`
     """
-    labels = _whole("labels", labels)
+    labels, seed = _whole("labels", labels), integer("seed", seed)
     owner = None if owner is None else _whole("owner", owner)
     if owner is not None and len(owner) != len(labels):
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")
@@ -160,6 +160,8 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
 
 
 def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
+    if not isinstance(rotation, Mapping):
+        raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
     for key in rotation:
         if key not in ROTATION:
             raise unknown("rotation key", key, ROTATION)
@@ -190,7 +192,12 @@ def _owners_wanted(
 
 
 def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
-    tree = [np.asarray(level, dtype=np.int64) for level in parents]
+    try:
+        tree = [np.asarray(level, dtype=np.int64) for level in parents]
+    except (TypeError, ValueError):
+        tree = []
+    if any(level.ndim != 1 for level in tree):
+        raise InvalidInput("parents", parents, "must be a list of parents for each level")
     if len(tree) < 2:
         raise InvalidInput("parents", parents, "needs at least one level below the root")
     above = 1

@@ -57,13 +57,13 @@ def simulate(
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.
     `stratafl.simulation.groups` says more of each argument.
 
-    model: a module, or a function that builds one, called with torch's generator set from the seed.
+    model: a module, or a function that builds one, called with all generators set from the seed.
     data, test: (inputs, targets), a map-style data set, or a list of such, one per client.
     partition: each client's sample numbers, or a `Partition`; None for data client by client.
-    tree: a `Tree` or one of its notations, such as "4x5".
+    tree: a `Tree` or one of its notations: "2x3x4" is balanced, [2, 3, 4] three unequal groups.
     rules: a method's name, a table with parameters, or one rule per edge level, root first.
     periods: how often each level synchronises in units of the level below: [E, H] of the paper.
-    leaf: the clients' chain, or just its learning rate.
+    leaf: the clients' chain, or just its learning rate: a number, or a function of the round.
     batch, sampling: samples per step, None for all; "epochs" shuffles without replacement.
     test_partition: each client's own test data: sample numbers in `test`, or a data set for each.
     loss: a name, an import path, or (outputs, targets) -> scalar; cross-entropy unless given.
