@@ -163,7 +163,7 @@ def one_each(field: str, several: object, *, columns: object = None, lazy: bool 
     return made._replace(parts=[np.arange(first, last) for first, last in pairwise(ends)])
 
 
-def _pair(field: str, data: object) -> Pair:
+def _pair(field: str, data: Any) -> Pair:
     is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
     if not is_pair or any(_way(each) or is_items(each) for each in data) or _is_list_of_pairs(data):
         raise _unusable(field, data)
