@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.transfer import DeviceCache
 from stratafl.base.tree import Tree
 from stratafl.core import meeting
@@ -190,7 +190,9 @@ class Downward:
         LOG.warning("%s: its message is refused: %s", shown, why)
         if not offence:
             return
-        child.offences, child.offence = child.offences + 1, why
+        # of an error that is no complaint of ours, only the class: it is told to the root
+        is_ours = isinstance(why, str | InvalidInput)
+        child.offences, child.offence = child.offences + 1, str(why) if is_ours else type(why).__name__
         if child.offences == OFFENCES:
             child.out_round = self._job.global_round(self.now.step) + 1
             LOG.warning("%s is out until it is readmitted: %d of its messages broke the bounds", shown, OFFENCES)
