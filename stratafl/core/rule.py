@@ -32,17 +32,19 @@ children whose count changed are needed. For counts that add up to one, the weig
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from stratafl.core.documented import documented
-
 Rows = dict[str, Tensor]
 """Named matrices with one row per node: a state, a memory, a message or a note."""
+Kind = TypeVar("Kind", bound=type)
 
 
 class Shared(Protocol):
@@ -131,6 +133,22 @@ class Edge:
 def drift(x: Tensor, model: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:
     """(x - model) / rate, added to `plus` if that is given."""
     return (x - model) / rate if plus is None else torch.addcdiv(plus, x - model, rate)
+
+
+def documented(kind: Kind) -> Kind:
+    """Give the fields of a named tuple the docstrings that stand below them in its source, instead
+    of "Alias for field number 6"; without the source they stay as they are."""
+    try:
+        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except OSError:
+        return kind
+    assert isinstance(defined, ast.ClassDef)
+    for field, below in zip(defined.body, defined.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            value = below.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                getattr(kind, field.target.id).__doc__ = inspect.cleandoc(value.value)
+    return kind
 
 
 @documented

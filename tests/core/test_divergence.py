@@ -206,7 +206,8 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
     dead, alive = of(runs, "dead"), of(runs, "alive")
     mean = mean_curve([curve_of(dead), curve_of(alive)])
     assert mean.diverged == dead.diverged and mean.last("accuracy") is None
-    found = settings([dead, dead])
+    config = dead.config | {"run": dead.config["run"] | {"seed": 1}}
+    found = settings([dead, replace(dead, id="another", config=config)])
     accuracy = next(column for column in columns(found, judged_by(found)[0]) if column.title == "accuracy, %")
     assert accuracy.cells == [Cell(f"2 of 2 diverged, the first at round {dead.diverged}")]
 

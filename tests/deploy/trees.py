@@ -102,7 +102,8 @@ class Deployed:
         self.counts = [len(part) for part in self.parts]
         """The samples that leaves say they have."""
         self.kept: dict[str, NodeState] = {}
-        self.is_checked = True
+        # children compare with what a channel to them left of the mean, and no longer with the mean
+        self.is_checked = all(each.down == Channels().down for each in channels)
         """Whether every family must be in balance whenever a parent saves."""
         self.links: dict[str, MemoryLink] = {}
         self.nodes: dict[str, Any] = {}

@@ -17,12 +17,13 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
+from stratafl.core.objective.goal import one_goal
 from stratafl.plan import trainer
 from stratafl.plan.choose import stretches
 from stratafl.plan.make import Made, make
 from stratafl.plan.picture import picture
 from stratafl.plan.priced import last_round
-from stratafl.plan.question import Question, target_of
+from stratafl.plan.question import Question
 from stratafl.plan.space import space_of
 from stratafl.plan.write import as_csv, rows
 from stratafl.report.costs.pricing import price
@@ -260,7 +261,9 @@ def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path
     def planned(keep_stale: bool = False) -> tuple[list[str], list[str]]:
         config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
         space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
-        question = Question.of(config, space, [network("lan_wan")], target_of("0.99"), minimise="seconds", seeds=1)
+        question = Question.of(
+            config, space, [network("lan_wan")], one_goal("--target", "0.99"), minimise="seconds", seeds=1
+        )
         plan = make(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
         return [id for id, _ in _runs(plan)], said
 

@@ -77,7 +77,9 @@ def test_however_the_loss_is_named(loss: object, engine: str) -> None:
         run(labels(_6=-1), loss=loss, engine=engine)
 
 
-@pytest.mark.parametrize("loss", [None, "cross_entropy", F.nll_loss, nn.CrossEntropyLoss()], ids=str)
+@pytest.mark.parametrize(
+    "loss", [None, "cross_entropy", F.nll_loss, nn.CrossEntropyLoss()], ids=["none", "name", "function", "module"]
+)
 def test_of_test_data_and_of_each_client_s_own(loss: object) -> None:
     wrong = INPUTS, labels(_6=2)
     with pytest.raises(InvalidInput, match="test labels go from 0 to 2"):

@@ -23,7 +23,7 @@ from stratafl.deploy.protocol.messages import Bundle, Reply, Shift
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode, receive_bundle, receive_reply
 from tests.deploy.protocol.fallible import Died, Tree
-from tests.deploy.protocol.test_hostile import Lying, reported, scaled
+from tests.deploy.protocol.test_hostile import Lying, reported
 from tests.deploy.trees import PERIODS, TOLERANCE, simulation
 
 every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -240,7 +240,7 @@ def test_who_is_out_counts_for_nothing_until_it_is_back(method: Any) -> None:
     rounds(out, 2)
     children = out.links["root"].children
     honest = children["0"]
-    children["0"] = Lying(honest, scaled(1e30))
+    children["0"] = Lying(honest, reported(step=lambda report, bundle: report.step + 2))
     rounds(out, OFFENCES + 1)
     assert out.root.down._weights(np.array(out.counts))[0] == 0
     state = out.kept["root"]
