@@ -16,6 +16,8 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 
 State = dict[str, Any]
+LARGEST = 1 << 53
+"""Of whole numbers: counts of rounds and bytes, to which others are added."""
 
 
 def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
@@ -40,6 +42,8 @@ def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None 
     if like is not None and not isinstance(like, bool | int | float | str):
         raise InvalidInput(where, type(like).__name__, "is nothing a state can hold")
     _check(where, type(saved).__name__, type(like).__name__)
+    if isinstance(saved, int) and abs(saved) > LARGEST:
+        raise InvalidInput(f"state.{where}", saved, f"does not fit any run: at most {LARGEST}")
     return saved
 
 

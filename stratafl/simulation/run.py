@@ -286,6 +286,7 @@ class Simulation(Shown):
         mine = state_part(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
         with ranks.together():
             held, sent = federation.fitted(mine["federation"]), self.traffic.fitted(mine["traffic"])
+        ranks.connect()
         federation.restore(held)
         self.traffic.restore(sent)
         self.history, self.step = [RoundResult.of(values) for values in known["history"]], known["step"]

@@ -81,6 +81,8 @@ def test_every_real_change_shows(copied: Path, counted: Counted) -> None:
     shutil.rmtree(runs[2])
     assert len(shown()) == 2
     shutil.copytree(runs[3], copied / "another")
+    assert len(shown()) == 2, "a copy is no other run"
+    edit(copied / "another" / "run.json", lambda values: values.update(id="another"))
     assert len(shown()) == 3
     shutil.rmtree(copied)
     assert shown() == [] and "no such folder" in live.read()["unreadable"][0]

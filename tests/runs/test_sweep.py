@@ -163,10 +163,10 @@ def test_a_dead_workers_place_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_sweep_notes_its_target(tmp_path: Path) -> None:
     goal = Goal("loss", 0.5, "<=")
-    note_target(tmp_path / "runs" / "study", goal)
-    assert noted_target(tmp_path / "runs" / "study") == goal
-    note_target(tmp_path / "runs" / "study", None)
-    assert noted_target(tmp_path / "runs" / "study") is None
+    note_target(tmp_path, goal)
+    assert noted_target(tmp_path) == goal
+    note_target(tmp_path, None)
+    assert noted_target(tmp_path) is None
     for text in ("[]", '{"target": 3}', "{", '{"target": {"metric": "loss", "value": "low", "sign": ""}}'):
         (tmp_path / "sweep.json").write_text(text)
         assert noted_target(tmp_path) is None

@@ -67,9 +67,11 @@ def _in_order(places: Sequence[Path]) -> dict[str, Path]:
     for site, folder in sorted(loaded, key=lambda each: (each[0].level, each[0].number, each[1])):
         other = found.setdefault(site.name, folder)
         if other != folder:
-            running = " and ".join(str(each) for each in (other, folder) if _runs(each)) or "neither"
-            wanted = f"two folders are of this site, {other} and {folder}, and it runs in {running}"
-            raise InvalidInput("site", site.name, f"{wanted}: move the copy elsewhere, or name the one that is meant")
+            around = Path(os.path.commonpath([other.parent, folder.parent]))
+            first, second = (str(each.relative_to(around)) for each in (other, folder))
+            running = " and ".join(str(each.relative_to(around)) for each in (other, folder) if _runs(each))
+            wanted = f"has two folders of site {site.name}, {first} and {second}, and it runs in {running or 'neither'}"
+            raise InvalidInput("folder", around, f"{wanted}: move the copy elsewhere, or name the one that is meant")
     return found
 
 

@@ -69,7 +69,7 @@ def test_flower_takes_the_shorter_wait_for_a_missing_part(monkeypatch: pytest.Mo
 def test_a_state_holds_the_same_rows_once(tmp_path: Path) -> None:
     x_1P = torch.randn(1, 1000)
     start = Parcel(x_1P, torch.zeros(1, 0), {"control": x_1P.clone()})
-    kept = NodeState(above=Above(0, {"z": x_1P}, start, None, x_1P, Sent(1, {"z": x_1P}, x_1P)))
+    kept = NodeState(above=Above(0, 0, {"z": x_1P}, start, None, x_1P, Sent(1, {"z": x_1P}, x_1P)))
     assert len(encode(kept, once=True)) < 0.4 * len(encode(kept))
     durable = Durable(tmp_path, "run")
     durable.write(kept)

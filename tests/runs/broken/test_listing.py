@@ -37,8 +37,8 @@ DEEP = "deep"
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored")
     values = {**CONFIG, "run": {**CONFIG["run"], "rounds": 2, "evaluate_levels": [0, 1]}}
-    for name in ("healthy", "hurt"):
-        Launch.new(Config.of(values), name, folder / "runs").run()
+    for seed, name in enumerate(("healthy", "hurt")):
+        Launch.new(Config.of({**values, "run": {**values["run"], "seed": seed}}), name, folder / "runs").run()
     return folder / "runs"
 
 

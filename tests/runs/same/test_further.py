@@ -64,7 +64,7 @@ def test_more_rounds_go_on_to_the_same_bits(tmp_path: Path) -> None:
         ({"rounds": 3}, {"rounds": 2}, "has 3 rounds already, more than rounds = 2"),
         ({"leaf": leaf(cosine(0.1, rounds=2))}, {"rounds": 4, "leaf": leaf(cosine(0.1, rounds=4))}, "rounds was 2 and"),
         ({}, {"rounds": 4, "precision": "bf16"}, "its products were computed in fp32; here: bf16"),
-        ({}, {"rounds": 4, "stop_when": "accuracy >= 0"}, "reached what it is to stop at in round 1 of 2 already"),
+        ({}, {"rounds": 4, "stop_when": "accuracy >= 0.01"}, "reached what it is to stop at in round 1 of 2 already"),
     ],
 )
 def test_what_would_have_been_another_run_is_refused(
@@ -90,8 +90,8 @@ def test_a_rate_that_nobody_can_look_into_is_compared_round_by_round(tmp_path: P
 
 
 def test_one_that_was_stopped_early_by_its_target_stays_as_it_is(tmp_path: Path, capsys) -> None:
-    study(save=tmp_path / "x", stop_when="accuracy >= 0").run()
-    longer = study(save=tmp_path / "x", stop_when="accuracy >= 0", rounds=4)
+    study(save=tmp_path / "x", stop_when="accuracy >= 0.01").run()
+    longer = study(save=tmp_path / "x", stop_when="accuracy >= 0.01", rounds=4)
     assert len(longer.run().history) == 1
     assert "done already: 1 rounds in result().history" in capsys.readouterr().err
 
