@@ -96,13 +96,9 @@ def _compare(
     for t in wanted:
         t.requires_grad_()
     y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
-    dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, compute)
-    if decided is not None:
-        dy *= torch.stack([decided(*(t[c] for t in doubles)) for c in range(clients)])
+    kept = 1.0 if decided is None else torch.stack([decided(*(t[c] for t in doubles)) for c in range(clients)])
+    dy = _gradient_of(y, kept, extreme, compute)
     off = distance if extreme.broken is None else hidden
-    if extreme.broken is not None:
-        # where the output is largest no ReLU cuts its gradient off
-        dy[0].view(-1)[y[0].argmax()] = extreme.broken
     reference = torch.autograd.grad(y, wanted, dy.double())
 
     parameters = held[1:]
@@ -123,9 +119,7 @@ def _compare(
     correction_w, correction_b = [*views(correction), None][:2]
     assert w is not None
     sink = Sink(w, b, correction_w, correction_b, squares)
-    x = held[0].clone()
-    if first_grad:
-        x.requires_grad_()
+    x = held[0].clone().requires_grad_(first_grad)
     with poisoned():
         out = op(x, *views(matrix), sink=sink)
         out.backward(dy.to(out.dtype))
@@ -141,6 +135,15 @@ def _compare(
         errors[f"gradient {place}"] = off(got, ref + views(correction)[place])
         errors[f"returned gradient {place}"] = off(back, ref)
     return errors
+
+
+def _gradient_of(y: Tensor, kept: Tensor | float, extreme: Extreme, compute: str) -> Tensor:
+    """A gradient of the output, zero where `kept` is."""
+    dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, compute) * kept
+    if extreme.broken is not None:
+        # where the output is largest no ReLU cuts its gradient off
+        dy[0].view(-1)[y[0].argmax()] = extreme.broken
+    return dy
 
 
 def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
