@@ -28,7 +28,7 @@ from stratafl.config.schema import Config
 from stratafl.core.objective.goal import Goal
 from stratafl.runs import layout
 from stratafl.runs.lock import Lock
-from stratafl.runs.origins import changes_since, extensions, in_short, other_settings
+from stratafl.runs.origins import changes_since, extensions, in_short, is_computed_alike, other_settings
 from stratafl.runs.read import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
@@ -139,6 +139,7 @@ def run_all(
     seconds: float | None = None,
     keep_stale: bool = False,
     target: Goal | None = None,
+    computed_alike: bool = False,
 ) -> list[Outcome]:
     """Run every config in a process of a few, each in its own directory in the folder, and say what
     became of each.
@@ -152,6 +153,8 @@ def run_all(
 
     keep_stale: take also runs whose files were changed since for what their configs would compute.
     target: what the runs are compared by, noted in the folder.
+    computed_alike: take only runs that were computed on the device, by the engine and in the
+        precision that their configs ask for; all others are left as they are.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
@@ -162,7 +165,7 @@ def run_all(
     lock = Lock(folder, "is at a sweep in it: let it end, or give another --runs")
     try:
         note_target(folder, target)
-        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale)
+        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale, computed_alike)
         for outcome in outcomes.values():
             watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
         count = min(
@@ -183,7 +186,7 @@ def default_workers(configs: Mapping[str, Config]) -> int:
 
 
 def _sorted_out(
-    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool
+    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool, computed_alike: bool
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
     """The runs that there is nothing to do for, and the others, each with the directory it goes on
     in."""
@@ -191,7 +194,7 @@ def _sorted_out(
     for run in scan(folder):
         if not isinstance(run, StoredRun):
             say(f"not looked at: {run.reason}")
-        elif run.name in configs:
+        elif run.name in configs and (not computed_alike or is_computed_alike(run, configs[run.name])):
             found[run.name].insert(0, run)
     outcomes: dict[str, Outcome] = {}
     waiting: dict[str, Path | None] = {}
