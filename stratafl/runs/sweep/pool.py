@@ -214,6 +214,9 @@ def _sorted_out(
 def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple[StoredRun | None, list[str]]:
     """Which of the runs of a name, the newest first, is what its config would compute now, or goes
     on to be; and what the user should know about that."""
+    # such as for lack of memory, of which there may be more on another device
+    failed = [run for run in runs if run.status == layout.FAILED and not is_computed_alike(run, config)]
+    runs = [run for run in runs if run not in failed]
     changed = {run.id: changes_since(run, config) for run in runs}
     current = [run for run in runs if not changed[run.id]]
     chosen = next((run for run in current if run.status == layout.DONE), current[0] if current else None)
@@ -226,7 +229,7 @@ def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple
     if longer is not None:
         return longer, [f"goes on: {each}" for each in extensions(longer.config, config.as_dict())]
     if not runs:
-        return None, []
+        return None, ["failed on another device, engine or precision; run again"] if failed else []
     if keep_stale:
         same = [run for run in runs if not other_settings(run.config, config.as_dict())]
         kept = next((run for run in same if run.status == layout.DONE), same[0] if same else None)
