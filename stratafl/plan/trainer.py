@@ -17,10 +17,10 @@ from stratafl.plan.priced import Tried, last_round
 from stratafl.plan.question import Question
 from stratafl.runs import StoredRun, layout
 from stratafl.runs.launch import Launch
-from stratafl.runs.origins import changed_files_since, essence, in_short, is_computed_alike
+from stratafl.runs.origins import changed_files_since, essence, in_short
 from stratafl.runs.read import read_run, scan
 from stratafl.runs.sweep.plan import run_name
-from stratafl.runs.sweep.pool import Event
+from stratafl.runs.sweep.pool import Event, is_computed_alike
 
 LOOKED_AT = (1, 3)
 """Rounds after which it is computed how long a run may go on: a run's bytes tell the size of its

@@ -117,12 +117,6 @@ def is_current(run: StoredRun, config: Config) -> bool:
     return not changes_since(run, config)
 
 
-def is_computed_alike(run: StoredRun, config: Config) -> bool:
-    """Whether a stored run was computed where and how exactly this config asks for."""
-    how = (_complete(run.config) or run.config).get("run", {})
-    return all(how.get(key) == getattr(config.run, key) for key in EXECUTION)
-
-
 def changes_since(run: StoredRun, config: Config) -> list[str]:
     """Why a stored run is not what this config would compute now, one line each."""
     return other_settings(run.config, config.as_dict()) + changed_files_since(run, config)

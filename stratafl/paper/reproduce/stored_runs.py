@@ -15,8 +15,9 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.core.measure.divergence import diverged, measured
 from stratafl.paper.recipes.base import essence
-from stratafl.runs.origins import changed_files_since, is_computed_alike
+from stratafl.runs.origins import changed_files_since
 from stratafl.runs.read import StoredRun, list_runs
+from stratafl.runs.sweep.pool import is_computed_alike
 
 SETTING_UP = 120.0
 """Seconds a run may take beside its rounds: reading data, compiling kernels."""

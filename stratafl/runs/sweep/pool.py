@@ -24,11 +24,11 @@ from stratafl.base.environment import usable_cores
 from stratafl.base.errors import integer
 from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, Stop
-from stratafl.config.schema import Config
+from stratafl.config.schema import Config, RunConfig
 from stratafl.core.objective.goal import Goal
 from stratafl.runs import layout
 from stratafl.runs.lock import Lock
-from stratafl.runs.origins import changes_since, extensions, in_short, is_computed_alike, other_settings
+from stratafl.runs.origins import EXECUTION, changes_since, extensions, in_short, other_settings
 from stratafl.runs.read import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
@@ -245,6 +245,12 @@ def _goes_further(run: StoredRun, config: Config) -> bool:
         return False
     has_state = run.status != layout.DONE or any((run.path / layout.CHECKPOINTS).glob("*"))
     return has_state and changes_since(run, config) == extensions(run.config, config.as_dict())
+
+
+def is_computed_alike(run: StoredRun, config: Config) -> bool:
+    """Whether a stored run was computed where and how exactly a config asks for."""
+    how = run.config.get("run", {})
+    return all(how.get(key, getattr(RunConfig, key)) == getattr(config.run, key) for key in EXECUTION)
 
 
 def _other_execution(run: StoredRun, config: Config) -> list[str]:
