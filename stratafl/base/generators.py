@@ -51,7 +51,8 @@ def torch_seeded(seed: int) -> Iterator[None]:
     """Torch's generators set from a seed, on the host and on the GPUs that are in use, and left as
     they were afterwards; no other GPU is opened for it."""
     with PROCESS:
-        generators = [torch.default_generator, *torch.cuda.default_generators]
+        of_gpus = torch.cuda.default_generators
+        generators = [torch.default_generator, *of_gpus]
         before = [generator.get_state() for generator in generators]
         try:
             torch.manual_seed(seed)
@@ -59,6 +60,9 @@ def torch_seeded(seed: int) -> Iterator[None]:
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
+            if not of_gpus:
+                # the library keeps the last seed for GPUs that are opened later: the user's again
+                torch.cuda.manual_seed_all(torch.default_generator.initial_seed())
 
 
 @contextmanager

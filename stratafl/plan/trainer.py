@@ -20,7 +20,7 @@ from stratafl.runs.launch import Launch
 from stratafl.runs.origins import changed_files_since, essence, in_short
 from stratafl.runs.read import read_run, scan
 from stratafl.runs.sweep.plan import run_name
-from stratafl.runs.sweep.pool import Event
+from stratafl.runs.sweep.pool import Event, is_computed_alike
 
 LOOKED_AT = (1, 3)
 """Rounds after which it is computed how long a run may go on: a run's bytes tell the size of its
@@ -67,7 +67,8 @@ class Trainer:
         """Runs that were begun or gone on with."""
         self._known: dict[str, Path] = {}
         self._stale: dict[str, str] = {}
-        """What to say of runs that are left out, as files they began with were changed since."""
+        """What to say of runs that are left out, as files they began with were changed since, or
+        they failed elsewhere."""
         for run in scan(folder) if folder.is_dir() else ():
             if isinstance(run, StoredRun):
                 self._keep(run)
@@ -116,7 +117,10 @@ class Trainer:
             self.say(f"not looked at: {problem}")
             return
         changed = changed_files_since(run, self.question.config)
-        if changed and not self.keep_stale:
+        if run.status == layout.FAILED and not is_computed_alike(run, self.question.config):
+            # such as for lack of memory, of which there may be more here
+            self._stale[_key(config)] = f"{run.name}: failed on another device or in another precision; run again"
+        elif changed and not self.keep_stale:
             self._stale[_key(config)] = f"{run.name}: {in_short(changed)} since; run again"
         else:
             self._known[_key(config)] = run.path

@@ -10,10 +10,22 @@ from stratafl.base.errors import InvalidInput
 from stratafl.runs import StoredRun, layout, read_run
 from stratafl.runs.archive import ENDINGS, unpacked
 from stratafl.runs.origins import identity
-from stratafl.runs.read import Broken, scan
+from stratafl.runs.read import Broken, Reader, scan, stamp_of
+
+Found = list[StoredRun | Broken]
 
 
-def gather(folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run) -> tuple[list[StoredRun], list[str]]:
+def in_archive(path: Path) -> Found:
+    """The runs of an archive, and what cannot be read there."""
+    with unpacked(path) as place:
+        return scan(place)
+
+
+def gather(
+    folders: Sequence[Path],
+    read: Callable[[Path], StoredRun] = read_run,
+    unpack: Callable[[Path], Found] = in_archive,
+) -> tuple[list[StoredRun], list[str]]:
     """The runs, each once and oldest first in each folder, and a line for each that cannot be read.
 
     Of copies of a run, as in an archive and in its own folder, the one that was updated last.
@@ -21,10 +33,9 @@ def gather(folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run
     runs: dict[tuple[str, str, str], StoredRun] = {}
     unreadable = []
     for folder in folders:
-        found: list[StoredRun | Broken]
+        found: Found
         if folder.name.endswith(ENDINGS) and folder.is_file():
-            with unpacked(folder) as place:
-                found = scan(place, read)
+            found = unpack(folder)
         elif (folder / layout.RUN).exists():
             try:
                 found = [read(folder)]
@@ -41,6 +52,29 @@ def gather(folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run
             else:
                 unreadable.append(each.reason)
     return list(runs.values()), list(dict.fromkeys(unreadable))
+
+
+class Gatherer:
+    """Gathers again and again: a run or an archive is read anew only where it has changed, and is
+    the same object otherwise."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._archives: dict[Path, tuple[object, Found]] = {}
+
+    def __call__(self, folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
+        """As `gather` does."""
+        try:
+            return gather(folders, self._reader, self._unpacked)
+        finally:
+            self._reader.forget_the_rest()
+
+    def _unpacked(self, path: Path) -> Found:
+        # it is unpacked elsewhere each time, so that its runs are not known by their folders
+        stamp = stamp_of(path)
+        if path not in self._archives or self._archives[path][0] != stamp:
+            self._archives[path] = stamp, in_archive(path)
+        return self._archives[path][1]
 
 
 def _age(run: StoredRun) -> tuple[datetime, int]:

@@ -17,10 +17,9 @@ from stratafl.clock.price.costs import Pricing
 from stratafl.clock.price.story import named_networks, resolved
 from stratafl.core.objective.goal import GoalLike
 from stratafl.report.costs.axes import NetworkAxes, network_axes
-from stratafl.report.gather import gather
+from stratafl.report.gather import Gatherer
 from stratafl.report.payload import payload
 from stratafl.runs import StoredRun
-from stratafl.runs.read import Reader
 from stratafl.runs.sweep.plan import noted_target
 
 HOST = "127.0.0.1"
@@ -44,7 +43,7 @@ class Live:
         metric: str | None = None,
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
-        self._reader, self._pricing = Reader(), Pricing()
+        self._gather, self._pricing = Gatherer(), Pricing()
         self._runs: list[StoredRun] = []
         self._made_of: tuple[object, ...] = ()
         self._data: dict[str, Any] = {}
@@ -52,11 +51,10 @@ class Live:
     def read(self) -> dict[str, Any]:
         """The data; the same object where nothing has changed."""
         try:
-            runs, problems = gather(self._places, self._reader)
+            runs, problems = self._gather(self._places)
         except InvalidInput as problem:
             # a folder that goes away is told on the page; the server stays
             runs, problems = [], [str(problem)]
-        self._reader.keep_only(runs)
         try:
             networks = resolved(named_networks(self._networks), runs)
         except InvalidInput as problem:

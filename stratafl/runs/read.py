@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,12 @@ class Reader:
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stamp, StoredRun]] = {}
+        self._asked: set[Path] = set()
 
     def __call__(self, path: Path) -> StoredRun:
         """The run in a directory: the same object while its files are the same, and its process
         lives or not."""
+        self._asked.add(path)
         known, stamp = self._known.get(path), _stamp(path)
         if known is not None and known[0] == stamp:
             return known[1]
@@ -170,10 +172,10 @@ class Reader:
         self._known[path] = stamp, run
         return run
 
-    def keep_only(self, runs: Iterable[StoredRun]) -> None:
-        """Forget all runs but these."""
-        paths = {run.path for run in runs}
-        self._known = {path: known for path, known in self._known.items() if path in paths}
+    def forget_the_rest(self) -> None:
+        """Forget all runs but those that were asked for since the last time."""
+        self._known = {path: known for path, known in self._known.items() if path in self._asked}
+        self._asked.clear()
 
 
 Stamp = tuple[bool, tuple[tuple[int, int, int] | None, ...]]

@@ -58,3 +58,14 @@ def test_a_seed_reaches_the_devices_in_use_and_nothing_is_left_of_it(monkeypatch
         expected = torch.rand(3, generator=torch.Generator().manual_seed(11))
         assert all(torch.equal(torch.rand(3, generator=each), expected) for each in every)
     assert all(torch.equal(each.get_state(), state) for each, state in zip(every, before, strict=True))
+
+
+def test_a_gpu_that_is_opened_later_has_the_user_s_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the library keeps until then; a seed of ours would take its place."""
+    kept: list[int] = []
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", kept.append)
+    torch.manual_seed(7)
+    with torch_seeded(11):
+        torch.rand(1)
+    assert kept[-1] == 7

@@ -80,6 +80,15 @@ def test_runs_that_differ_in_length_only_are_merged() -> None:
     assert training.merged([whole, long])[run_name(whole)].run.stop_at is None
 
 
+def test_a_run_that_went_on_with_something_else_is_none_of_a_recipe_s() -> None:
+    (case,) = quick("fig7a", "mtgc")
+    other = {"after": 2, "time": "", "environment": {}, "changed": ["run.seed was 0 and is 1"]}
+    sound = stored(case.config, [0.5] * 30)
+    offered = StoredRuns([replace(sound, continued=[other])])
+    assert not offered.has(case.config) and offered.curve(case.config) is None
+    assert StoredRuns([sound]).has(case.config)
+
+
 # -- training --------------------------------------------------------------------------------------
 
 
@@ -108,6 +117,17 @@ def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch
     assert training.train(configs, tmp_path / "parts") == []
     training.train(configs[:1], tmp_path / "whole", workers=1)
     assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
+
+
+def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> None:
+    (case,) = quick("fig7a", "mtgc", rounds=2)
+    (halves,) = quick("fig7a", "mtgc", rounds=2, precision="bf16")
+    for config in (case.config, halves.config):
+        (outcome,) = training.train([config], tmp_path, workers=1)
+        assert (outcome.status, outcome.was_done) == (layout.DONE, False)
+        assert training.missing([config], tmp_path) == []
+    assert sorted(run.precision for run in list_runs(tmp_path)) == ["bf16", "fp32"]
+    assert training.train([case.config, halves.config], tmp_path) == []
 
 
 def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -244,6 +244,32 @@ def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
     assert silently(question, tmp_path / "other").is_complete, "once it is mended"
 
 
+def test_what_failed_in_another_precision_is_tried_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(precision: str) -> tuple[Made, list[str]]:
+        config, said = Config.load(file, [f"run.precision={precision}", "run.rounds=1"]), list[str]()
+        space = space_of(config, {"defaults": False, "periods": [[2], [3, 6]]})
+        goal, where = one_goal("--target", "0.01"), [network(NETWORKS[0])]
+        question = Question.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
+        return make(question, tmp_path, say=said.append, show=lambda event: None), said
+
+    advance = Simulation.advance
+
+    def broken(self: Simulation) -> Any:
+        if self.engine.precision == "fp32" and self.schedule.periods[-1] == 6:
+            raise RuntimeError("out of memory")
+        return advance(self)
+
+    monkeypatch.setattr(Simulation, "advance", broken)
+    planned("fp32")
+    again, said = planned("bf16")
+    assert again.search.trainer.trained == 1, "and what was done in fp32 is taken"
+    assert {tried.outcome for tried in again.search.tried.values()} == {"reached"}
+    assert any("failed on another device or in another precision; run again" in line for line in said)
+    assert planned("bf16")[0].search.trainer.trained == 0
+
+
 RULE = """
 from stratafl import average, register
 

@@ -12,7 +12,8 @@ import pytest
 from stratafl.clock.price import costs
 from stratafl.core.objective.goal import Goal
 from stratafl.report.serve import Live
-from stratafl.runs import read
+from stratafl.runs import list_runs, read
+from stratafl.runs.archive import pack_runs
 from stratafl.runs.sweep import note_target
 from tests.report.conftest import ROUNDS, edit
 
@@ -62,6 +63,30 @@ def test_only_what_changed_is_read_and_priced(copied: Path, counted: Counted) ->
         assert live.read() is not first and counted.since() == ([names[1]], 1), name
 
 
+def test_neither_an_archive_nor_a_copy_is_read_again(copied: Path, tmp_path: Path, counted: Counted) -> None:
+    packed = tmp_path / "runs.tar.gz"
+    pack_runs(list_runs(copied), copied, packed)
+    shutil.copytree(copied, tmp_path / "copies")
+    shutil.rmtree(sorted(copied.iterdir())[0])
+    live = Live([copied, tmp_path / "copies", packed], ["plato"])
+    first = live.read()
+    assert sum(len(setting["runs"]) for setting in first["settings"]) == 4
+    counted.since()
+    assert live.read() is first and counted.since() == ([], 0)
+    pack_runs(list_runs(copied)[:1], copied, packed)
+    for path in (tmp_path / "copies").iterdir():
+        shutil.rmtree(path)
+    assert sum(len(setting["runs"]) for setting in live.read()["settings"]) == 3
+
+
+def test_an_archive_alone_is_a_live_page(copied: Path, tmp_path: Path, counted: Counted) -> None:
+    pack_runs(list_runs(copied), copied, tmp_path / "runs.tar.gz")
+    live = Live([tmp_path / "runs.tar.gz"], ["plato"])
+    first = live.read()
+    assert counted.since()[1] == 4
+    assert live.read() is first and counted.since() == ([], 0)
+
+
 def test_every_real_change_shows(copied: Path, counted: Counted) -> None:
     live = Live([copied])
     runs = sorted(copied.iterdir())
@@ -83,6 +108,9 @@ def test_every_real_change_shows(copied: Path, counted: Counted) -> None:
     shutil.copytree(runs[3], copied / "another")
     assert len(shown()) == 2, "a copy is no other run"
     edit(copied / "another" / "run.json", lambda values: values.update(id="another"))
+    assert [run["id"] for run in shown()][1:] == ["another"], "a second run of a seed stands for the first"
+    assert any("2 runs of seed" in line for line in live.read()["unreadable"])
+    edit(copied / "another" / "run.json", lambda values: values["config"]["run"].update(seed=9))
     assert len(shown()) == 3
     shutil.rmtree(copied)
     assert shown() == [] and "no such folder" in live.read()["unreadable"][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -15,8 +15,9 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.core.measure.divergence import diverged, measured
 from stratafl.paper.recipes.base import essence
-from stratafl.runs.origins import EXECUTION
+from stratafl.runs.origins import changed_files_since
 from stratafl.runs.read import StoredRun, list_runs
+from stratafl.runs.sweep.pool import is_computed_alike
 
 SETTING_UP = 120.0
 """Seconds a run may take beside its rounds: reading data, compiling kernels."""
@@ -77,17 +78,22 @@ class StoredRuns:
     def curve(self, wanted: Config) -> RunCurve | None:
         """The newest that is complete, wherever it was computed, or the longest: of two that
         reached their target, the slower is no better."""
-        found = [_cut(config, run, wanted) for config, run in self._by_essence[essence(wanted)]]
+        found = [_cut(config, run, wanted) for config, run in self._offered(wanted)]
         newest = reversed([curve for curve in found if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
     def has(self, wanted: Config) -> bool:
         """Whether all of it is there, computed in the same place and precision."""
         return any(
-            all(getattr(config.run, key) == getattr(wanted.run, key) for key in EXECUTION)
-            and _cut(config, run, wanted).complete
-            for config, run in self._by_essence[essence(wanted)]
+            is_computed_alike(run, wanted) and _cut(config, run, wanted).complete
+            for config, run in self._offered(wanted)
         )
+
+    def _offered(self, wanted: Config) -> Iterator[tuple[Config, StoredRun]]:
+        """The runs that are still what the config would compute, however far they go."""
+        for config, run in self._by_essence[essence(wanted)]:
+            if not changed_files_since(run, wanted):
+                yield config, run
 
 
 def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:

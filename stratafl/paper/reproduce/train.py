@@ -53,7 +53,8 @@ def train(
         rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
         if rest == 0 and outcomes:
             break  # with no time left at all it would still do a round
-        outcomes += run_all(left, folder, workers, watch, say, rest)
+        # as `missing` has it: times are compared, and a precision is asked for
+        outcomes += run_all(left, folder, workers, watch, say, rest, computed_alike=True)
     last = {outcome.name: outcome for outcome in outcomes}
     return list(last.values())
 

@@ -24,11 +24,11 @@ from stratafl.base.environment import usable_cores
 from stratafl.base.errors import integer
 from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, Stop
-from stratafl.config.schema import Config
+from stratafl.config.schema import Config, RunConfig
 from stratafl.core.objective.goal import Goal
 from stratafl.runs import layout
 from stratafl.runs.lock import Lock
-from stratafl.runs.origins import changes_since, extensions, in_short, other_settings
+from stratafl.runs.origins import EXECUTION, changes_since, extensions, in_short, other_settings
 from stratafl.runs.read import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
@@ -139,6 +139,7 @@ def run_all(
     seconds: float | None = None,
     keep_stale: bool = False,
     target: Goal | None = None,
+    computed_alike: bool = False,
 ) -> list[Outcome]:
     """Run every config in a process of a few, each in its own directory in the folder, and say what
     became of each.
@@ -152,6 +153,8 @@ def run_all(
 
     keep_stale: take also runs whose files were changed since for what their configs would compute.
     target: what the runs are compared by, noted in the folder.
+    computed_alike: take only runs that were computed on the device, by the engine and in the
+        precision that their configs ask for; all others are left as they are.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
@@ -162,7 +165,7 @@ def run_all(
     lock = Lock(folder, "is at a sweep in it: let it end, or give another --runs")
     try:
         note_target(folder, target)
-        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale)
+        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale, computed_alike)
         for outcome in outcomes.values():
             watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
         count = min(
@@ -183,7 +186,7 @@ def default_workers(configs: Mapping[str, Config]) -> int:
 
 
 def _sorted_out(
-    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool
+    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool, computed_alike: bool
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
     """The runs that there is nothing to do for, and the others, each with the directory it goes on
     in."""
@@ -191,7 +194,7 @@ def _sorted_out(
     for run in scan(folder):
         if not isinstance(run, StoredRun):
             say(f"not looked at: {run.reason}")
-        elif run.name in configs:
+        elif run.name in configs and (not computed_alike or is_computed_alike(run, configs[run.name])):
             found[run.name].insert(0, run)
     outcomes: dict[str, Outcome] = {}
     waiting: dict[str, Path | None] = {}
@@ -211,6 +214,9 @@ def _sorted_out(
 def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple[StoredRun | None, list[str]]:
     """Which of the runs of a name, the newest first, is what its config would compute now, or goes
     on to be; and what the user should know about that."""
+    # such as for lack of memory, of which there may be more on another device
+    failed = [run for run in runs if run.status == layout.FAILED and not is_computed_alike(run, config)]
+    runs = [run for run in runs if run not in failed]
     changed = {run.id: changes_since(run, config) for run in runs}
     current = [run for run in runs if not changed[run.id]]
     chosen = next((run for run in current if run.status == layout.DONE), current[0] if current else None)
@@ -223,7 +229,7 @@ def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple
     if longer is not None:
         return longer, [f"goes on: {each}" for each in extensions(longer.config, config.as_dict())]
     if not runs:
-        return None, []
+        return None, ["failed on another device, engine or precision; run again"] if failed else []
     if keep_stale:
         same = [run for run in runs if not other_settings(run.config, config.as_dict())]
         kept = next((run for run in same if run.status == layout.DONE), same[0] if same else None)
@@ -239,6 +245,12 @@ def _goes_further(run: StoredRun, config: Config) -> bool:
         return False
     has_state = run.status != layout.DONE or any((run.path / layout.CHECKPOINTS).glob("*"))
     return has_state and changes_since(run, config) == extensions(run.config, config.as_dict())
+
+
+def is_computed_alike(run: StoredRun, config: Config) -> bool:
+    """Whether a stored run was computed where and how exactly a config asks for."""
+    how = run.config.get("run", {})
+    return all(how.get(key, getattr(RunConfig, key)) == getattr(config.run, key) for key in EXECUTION)
 
 
 def _other_execution(run: StoredRun, config: Config) -> list[str]:

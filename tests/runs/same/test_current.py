@@ -112,6 +112,18 @@ def test_what_is_kept_and_how_it_is_computed_is_no_reason_to_run_again(project: 
     assert swept(project, update_factor=9)[0] is False
 
 
+def test_what_failed_in_another_precision_is_run_again_in_the_one_asked_for(project: Path) -> None:
+    launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
+    launch.folder.end("failed", launch.place, "out of memory")
+    launch.folder.close()
+    assert swept(project) == (False, ["a: failed on another device, engine or precision; run again"])
+    assert [(run.status, run.precision) for run in list_runs(project / "runs")] == [
+        ("failed", "bf16"),
+        ("done", "fp32"),
+    ]
+    assert swept(project) == (True, [])
+
+
 def test_two_sweeps_in_one_folder_are_one_too_many(project: Path) -> None:
     (project / "runs").mkdir()
     lock = Lock(project / "runs")
