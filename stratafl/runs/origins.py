@@ -112,13 +112,9 @@ def files_of(run: StoredRun) -> dict[str, str]:
     return {_placeless(short, name): digest for name, digest in (run.files or {}).items()}
 
 
-def is_current(run: StoredRun, config: Config) -> bool:
-    """Whether a stored run is what this config would compute now."""
-    return not changes_since(run, config)
-
-
 def changes_since(run: StoredRun, config: Config) -> list[str]:
-    """Why a stored run is not what this config would compute now, one line each."""
+    """Why a stored run is not what this config would compute now, one line each; empty where it
+    is."""
     return other_settings(run.config, config.as_dict()) + changed_files_since(run, config)
 
 

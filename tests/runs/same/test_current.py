@@ -17,7 +17,7 @@ from stratafl.config.schema import Config
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.lock import Lock
-from stratafl.runs.origins import Origins, changes, changes_since, essence, identity, is_current
+from stratafl.runs.origins import Origins, changes, changes_since, essence, identity
 from stratafl.runs.sweep import run_all
 from tests.commands import command
 
@@ -170,7 +170,7 @@ def test_a_module_that_a_rule_imports_is_one_of_its_files(
     (project / "rule.py").write_text(RULE.format(importing=importing))
     monkeypatch.syspath_prepend(project)
     run = done(project)
-    assert is_current(run, config_of(project))
+    assert not changes_since(run, config_of(project))
     (project / file).write_text("strength = 2\n")
     assert changes_since(run, config_of(project)) == [f"{file[:-3].replace('/', '.')} was changed"]
 
@@ -182,7 +182,7 @@ def test_a_rule_that_says_itself_where_to_import_from_is_current(project: Path) 
     (project / "rule.py").write_text(RULE.format(importing=importing))
     run = done(project)
     del sys.modules["pulls"]
-    assert is_current(run, config_of(project))
+    assert not changes_since(run, config_of(project))
     (project / "pulls.py").write_text("strength = 2\n")
     assert changes_since(run, config_of(project)) == ["pulls was changed"]
 
@@ -237,7 +237,7 @@ def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path)
     assert described.pop("folder") == str(run.path)
     (run.path / "run.json").write_text(json.dumps(described))
     old = read_run(shutil.copytree(run.path, tmp_path / "elsewhere"))
-    assert old.files == run.files and identity(old) == identity(run) and is_current(old, config_of(project))
+    assert old.files == run.files and identity(old) == identity(run) and not changes_since(old, config_of(project))
 
 
 def test_a_run_that_went_on_by_force_is_not_what_its_config_computes(project: Path) -> None:
