@@ -106,6 +106,23 @@ def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
         check_made_from(root, planned)
 
 
+def test_rounds_that_a_later_version_recorded_are_kept(tmp_path: Path) -> None:
+    """In the record, and in the root's state, which has the last one."""
+    tree = Tree.begun(tmp_path)
+    root = tree.folders["root"]
+    before = tree.rounds
+    (root / "rounds.jsonl").write_text("".join(json.dumps({**line, "novel": 1}) + "\n" for line in before))
+    durable = Durable(root / "state", Site.load(root).job)
+    kept = durable.read()
+    assert kept is not None
+    kept.line = json.dumps({**json.loads(kept.line), "novel": 1})
+    durable.write(kept)
+    durable.close()
+    tree.run()
+    assert [line["round"] for line in tree.rounds] == [1, 2, 3, 4]
+    assert [line["metrics"] for line in tree.rounds[:2]] == [line["metrics"] for line in before]
+
+
 def test_news_of_another_format_are_none(tmp_path: Path) -> None:
     table = {"at": 0.0, "sites": {"root": {**Entry(took_part=True).as_dict(), "novel": 1}}, "novel": 2}
     files.write_json(tmp_path / newsroom.NEWS, table)
