@@ -46,6 +46,15 @@ def sites(out: Path) -> dict[str, Path]:
     return _in_order(places)
 
 
+def whole(out: Path) -> dict[str, Path]:
+    """The folders of a tree's sites, which lie in this one with the root's among them."""
+    found = sites(out)
+    if "root" not in found:
+        wanted = "the root's folder is not in it: `stratafl deploy site` starts the sites that a host has of a tree"
+        raise InvalidInput("--out", out, wanted)
+    return found
+
+
 def chosen(names: Sequence[str], out: Path) -> dict[str, Path]:
     """The folders of these sites, each named by its folder, by one that it lies in or by its name
     in `out`; without names, of all in `out`."""
@@ -99,7 +108,7 @@ def run(
 ) -> None:
     """Start every site, unless the run is over, and wait until it is; then, or when interrupted,
     stop them all."""
-    folders = sites(out)
+    folders = whole(out)
     root = folders["root"]
     if _is_done(root):
         return
