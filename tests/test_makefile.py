@@ -38,7 +38,8 @@ def test_an_environment_of_the_user_s_own_stays_as_it_is(checkout: Path) -> None
     made = make(checkout)
     assert made.returncode != 0 and "called" not in made.stdout
     assert "make VENV=.venv-make demo" in made.stderr
-    assert not (checkout / ".venv" / ".ready").exists()
+    subprocess.run(["make", "clean"], cwd=checkout, capture_output=True, timeout=60, check=True)
+    assert own.exists() and not (checkout / ".venv" / ".ready").exists()
 
 
 @pytest.mark.parametrize("mark", [".made_by_make", ".ready"])
@@ -50,6 +51,8 @@ def test_one_that_make_began_is_brought_up_to_date(checkout: Path, mark: str) ->
     subprocess.run(["touch", "-d", "2000-01-01", checkout / ".venv" / mark], check=True)
     made = make(checkout)
     assert "called -m pip install" in made.stdout and (checkout / ".venv" / ".ready").exists()
+    subprocess.run(["make", "clean"], cwd=checkout, capture_output=True, timeout=60, check=True)
+    assert not (checkout / ".venv").exists()
 
 
 def test_one_that_is_not_there_is_made(checkout: Path) -> None:

@@ -74,7 +74,7 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     """One site in this process, or several, each in a session of its own, as on a host of its
     own."""
     os.umask(0o077)  # state and logs are nobody else's to read
-    folders = list(dict.fromkeys(folder.absolute() for folder in folders))
+    folders = list({folder.resolve(): folder.absolute() for folder in folders}.values())
     sites = [Site.load(folder) for folder in folders]
     _check_each_once(sites, folders)
     for site, folder in zip(sites, folders, strict=True):

@@ -71,7 +71,9 @@ def chosen(names: Sequence[str], out: Path) -> dict[str, Path]:
 def _in_order(places: Sequence[Path]) -> dict[str, Path]:
     """Folders by the names of their sites, the root's first. Two of one site are refused: nobody
     can say which of them is meant, and one may be running."""
-    loaded = [(Site.load(folder), folder) for folder in {place.absolute(): place for place in places}.values()]
+    # a link is no second folder: what it points at stands for both
+    real = {place.resolve(): place for place in sorted(places, key=Path.is_symlink, reverse=True)}
+    loaded = [(Site.load(folder), folder) for folder in real.values()]
     found: dict[str, Path] = {}
     for site, folder in sorted(loaded, key=lambda each: (each[0].level, each[0].number, each[1])):
         other = found.setdefault(site.name, folder)

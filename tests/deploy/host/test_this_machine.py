@@ -42,6 +42,14 @@ def test_two_folders_of_one_site_are_an_error(folder: Path, name: str) -> None:
         process.wait(20)
 
 
+@pytest.mark.parametrize("name", ["current", "z"])
+def test_a_link_to_a_site_is_no_second_folder_of_it(folder: Path, name: str) -> None:
+    out = folder / "sites"
+    (out / name).symlink_to(out / "root")
+    assert this_machine.sites(out)["root"] == out / "root"
+    assert set(this_machine.chosen([str(out / name)], out)) == {"root"}
+
+
 def test_only_one_folder_of_a_site_is_started(folder: Path) -> None:
     out = folder / "sites"
     shutil.copytree(out / "0", out / "copy")
