@@ -273,8 +273,10 @@ def test_a_damaged_state_is_said_once_and_waited_for(sites: Path) -> None:
     assert len(said) == 1 and f"stratafl deploy reset {site}" in said[0], said
     assert "Traceback" not in (site / "logs" / "node.log").read_text()
     assert this_machine._damaged({"0": status(site / "state")}) == {said[0]}
+    supervisor._newsroom._took_part.add("0")
     this_machine.reset([str(site)], sites)
     assert supervisor._ended("node")
+    assert not supervisor._newsroom._took_part, "that was in the run before"
 
 
 def test_up_names_the_way_back_from_a_damaged_state_before_anything_is_started(
