@@ -17,6 +17,8 @@ from stratafl import InvalidInput
 from stratafl.base import files
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.news.entries import Entry
+from stratafl.deploy.protocol import wire
+from stratafl.deploy.protocol.messages import Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.provision import Topology, check_made_from
 from stratafl.deploy.sites.site import TOPOLOGY, Site
@@ -83,6 +85,16 @@ def test_a_state_of_another_format_is_refused_and_not_to_be_set_aside(tmp_path: 
     with pytest.raises(InvalidInput, match="format = 2: must be 1 for this version") as problem:
         stored(folder, "run")
     assert not isinstance(problem.value, Damaged) and str(folder / STATE) in str(problem.value)
+
+
+def test_messages_go_by_their_protocol_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that stores states in another form speaks with those that do not."""
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "FORMAT", wire.FORMAT + 1)
+        reply, state = wire.encode(Reply("job", "1", 3)), wire.encode(NodeState())
+    assert wire.decode(reply, Reply) == Reply("job", "1", 3)
+    with pytest.raises(wire.OtherFormat):
+        wire.decode(state, NodeState)
 
 
 def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
