@@ -100,7 +100,8 @@ class RoundResult:
                 raise InvalidInput(f"record.{name}", nodes, "must be names of nodes")
         if not isinstance(values["renewed"], bool):
             raise InvalidInput("record.renewed", values["renewed"], "must be true or false")
-        return kind_of_round(**{**values, **{name: tuple(nodes) for name, nodes in named.items()}})
+        known: dict[str, Any] = {**values, **{name: tuple(nodes) for name, nodes in named.items()}}
+        return kind_of_round(**known)
 
 
 @dataclass(frozen=True)
