@@ -1,8 +1,9 @@
 # Each target sets up what it needs in .venv; the second time that takes no time.
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+OURS   := $(VENV)/.made_by_make
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: demo docs test test-slow test-deploy test-kills lint types theory clean
@@ -44,11 +45,16 @@ theory: $(READY)
 	$(BIN)/python -m benchmarks.theory
 
 # torch goes first and by its exact version: anything else that asks for it would bring gigabytes of CUDA
+# an environment that somebody else made keeps the torch that it has: runs go on to the same bits only with the same one
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test ! -e $(VENV) || test -e $(OURS) || test -e $(READY) || { \
+		echo "$(VENV) was made by somebody else, and stays as it is: name another one, as in" >&2; \
+		echo "    make VENV=$(VENV)-make $(MAKECMDGOALS)" >&2; exit 1; }
+	test -e $(VENV) || { $(PYTHON) -m venv $(VENV) && touch $(OURS); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	test ! -e $(OURS) -a ! -e $(READY) || rm -rf $(VENV)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

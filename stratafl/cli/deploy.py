@@ -77,7 +77,7 @@ def up_command(
         )
     planned = Topology.load(topology)
     if out.exists():
-        check_made_from(this_machine.sites(out)["root"], planned)
+        check_made_from(this_machine.whole(out)["root"], planned)
     else:
         provision(planned, out)
         log.say(f"made {out}, a folder per site; starting them takes a while")

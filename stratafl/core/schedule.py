@@ -91,13 +91,17 @@ class Schedule:
 
 
 class Draw(NamedTuple):
-    """What a user's own participation function gets."""
+    """What a user's own participation function gets. It returns who takes part: a boolean mask with
+    an entry for each node of the level, `tree.sizes[level]` of them. A function of what is given
+    alone draws the same whenever the run goes on; its random numbers are those of `generator`."""
 
     tree: Tree
     level: int
+    """Whose nodes are drawn: 1 is that of the root's children."""
     round: int
     """How many rounds this level has had before."""
     generator: np.random.Generator
+    """Of this level and round, from the run's seed."""
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]

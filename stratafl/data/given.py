@@ -267,7 +267,7 @@ def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[T
             what = "targets" if name is None else f"input {name}" if name else "inputs"
             told = "must be all whole or all real numbers"
             raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
-    with guarded(field, kind, "its samples must be of one shape"):
+    with guarded(field, kind, "its samples must be of one shape (pad those that are shorter)"):
         return Held(merged(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 
 

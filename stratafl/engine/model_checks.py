@@ -79,6 +79,8 @@ def model_fits(
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
         told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {reason(problem)}"
+        if any(each.dtype == torch.uint8 for each in tensors_of(inputs).values()):
+            told += "; they are bytes, and layers take floats: give inputs.float() / 255"
         raise complaint("model", subject.kind, told, problem) from problem
     if any(bool(beyond) for beyond in vocabulary.beyond):
         codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]

@@ -105,11 +105,12 @@ class Method:
     """The clients' chain, or just its learning rate: a number, or a function of the global round,
     counted from 0."""
     batch: int | None
-    """Samples per step, None for full batches."""
+    """Samples per step, None for full batches; a client that has fewer takes all of its own."""
     sampling: str
     """One of "epochs", which shuffles without replacement, and "replacement"."""
     participation: Participation | Sequence[Participation]
-    """Per level, root first, or just the clients': all, a fraction, a number, or a function."""
+    """Per level, root first, or just the clients': all, a fraction, a number of each parent's
+    children, or a function: it gets a `Draw`, and returns a mask of the level's nodes."""
     seed: int
     update_limit: float | None
     """An update so many times larger than its siblings' median is refused, 0 for none; unless

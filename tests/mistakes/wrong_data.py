@@ -127,7 +127,7 @@ DATA: list[Wrong] = [
     ("test loader", lambda: study(test=LOADER), "test", "'DataLoader'", "loader.dataset"),
     ("text", lambda: study(data=(INPUTS, ["cat"] * 8)), "data targets", "list", "number the classes"),
     ("ragged", lambda: study(data=([[1.0], [1.0, 2.0]], [0, 1])), "data", "'list'", "as long in every row"),
-    ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape"),
+    ("unlike samples", lambda: study(data=Lengths(INPUTS, LABELS)), "data", "'Lengths'", "one shape (pad "),
     ("broken", lambda: study(data=Broken(INPUTS, LABELS)), "data", "'Broken'", "the disk is gone"),
     ("masked", lambda: study(data=(np.ma.masked_less(INPUTS.numpy(), 0.5), LABELS)), "data", "Masked", "masked"),
     ("meta", lambda: study(data=(INPUTS.to("meta"), LABELS)), "data", "'Tensor'", "meta device"),
@@ -140,6 +140,7 @@ DATA: list[Wrong] = [
 ]
 MODELS: list[Wrong] = [
     ("inputs", lambda: study(model=nn.Linear(4, 2)), "model", "'Linear'", "of shape (3,)"),
+    ("bytes", lambda: study(data=(INPUTS.byte(), LABELS)), "model", "'Linear'", "give inputs.float() / 255"),
     ("classes", lambda: study(model=nn.Linear(3, 1)), "model output", "1 classes", "2 classes are"),
     (
         "negative label",

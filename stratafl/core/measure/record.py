@@ -77,8 +77,10 @@ class RoundResult:
         for mark, kind in (("absent", DeployedRound), ("late", ClockedRound)):
             kind_of_round = kind if isinstance(values, Mapping) and mark in values else kind_of_round
         names = {f.name for f in fields(kind_of_round)}
-        if not isinstance(values, Mapping) or set(values) != names:
-            raise InvalidInput("record", values, f"must have exactly {', '.join(sorted(names))}")
+        if not isinstance(values, Mapping) or not names <= set(values):
+            raise InvalidInput("record", values, f"must have {', '.join(sorted(names))}")
+        # what later versions add has no meaning here
+        values = {name: values[name] for name in values if name in names}
         real = int | float
         kinds: dict[str, Any] = {"round": int, "steps": int}
         kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes"), dict)
@@ -98,7 +100,8 @@ class RoundResult:
                 raise InvalidInput(f"record.{name}", nodes, "must be names of nodes")
         if not isinstance(values["renewed"], bool):
             raise InvalidInput("record.renewed", values["renewed"], "must be true or false")
-        return kind_of_round(**{**values, **{name: tuple(nodes) for name, nodes in named.items()}})
+        known: dict[str, Any] = {**values, **{name: tuple(nodes) for name, nodes in named.items()}}
+        return kind_of_round(**known)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,11 @@ class Dataset(Samples):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    def __repr__(self) -> str:
+        """A line: the arrays by their shapes."""
+        shapes = ", ".join(f"{name} {getattr(self, name).dtype}{list(getattr(self, name).shape)}" for name in _ARRAYS)
+        return f"{type(self).__name__}({self.name!r}, {self.kind}, {len(self.classes)} classes: {shapes})"
+
     def tensors(self, device: str | torch.device = "cpu") -> Tensors:
         """Copy the arrays to a device, each straight from its file."""
         return Tensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))

@@ -50,7 +50,11 @@ class Description:
 
 
 def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> Dataset:
-    """A prepared data set, memory-mapped; `verify` checks every byte against its checksums."""
+    """A prepared data set, memory-mapped; `verify` checks every byte against its checksums.
+
+    Images are bytes, with channels last where there are several. A run from a config trains on them
+    as floats, channels first, normalised by what the data set has: (x / 255 - mean) / std.
+    """
     _known(name)
     if name == "digits":
         return digits()

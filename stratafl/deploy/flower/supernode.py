@@ -195,9 +195,11 @@ def _succeeding(activate: Any) -> Any:
         here = socket.gethostname()
         with contextlib.suppress(InvalidInput):  # there was none
             before = files.read_json(BEFORE)
-            if before["host"] == here:
+            # of what another version may have written there, nothing ends this process
+            node = before.get("node") if isinstance(before, dict) and before.get("host") == here else None
+            if type(node) is int and 0 <= node < 1 << 64:
                 with contextlib.suppress(httpx.HTTPStatusError):  # the parent knows, or is itself a new one
-                    client.DeactivateNode(DeactivateNodeRequest(node_id=before["node"]))
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=node))
         answer = activate(client, request)
         with contextlib.suppress(InvalidInput):  # the disk is full; the next one has to wait until this one is missed
             files.write_json(BEFORE, {"host": here, "node": answer.node_id})

@@ -74,7 +74,9 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     """One site in this process, or several, each in a session of its own, as on a host of its
     own."""
     os.umask(0o077)  # state and logs are nobody else's to read
+    folders = list({folder.resolve(): folder.absolute() for folder in folders}.values())
     sites = [Site.load(folder) for folder in folders]
+    _check_each_once(sites, folders)
     for site, folder in zip(sites, folders, strict=True):
         user_files.check(folder, site.files)
     _import_what_they_need(sites)
@@ -86,8 +88,17 @@ def run_sites(folders: Sequence[Path], say: Say) -> int:
     gc.freeze()
     if len(folders) == 1:
         return Supervisor(folders[0], say).run()
-    names = [site.name for site in sites]
-    return Together(dict(zip(names, map(Path.absolute, folders), strict=True)), say).run()
+    return Together(dict(zip([site.name for site in sites], folders, strict=True)), say).run()
+
+
+def _check_each_once(sites: Sequence[Site], folders: Sequence[Path]) -> None:
+    """Refuse two folders of one site: only one of them would be started."""
+    first: dict[str, Path] = {}
+    for site, folder in zip(sites, folders, strict=True):
+        if (other := first.setdefault(site.name, folder)) != folder:
+            raise InvalidInput(
+                "folder", folder, f"and {other} are of one site, {site.name}: start the one that is meant"
+            )
 
 
 class Together:

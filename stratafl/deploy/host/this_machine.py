@@ -46,6 +46,15 @@ def sites(out: Path) -> dict[str, Path]:
     return _in_order(places)
 
 
+def whole(out: Path) -> dict[str, Path]:
+    """The folders of a tree's sites, which lie in this one with the root's among them."""
+    found = sites(out)
+    if "root" not in found:
+        wanted = "the root's folder is not in it: `stratafl deploy site` starts the sites that a host has of a tree"
+        raise InvalidInput("--out", out, wanted)
+    return found
+
+
 def chosen(names: Sequence[str], out: Path) -> dict[str, Path]:
     """The folders of these sites, each named by its folder, by one that it lies in or by its name
     in `out`; without names, of all in `out`."""
@@ -62,7 +71,9 @@ def chosen(names: Sequence[str], out: Path) -> dict[str, Path]:
 def _in_order(places: Sequence[Path]) -> dict[str, Path]:
     """Folders by the names of their sites, the root's first. Two of one site are refused: nobody
     can say which of them is meant, and one may be running."""
-    loaded = [(Site.load(folder), folder) for folder in {place.absolute(): place for place in places}.values()]
+    # a link is no second folder: what it points at stands for both
+    real = {place.resolve(): place for place in sorted(places, key=Path.is_symlink, reverse=True)}
+    loaded = [(Site.load(folder), folder) for folder in real.values()]
     found: dict[str, Path] = {}
     for site, folder in sorted(loaded, key=lambda each: (each[0].level, each[0].number, each[1])):
         other = found.setdefault(site.name, folder)
@@ -99,7 +110,7 @@ def run(
 ) -> None:
     """Start every site, unless the run is over, and wait until it is; then, or when interrupted,
     stop them all."""
-    folders = sites(out)
+    folders = whole(out)
     root = folders["root"]
     if _is_done(root):
         return

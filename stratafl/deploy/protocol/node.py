@@ -346,7 +346,10 @@ def check_bundle(job: Job, site: str, bundle: Bundle, kept: NodeState) -> Reply 
     done = kept.reply.report.step - every if kept.reply is not None and kept.reply.report is not None else None
     if done is not None and step < done:
         raise InvalidInput("begin.step", step, f"a round that is over: the last one began at step {done}")
-    return replace(kept.reply, fingerprint=job.fingerprint) if kept.reply is not None and step == done else None
+    if kept.reply is None or step != done:
+        return None
+    # it may have been made, and kept, by a version that spoke another protocol
+    return replace(kept.reply, fingerprint=job.fingerprint, protocol=PROTOCOL)
 
 
 def has_lost(begin: Begin | None, kept: NodeState) -> bool:

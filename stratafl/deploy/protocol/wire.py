@@ -32,8 +32,8 @@ class OtherFormat(InvalidInput):
 
 MESSAGE = "message"
 FORMAT = 1
-"""Of states and messages as bytes; what has no number has this one, as it was written before there
-were numbers."""
+"""Of states as bytes; what has no number has this one, as it was written before there were
+numbers. Messages go by their protocol's alone: sites that speak the same one work together."""
 LARGEST_HEADER = 100_000_000
 """Bytes of names, numbers and shapes; the format itself takes no longer header."""
 
@@ -70,9 +70,11 @@ def decode(data: bytes, kind: type[T], largest_header: int = LARGEST_HEADER) -> 
         raise InvalidInput("message", f"{len(data)} bytes", "is damaged or is no message of ours") from None
 
 
-def _heading(kind: type) -> dict[str, Any]:
-    """Words before the fields, which no field has: what kind this is, and its format."""
-    return {"_kind": kind.__name__, "_format": FORMAT}
+def _heading(kind: Any) -> dict[str, Any]:
+    """Words before the fields, which no field has: what kind this is, and its format, where it does
+    not say its protocol."""
+    is_message = any(field.name == "protocol" for field in dataclasses.fields(kind))
+    return {"_kind": kind.__name__} | ({} if is_message else {"_format": FORMAT})
 
 
 def _header_bytes(data: bytes) -> int:

@@ -69,7 +69,7 @@ def simulate(
     loss: a name, an import path, or (outputs, targets) -> scalar; cross-entropy unless given.
     metrics: by name: (outputs, targets) -> number, an object of torchmetrics, or a name as "f1".
     weights: of siblings: "uniform", "samples" or numbers; the tree's own unless given.
-    participation: per level, or just the clients': all, a fraction, a number, or a function.
+    participation: per level, or the clients' alone: all, a fraction, a number, or `Draw` -> a mask.
     initial: a state dict, or a file of one, to start from instead of the module's own values.
     keep_at_home: what stays with each client: "batch_norm", or names of parts or parameters.
     columns: of data whose items are tables: which are inputs and targets.

@@ -67,6 +67,13 @@ def test_a_copy_of_the_folder_on_another_host_does_not_drive_the_first_one_out(m
     assert let_in(Parent()) == ["in"]
 
 
+@pytest.mark.parametrize("stored", [[], {}, {"host": True}, {"node": "5"}, {"node": -1}, {"node": 1 << 64}])
+def test_what_another_version_noted_keeps_nobody_out(stored: Any) -> None:
+    told = {"host": socket.gethostname(), **stored} if isinstance(stored, dict) else stored
+    files.write_json(BEFORE, told)
+    assert let_in(Parent()) == ["in"]
+
+
 def test_a_parent_that_does_not_know_the_one_before_lets_the_next_one_in() -> None:
     files.write_json(BEFORE, {"host": socket.gethostname(), "node": 5})
     refusal = httpx.HTTPStatusError("401", request=httpx.Request("POST", "https://a"), response=httpx.Response(401))

@@ -101,6 +101,21 @@ def test_flower_hears_nothing_of_the_hosts_own_settings(monkeypatch: pytest.Monk
     assert os.environ["KEPT"] == os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
+def test_flower_is_imported_after_its_settings_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    seen: dict[str, str | None] = {}
+
+    def imported(name: str) -> None:
+        seen[name] = os.environ.get("FLWR_INTERNAL_GRPC_CONTROL_API")
+
+    monkeypatch.setattr(supervise.importlib, "import_module", imported)
+    supervise._import_what_they_need([])
+    assert "flwr.supernode.main" in seen and set(seen.values()) == {"0"}
+    lazily = "import sys, stratafl.deploy.host.supervise, stratafl.cli.deploy; print('flwr' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", lazily], capture_output=True, text=True, timeout=100)
+    assert ran.stdout == "False\n", ran.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_reaches_a_process_however_young_it_is(number: int, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a supervisor has a handler of its own
@@ -258,8 +273,10 @@ def test_a_damaged_state_is_said_once_and_waited_for(sites: Path) -> None:
     assert len(said) == 1 and f"stratafl deploy reset {site}" in said[0], said
     assert "Traceback" not in (site / "logs" / "node.log").read_text()
     assert this_machine._damaged({"0": status(site / "state")}) == {said[0]}
+    supervisor._newsroom._took_part.add("0")
     this_machine.reset([str(site)], sites)
     assert supervisor._ended("node")
+    assert not supervisor._newsroom._took_part, "that was in the run before"
 
 
 def test_up_names_the_way_back_from_a_damaged_state_before_anything_is_started(

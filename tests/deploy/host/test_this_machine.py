@@ -42,6 +42,28 @@ def test_two_folders_of_one_site_are_an_error(folder: Path, name: str) -> None:
         process.wait(20)
 
 
+@pytest.mark.parametrize("name", ["current", "z"])
+def test_a_link_to_a_site_is_no_second_folder_of_it(folder: Path, name: str) -> None:
+    out = folder / "sites"
+    (out / name).symlink_to(out / "root")
+    assert this_machine.sites(out)["root"] == out / "root"
+    assert set(this_machine.chosen([str(out / name)], out)) == {"root"}
+
+
+def test_only_one_folder_of_a_site_is_started(folder: Path) -> None:
+    out = folder / "sites"
+    shutil.copytree(out / "0", out / "copy")
+    code, said = deploy("site", out / "0", out / "1", out / "copy")
+    assert code != 0 and f"and {out / '0'} are of one site, 0: " in said and "copy" in said
+
+
+def test_a_tree_without_its_root_is_not_started(folder: Path) -> None:
+    out = folder / "sites"
+    shutil.rmtree(out / "root")
+    code, said = deploy("up", folder / "topology.toml", "--local", "--out", out)
+    assert code != 0 and "the root's folder is not in it" in said
+
+
 def test_down_says_what_it_stopped_and_what_runs_still(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = folder / "sites"
     monkeypatch.setattr(this_machine, "PATIENCE", 2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,29 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, leaf
+from stratafl.deploy.protocol.bounds import check_reply
 from stratafl.deploy.protocol.job import Patience
-from stratafl.deploy.protocol.messages import Bundle, Reply
+from stratafl.deploy.protocol.messages import PROTOCOL, Begin, Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.state_file import Durable
 from tests.deploy.protocol.fallible import Died, Tree, undisturbed
 from tests.deploy.trees import normed, simulation
+
+
+def test_a_kept_reply_of_an_older_protocol_is_repeated_in_this() -> None:
+    """A parent would refuse it as a stranger's, and without a deadline wait for ever."""
+    tree = Tree(simulation("mtgc", 2))
+    tree.root.greet()
+    tree.root.one_round()
+    kept = tree.kept["0/0"]
+    assert kept.reply is not None and kept.reply.report is not None
+    last = kept.reply.report.step - tree.job.every[2]
+    tree.kept["0/0"] = NodeState(above=kept.above, reply=replace(kept.reply, protocol=PROTOCOL - 1))
+    tree.restart("0/0")
+    bundle = Bundle(tree.job.name, "0/0", begin=Begin(last, None, None, None, known=last))
+    again = tree.nodes["0/0"].handle(bundle)
+    assert again.protocol == PROTOCOL and again.report is not None and again.report.step == kept.reply.report.step
+    check_reply(tree.job, 2, 0, bundle, again)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from stratafl import InvalidInput
 from stratafl.base import files
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.news.entries import Entry
+from stratafl.deploy.protocol import wire
+from stratafl.deploy.protocol.messages import Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.provision import Topology, check_made_from
 from stratafl.deploy.sites.site import TOPOLOGY, Site
@@ -85,6 +87,16 @@ def test_a_state_of_another_format_is_refused_and_not_to_be_set_aside(tmp_path: 
     assert not isinstance(problem.value, Damaged) and str(folder / STATE) in str(problem.value)
 
 
+def test_messages_go_by_their_protocol_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that stores states in another form speaks with those that do not."""
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "FORMAT", wire.FORMAT + 1)
+        reply, state = wire.encode(Reply("job", "1", 3)), wire.encode(NodeState())
+    assert wire.decode(reply, Reply) == Reply("job", "1", 3)
+    with pytest.raises(wire.OtherFormat):
+        wire.decode(state, NodeState)
+
+
 def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     planned, root = Topology.load(tmp_path / "topology.toml"), tree.folders["root"]
@@ -104,6 +116,23 @@ def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
     changed(root / TOPOLOGY, format=2)
     with pytest.raises(InvalidInput, match="format 2"):
         check_made_from(root, planned)
+
+
+def test_rounds_that_a_later_version_recorded_are_kept(tmp_path: Path) -> None:
+    """In the record, and in the root's state, which has the last one."""
+    tree = Tree.begun(tmp_path)
+    root = tree.folders["root"]
+    before = tree.rounds
+    (root / "rounds.jsonl").write_text("".join(json.dumps({**line, "novel": 1}) + "\n" for line in before))
+    durable = Durable(root / "state", Site.load(root).job)
+    kept = durable.read()
+    assert kept is not None
+    kept.line = json.dumps({**json.loads(kept.line), "novel": 1})
+    durable.write(kept)
+    durable.close()
+    tree.run()
+    assert [line["round"] for line in tree.rounds] == [1, 2, 3, 4]
+    assert [line["metrics"] for line in tree.rounds[:2]] == [line["metrics"] for line in before]
 
 
 def test_news_of_another_format_are_none(tmp_path: Path) -> None:
