@@ -33,7 +33,15 @@ GB."""
 
 def started(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
     """The rows a run starts from: the module's own, unless others are given."""
-    return flat.row(flat.module) if given is None else flat.start(initial(given))
+    if given is None:
+        return flat.row(flat.module)
+    rows = flat.start(initial(given))
+    for name, values in flat.named(*rows).items():
+        # a buffer may be a mask, in which infinity has a meaning
+        if name in flat.names and not bool(values.isfinite().all()):
+            kind = str(flat.dtype).removeprefix("torch.")
+            raise InvalidInput(f"initial.{name}", tuple(values.shape), f"must hold numbers that are finite in {kind}")
+    return rows
 
 
 def initial(given: object, field: str = "initial") -> dict[str, Tensor]:

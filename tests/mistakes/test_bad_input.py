@@ -109,6 +109,9 @@ NUMBERS: list[Wrong] = [
     ("weights nan", lambda: study(weights=[1, 1, 1, NAN]), "weights", "nan", "finite"),
     ("weights short", lambda: study(weights=[1, 1]), "weights", "1.", "4 of them"),
     ("weights text", lambda: study(weights="size"), "weights", "'size'", '"uniform"'),
+    ("weights table", lambda: study(weights={1: 4, 2: 3, 3: 2, 4: 1}), "weights", "{1: 4", "positive numbers"),
+    ("weights unordered", lambda: study(weights={1, 2, 3, 4}), "weights", "{1, 2", "positive numbers"),
+    ("weights texts", lambda: study(weights=["1", "2", "3", "4"]), "weights", "['1'", "positive numbers"),
     ("device", lambda: study(device="gpu"), "device", "'gpu'", ""),
     ("no numbers", lambda: study(device="meta"), "device", "'meta'", "meta"),
     ("batch huge", lambda: study(batch=10**30), "batch", "1000", "at most"),
@@ -196,6 +199,9 @@ def test_arrays_and_tensors_stand_for_lists() -> None:
         assert made.schedule == plain.schedule and made.evaluate_levels == plain.evaluate_levels == (0, 1)
         assert torch.equal(made.run().models[0], plain.run().models[0])
     assert Schedule.of_steps(np.array([6, 3]), 2) == Schedule.of_steps([6, 3], 2)
+    for tree in (np.array([2, 3]), torch.tensor([2, 3]), list(np.array([2, 3]))):
+        assert Tree.of(tree).names == Tree.of([2, 3]).names
+    assert Tree.of(np.int64(4)).names == Tree.of(4).names
 
 
 def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:

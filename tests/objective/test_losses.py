@@ -53,8 +53,12 @@ def test_by_name(given: Any, outputs: torch.Tensor, targets: torch.Tensor, expec
     assert {name if isinstance(name, str) else name["name"] for name, *_ in BY_NAME} == set(LOSSES)
 
 
-@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits"])
-def test_a_column_of_values_is_not_spread_over_the_targets(name: str) -> None:
+PYTORCHS = [F.mse_loss, nn.MSELoss(), nn.L1Loss(), functools.partial(F.huber_loss, delta=0.3), nn.SmoothL1Loss()]
+PYTORCHS += [nn.PoissonNLLLoss(), "torch.nn:MSELoss"]
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits", *PYTORCHS], ids=str)
+def test_a_column_of_values_is_not_spread_over_the_targets(name: Any) -> None:
     """PyTorch would take (7, 1) and (7,) for 49 pairs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
