@@ -13,6 +13,7 @@ from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer,
 from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, generator, seed_of
 from stratafl.base.tree import Tree
+from stratafl.core.rule import documented
 
 MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
@@ -90,14 +91,19 @@ class Schedule:
         return Event(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
+@documented
 class Draw(NamedTuple):
-    """What a user's own participation function gets."""
+    """What a user's own participation function gets. It gives a mask: an array with a truth value
+    for each node of the level."""
 
     tree: Tree
+    """The whole tree; `tree.sizes[level]` is the length of the mask."""
     level: int
+    """Whose nodes may take part: 1 are the root's children, `tree.depth` the clients."""
     round: int
     """How many rounds this level has had before."""
     generator: np.random.Generator
+    """Random numbers of this level and round, which follow from the run's seed."""
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]

@@ -19,7 +19,7 @@ from stratafl.core.measure.drift import Diagnose
 from stratafl.core.objective.objective import stopping
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Participation, Schedule, check_participation
-from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.given import Given, is_several, one_each, one_numbering
 from stratafl.data.given import given as given_data
 from stratafl.data.sampling import Sampling
 from stratafl.data.splits.partition import Partition
@@ -72,6 +72,8 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     data, test = _data(problem, seed), _test(problem, seed)
     own = own_test(problem.test_partition, tree, test, problem.columns, seed)
     test = own if test is None else test
+    given = {"data": data, "test": test, "test_partition": own}
+    one_numbering((name, each.class_names) for name, each in given.items() if each is not None)
     parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
     if problem.weights is not None:
         tree = tree.weighted(problem.weights, [len(part) for part in parts])

@@ -254,7 +254,7 @@ def test_who_is_out_counts_for_nothing_until_it_is_back(method: Any) -> None:
 
 @every_method
 def test_who_goes_out_at_a_meeting_of_too_few(method: Any) -> None:
-    """Weights change although nothing came of the meeting, and the others train under the new ones."""
+    """Weights change although nothing came of the meeting."""
     few = tree(method, 1, range(6), patience=Patience(min_children=2))
     few.root.greet()
     rounds(few, 3)
