@@ -177,8 +177,10 @@ class Tree:
         for level, values in reversed(list(enumerate(per_level))):
             if values.shape != (self.sizes[level],):
                 raise InvalidInput("weights", values, f"level {level} has {self.sizes[level]} nodes")
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise InvalidInput("weights", values, "must be positive and finite")
+            with np.errstate(over="ignore"):
+                is_finite = np.isfinite(values.sum())
+            if not (is_finite and (values > 0).all()):
+                raise InvalidInput("weights", values, "must be positive and finite, also added up")
         return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:

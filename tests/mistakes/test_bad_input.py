@@ -107,6 +107,7 @@ NUMBERS: list[Wrong] = [
     ("share list", lambda: study(participation=[0.5]), "participation", "[0.5]", "2 of them"),
     ("weights", lambda: study(weights=[1, 1, 1, -1]), "weights", "-1", "positive"),
     ("weights nan", lambda: study(weights=[1, 1, 1, NAN]), "weights", "nan", "finite"),
+    ("weights huge", lambda: study(weights=[[1, 1], [1e308] * 4]), "weights", "1.e+308", "finite"),
     ("weights short", lambda: study(weights=[1, 1]), "weights", "1.", "4 of them"),
     ("weights text", lambda: study(weights="size"), "weights", "'size'", '"uniform"'),
     ("weights table", lambda: study(weights={1: 4, 2: 3, 3: 2, 4: 1}), "weights", "{1: 4", "positive numbers"),
