@@ -144,6 +144,7 @@ SHAPES: list[Wrong] = [
     ("long schedule", lambda: study(periods=Schedule((2, 2, 2))), "periods", "2", "2 of them"),
     ("lists", lambda: study(partition=PARTS[:3]), "partition", "3 lists", "4 of them"),
     ("groups", lambda: study(tree=[1, 2, 4], partition=[[i] for i in range(8)]), "partition", "8 lists", '"1x2x4"'),
+    ("fan-outs", lambda: study(tree=[2, 1, 1], periods=[1, 2, 2]), "periods", "[1, 2, 2]", '"2x1x1"'),
     ("no partition", lambda: study(partition=None), "partition", "None", ""),
     ("overlap", lambda: study(partition=parts([0, 7])), "partition[3]", "0", "0/0 has it already"),
     ("twice", lambda: study(partition=parts([6, 6])), "partition[3]", "6", "1/1 has it already"),
