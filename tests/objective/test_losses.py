@@ -139,9 +139,10 @@ def regression(engine: str = "loop", **settings: Any) -> Simulation:
     return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **made)
 
 
+@pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), F.mse_loss], ids=str)
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
-def test_engines_agree_on_a_named_loss(engine: str) -> None:
-    fast, slow = regression(engine, rounds=2), regression(rounds=2)
+def test_engines_agree_on_a_loss_of_values(engine: str, loss: Any) -> None:
+    fast, slow = regression(engine, rounds=2, loss=loss), regression(rounds=2)
     assert fast.engine.how == engine
     torch.testing.assert_close(fast.run().models, slow.run().models)
 
