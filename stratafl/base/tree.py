@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, shown
+from stratafl.base.errors import InvalidInput, plain, shown
 from stratafl.base.transfer import placed
 
 Shape = int | str | Sequence | Mapping
@@ -62,6 +63,7 @@ class Tree:
         """
         if isinstance(shape, Tree):
             return shape
+        shape = plain(shape)
         if isinstance(shape, str):
             return Tree._build(_balanced(shape))
         return Tree._build(shape)
@@ -163,9 +165,9 @@ class Tree:
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers')
         else:
             try:
-                given = list(weights)
-                nested = bool(given) and isinstance(given[0], Sequence | np.ndarray)
-                arrays = [np.asarray(w, dtype=float) for w in (given if nested else [given])]
+                given = [plain(each) for each in _in_order(weights)]
+                nested = bool(given) and isinstance(given[0], Sequence) and not isinstance(given[0], str)
+                arrays = [np.asarray(_in_order(w), dtype=float) for w in (given if nested else [given])]
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
             if nested and len(given) != self.depth:
@@ -175,8 +177,10 @@ class Tree:
         for level, values in reversed(list(enumerate(per_level))):
             if values.shape != (self.sizes[level],):
                 raise InvalidInput("weights", values, f"level {level} has {self.sizes[level]} nodes")
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise InvalidInput("weights", values, "must be positive and finite")
+            with np.errstate(over="ignore"):
+                is_finite = np.isfinite(values.sum())
+            if not (is_finite and (values > 0).all()):
+                raise InvalidInput("weights", values, "must be positive and finite, also added up")
         return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
@@ -289,6 +293,16 @@ class Tree:
         return " > ".join(map(str, self.sizes)) + " nodes"
 
 
+def _in_order(weights: Sequence | np.ndarray) -> list:
+    """A list of weights as it is; what has no order of its own, or holds texts, is refused."""
+    if isinstance(weights, str | Mapping | Set):
+        raise TypeError
+    given = list(weights)
+    if any(isinstance(each, str | bytes) for each in given):
+        raise TypeError
+    return given
+
+
 def median_of_siblings(
     values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray, upper: bool = False
 ) -> np.ndarray:
@@ -344,8 +358,8 @@ def _check_size(shape: object) -> None:
         part, level = found.pop()
         if isinstance(part, Mapping):
             part = list(part.values())
-        if isinstance(part, int):
-            nodes += max(part, 0)
+        if isinstance(part, Integral):
+            nodes += max(int(part), 0)
         elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
             nodes += len(part)
             found += [(below, level + 1) for below in part]
@@ -358,12 +372,12 @@ def _check_size(shape: object) -> None:
 def _children(shape: object) -> list[tuple[str, object]]:
     """The children a notation stands for, each with its name and its own notation (LEAF for a
     leaf)."""
-    if isinstance(shape, bool | bytes) or not isinstance(shape, int | Sequence | Mapping):
+    if isinstance(shape, bool | bytes) or not isinstance(shape, Integral | Sequence | Mapping):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
-    if isinstance(shape, int):
+    if isinstance(shape, Integral):
         if shape < 1:
             raise InvalidInput("tree", shape, "a group needs at least one child")
-        return [(str(i), LEAF) for i in range(shape)]
+        return [(str(i), LEAF) for i in range(int(shape))]
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")
     if isinstance(shape, Mapping):

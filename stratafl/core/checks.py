@@ -33,7 +33,15 @@ GB."""
 
 def started(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
     """The rows a run starts from: the module's own, unless others are given."""
-    return flat.row(flat.module) if given is None else flat.start(initial(given))
+    if given is None:
+        return flat.row(flat.module)
+    rows = flat.start(initial(given))
+    for name, values in flat.named(*rows).items():
+        # a buffer may be a mask, in which infinity has a meaning
+        if name in flat.names and not bool(values.isfinite().all()):
+            kind = str(flat.dtype).removeprefix("torch.")
+            raise InvalidInput(f"initial.{name}", tuple(values.shape), f"must hold numbers that are finite in {kind}")
+    return rows
 
 
 def initial(given: object, field: str = "initial") -> dict[str, Tensor]:
@@ -115,7 +123,8 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     if isinstance(given, str | bytes | Mapping) or not count:
         raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
     if count != tree.leaves:
-        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{_balanced_hint(tree, count)}"
+        hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
+        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
         raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
@@ -138,13 +147,19 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     return parts
 
 
-def _balanced_hint(tree: Tree, clients: int) -> str:
-    """A hint at the balanced tree of so many clients whose fan-outs were read as sizes of groups;
-    nothing where they were not."""
-    groups = tree.children(tree.depth - 1).tolist()
-    if tree.depth != 2 or len(groups) < 2 or math.prod(groups) != clients:
+def groups_of(tree: Tree) -> list[int]:
+    """How many clients the groups of a tree of two levels have; none of other trees, and of a
+    single group."""
+    sizes = tree.children(tree.depth - 1).tolist()
+    return sizes if tree.depth == 2 and len(sizes) > 1 else []
+
+
+def balanced_hint(tree: Tree) -> str:
+    """A hint at the balanced tree that may be meant by the sizes of groups, if it has groups."""
+    sizes = groups_of(tree)
+    if not sizes:
         return ""
-    return f': {groups} is {len(groups)} groups of so many clients, and a balanced tree "{"x".join(map(str, groups))}"'
+    return f': {sizes} is {len(sizes)} groups of so many clients, and a balanced tree "{"x".join(map(str, sizes))}"'
 
 
 def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:

@@ -138,7 +138,7 @@ class Leaf:
         it: how far the model moves if every gradient is one. Where the chain bends, the sum alone;
         a pass counts as one step then."""
         reach = steps if self.bends or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
-        return self.lr(round) * reach
+        return float(self.lr(round)) * reach
 
 
 def leaf(

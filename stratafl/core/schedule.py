@@ -13,6 +13,7 @@ from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer,
 from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, generator, seed_of
 from stratafl.base.tree import Tree
+from stratafl.core.rule import documented
 
 MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
@@ -90,18 +91,20 @@ class Schedule:
         return Event(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
+@documented
 class Draw(NamedTuple):
     """What a user's own participation function gets. It returns who takes part: a boolean mask with
     an entry for each node of the level, `tree.sizes[level]` of them. A function of what is given
     alone draws the same whenever the run goes on; its random numbers are those of `generator`."""
 
     tree: Tree
+    """The whole tree; `tree.sizes[level]` is the length of the mask."""
     level: int
-    """Whose nodes are drawn: 1 is that of the root's children."""
+    """Whose nodes may take part: 1 are the root's children, `tree.depth` the clients."""
     round: int
     """How many rounds this level has had before."""
     generator: np.random.Generator
-    """Of this level and round, from the run's seed."""
+    """Random numbers of this level and round, which follow from the run's seed."""
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]

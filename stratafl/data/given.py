@@ -8,9 +8,10 @@ several of them       one for each client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +102,8 @@ class Given(NamedTuple):
     owner: list[Any] | None = None
     """Whose each sample is, where a column says so."""
     notes: tuple[str, ...] = ()
+    class_names: Mapping[int, str] = MappingProxyType({})
+    """What the class numbers stand for, where the data sets say so."""
 
 
 def is_items(data: object) -> bool:
@@ -157,7 +160,8 @@ def one_each(field: str, several: object, *, columns: object = None, lazy: bool 
         ]
         held = [each.supply for each in found if isinstance(each.supply, Held)]
         joined = _joined(field, "clients", [(each.inputs_N, each.targets_N) for each in held], torch.cat)
-        made = Given(joined, notes=tuple(note for each in found for note in each.notes))
+        names = one_numbering((name, each.class_names) for name, each in zip(named, found, strict=True))
+        made = Given(joined, notes=tuple(note for each in found for note in each.notes), class_names=names)
         sizes = [len(each.targets_N) for each in held]
     ends = [0, *accumulate(sizes)]
     return made._replace(parts=[np.arange(first, last) for first, last in pairwise(ends)])
@@ -209,6 +213,22 @@ class _Items:
     def __len__(self) -> int:
         return len(self.data)
 
+    @property
+    def class_names(self) -> dict[int, str]:
+        """What class numbers stand for, as Hugging Face's data sets and folders of images tell;
+        nothing where a transform may give others."""
+        data = self.data
+        if hasattr(data, "column_names"):
+            features, format = getattr(data, "features", None) or {}, getattr(data, "format", None) or {}
+            if not features or format.get("type") == "custom":
+                return {}
+            names = getattr(features[self.columns.target(self.field, list(features))], "names", None)
+            return dict(enumerate(map(str, names or ())))
+        numbers = getattr(data, "class_to_idx", None)
+        if not isinstance(numbers, Mapping) or getattr(data, "target_transform", None) is not None:
+            return {}
+        return {number: str(name) for name, number in numbers.items()}
+
     def sample(self, number: int) -> Sample:
         with guarded(self.field, self.kind, "cannot be read"):
             item = self.data[number]
@@ -251,9 +271,23 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
         draws = draws or states() != before
     owner = [each.owner for each in samples] if sets[0].columns.owner is not None else None
     supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
+    names = one_numbering([(each.field, each.class_names) for each in sets])
     if not lazy:
-        return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else ())
-    return Given(Lazy(read, supply.targets_N), owner=owner, notes=_unrepeatable(field, kind, sample, key))
+        return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else (), class_names=names)
+    notes = _unrepeatable(field, kind, sample, key)
+    return Given(Lazy(read, supply.targets_N), owner=owner, notes=notes, class_names=names)
+
+
+def one_numbering(told: Iterable[tuple[str, Mapping[int, str]]]) -> Mapping[int, str]:
+    """What class numbers stand for in several data sets, each with its field: where the same number
+    has two names, one was numbered by itself, and is refused."""
+    known: dict[int, str] = {}
+    for field, names in told:
+        for number, name in names.items():
+            if known.setdefault(number, name) != name:
+                allowed = f"is {known[number]!r} in the data sets before it: number the classes of all alike"
+                raise InvalidInput(f"{field} class {number}", name, allowed)
+    return known
 
 
 def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> Held:

@@ -73,7 +73,7 @@ class LoopEngine:
 
     def _train(self, work: Work, client: int, stages: Sequence[Stage]) -> Trained:
         """One client's steps."""
-        lr, optimiser = self.leaf.lr(work.round), self.leaf.optimiser
+        lr, optimiser = float(self.leaf.lr(work.round)), self.leaf.optimiser
         x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
         first, steps, each = (self.training.steps(self.leaf, client, count) for count in (work.step, work.steps, 1))
         integers, correct = self._integers(first), _correcting(work, client)

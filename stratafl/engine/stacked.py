@@ -149,7 +149,7 @@ class StackedEngine:
         if order_A is not None:
             work = work._replace(active=[work.active[place] for place in order_A])
         done = Trained.room(work)
-        lr = self.leaf.lr(work.round)
+        lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
         with threaded(self.training.flat.parameters), computing(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):

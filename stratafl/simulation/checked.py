@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, integer
+from stratafl.base.errors import InvalidInput, choice, integer, plain
 from stratafl.base.tree import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.waiting import Policy
@@ -19,7 +19,7 @@ from stratafl.core.measure.drift import Diagnose
 from stratafl.core.objective.objective import stopping
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Participation, Schedule, check_participation
-from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.given import Given, is_several, one_each, one_numbering
 from stratafl.data.given import given as given_data
 from stratafl.data.sampling import Sampling
 from stratafl.data.splits.partition import Partition
@@ -72,12 +72,14 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     data, test = _data(problem, seed), _test(problem, seed)
     own = own_test(problem.test_partition, tree, test, problem.columns, seed)
     test = own if test is None else test
+    given = {"data": data, "test": test, "test_partition": own}
+    one_numbering((name, each.class_names) for name, each in given.items() if each is not None)
     parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
     if problem.weights is not None:
         tree = tree.weighted(problem.weights, [len(part) for part in parts])
     rules = rules_for(method.rules, tree.depth)
     leaf = checks.chain(method.leaf)
-    schedule = _schedule(method, leaf, tree.depth)
+    schedule = _schedule(method, leaf, tree)
     evaluation = checked_evaluation(evaluation, tree.depth)
     batch, sampling = checks.batching(method.batch, method.sampling)
     ranks = Ranks() if execution.ranks is None else execution.ranks
@@ -132,15 +134,25 @@ def _test(problem: Problem, seed: int) -> Given | None:
     return read("test", problem.test, columns=problem.columns, seed=seed)
 
 
-def _schedule(method: Method, leaf: Leaf, depth: int) -> Schedule:
+def _schedule(method: Method, leaf: Leaf, tree: Tree) -> Schedule:
     """When levels meet, which must agree with the passes that the leaf's chain counts."""
     if isinstance(method.periods, Schedule):
-        schedule = Schedule.of(method.periods.periods, depth)
+        schedule = Schedule.of(method.periods.periods, tree.depth)
     else:
-        schedule = Schedule.of(method.periods, depth, leaf.epochs)
+        _check_depth(method.periods, leaf, tree)
+        schedule = Schedule.of(method.periods, tree.depth, leaf.epochs)
     if leaf.epochs not in (None, schedule.periods[-1]):
         raise InvalidInput("leaf.epochs", leaf.epochs, f"the schedule has {schedule.periods[-1]} between meetings")
     return schedule
+
+
+def _check_depth(periods: object, leaf: Leaf, tree: Tree) -> None:
+    """Refuse periods of a deeper tree whose fan-outs were read as sizes of groups."""
+    given = plain(periods)
+    count = len(given) + (leaf.epochs is not None) if isinstance(given, Sequence) else 0
+    if count > tree.depth and count == len(checks.groups_of(tree)):
+        allowed = f"needs one number per edge level, {tree.depth} of them{checks.balanced_hint(tree)}"
+        raise InvalidInput("periods", given, allowed)
 
 
 def _divided(problem: Problem, data: Given) -> Sequence[Any]:

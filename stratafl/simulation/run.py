@@ -174,7 +174,7 @@ class Simulation(Shown):
         parts = [PartialRound(**each) for each in self.ranks.all(vars(self._seen(renewed, test)))]
         seconds = self._seconds + time.perf_counter() - began
         tree = self.federation.tree.whole
-        rate, steps = self.leaf.lr(round), self.mean_steps
+        rate, steps = float(self.leaf.lr(round)), self.mean_steps
         result = record(tree, parts, self.objective, round + 1, steps, rate, seconds, self._before)
         if self.clock is not None:
             result = self.clock.record(result)

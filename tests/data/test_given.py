@@ -239,6 +239,40 @@ def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str
     assert caught.value.field == field
 
 
+class Named(TensorDataset):
+    """Classes with names, as a folder of images has them."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(X[:10], Y[:10])
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+
+
+def test_class_numbers_stand_for_the_same_everywhere() -> None:
+    """A client's folder without one of the classes numbers the others anew."""
+    whole, less = Named("cat", "dog", "owl"), Named("cat", "owl")
+    trained(linear, [whole, Named("cat", "dog"), whole, whole], None, test=whole)
+    mended = Named("cat", "owl")
+    mended.target_transform = lambda number: 2 * number
+    trained(linear, [whole, whole, mended, whole], None)
+    with pytest.raises(InvalidInput, match=r"data\[2\] class 1 = 'owl': is 'dog' in the data sets before"):
+        trained(linear, [whole, whole, less, whole], None)
+    with pytest.raises(InvalidInput, match="test class 1 = 'owl': is 'dog'"):
+        trained(linear, whole, [[0], [1], [2], [3]], test=less)
+    with pytest.raises(InvalidInput, match="test_partition class 1 = 'owl': is 'dog'"):
+        trained(linear, [whole] * 4, None, test=whole, test_partition=[less] * 4)
+
+
+def test_class_numbers_of_hugging_face_stand_for_the_same() -> None:
+    datasets: Any = pytest.importorskip("datasets")
+
+    def made(*names: str) -> Any:
+        features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=list(names))}
+        return datasets.Dataset.from_dict({"x": [0.0, 1.0], "label": [0, 1]}, features=datasets.Features(features))
+
+    with pytest.raises(InvalidInput, match="test class 0 = 'yes': is 'no'"):
+        trained(linear, made("no", "yes"), [[0], [1], [], []], test=made("yes", "no"), columns={"inputs": "x"})
+
+
 # -- lazy ------------------------------------------------------------------------------------------
 
 

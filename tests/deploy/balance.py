@@ -45,16 +45,17 @@ def imbalance(job: Job, level: int, number: int, below: Below, kept: Mapping[str
     rule, down = job.rules[level], Downward(job, level, number, below)
     numbers = job.children(level, number)
     states = [state_of(job, level + 1, child, kept.get(job.tree.names[level + 1][child]), down) for child in numbers]
-    if rule.reweigh is None or any(state is None for state in states):
+    if any(state is None for state in states):
         return 0.0
+    held = [name for name in states[0] or {} if name in SUMS + MEANS]
+    assert rule.reweigh is None or held == list(states[0] or {})
     weights_K = down._weights(np.array([child.samples for child in below.children]))
     worst = 0.0
-    for name in states[0] or {}:
+    for name in held:
         rows_KP = torch.cat([state[name] for state in states if state is not None]).double()
         mean_P = torch.as_tensor(weights_K, dtype=torch.float64) @ rows_KP
         if name in MEANS and weights_K.any():
             mean_P = mean_P - below.memory[name][0]
-        assert name in SUMS + MEANS
         worst = max(worst, float(mean_P.abs().max() / rows_KP.abs().max().clamp(min=1.0)))
     return worst
 

@@ -10,6 +10,7 @@ from pydoc import locate
 
 import pytest
 
+import stratafl
 from tests.docs.blocks import PAGES, ROOT
 from tests.test_architecture import FILES, LAYERS, PACKAGE
 
@@ -73,3 +74,11 @@ def test_what_docstrings_send_to_is_there() -> None:
     told = list(references())
     assert len(told) > 5
     assert [(place, name) for place, name in told if locate(f"stratafl.{name}") is None] == []
+
+
+def test_help_describes_every_field_of_what_users_get() -> None:
+    kinds = [each for each in (getattr(stratafl, name) for name in stratafl.__all__) if hasattr(each, "_fields")]
+    assert kinds
+    for kind in kinds:
+        for field in kind._fields:
+            assert "Alias for" not in getattr(kind, field).__doc__, f"{kind.__name__}.{field}"

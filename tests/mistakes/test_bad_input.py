@@ -107,8 +107,12 @@ NUMBERS: list[Wrong] = [
     ("share list", lambda: study(participation=[0.5]), "participation", "[0.5]", "2 of them"),
     ("weights", lambda: study(weights=[1, 1, 1, -1]), "weights", "-1", "positive"),
     ("weights nan", lambda: study(weights=[1, 1, 1, NAN]), "weights", "nan", "finite"),
+    ("weights huge", lambda: study(weights=[[1, 1], [1e308] * 4]), "weights", "1.e+308", "finite"),
     ("weights short", lambda: study(weights=[1, 1]), "weights", "1.", "4 of them"),
     ("weights text", lambda: study(weights="size"), "weights", "'size'", '"uniform"'),
+    ("weights table", lambda: study(weights={1: 4, 2: 3, 3: 2, 4: 1}), "weights", "{1: 4", "positive numbers"),
+    ("weights unordered", lambda: study(weights={1, 2, 3, 4}), "weights", "{1, 2", "positive numbers"),
+    ("weights texts", lambda: study(weights=["1", "2", "3", "4"]), "weights", "['1'", "positive numbers"),
     ("device", lambda: study(device="gpu"), "device", "'gpu'", ""),
     ("no numbers", lambda: study(device="meta"), "device", "'meta'", "meta"),
     ("batch huge", lambda: study(batch=10**30), "batch", "1000", "at most"),
@@ -140,6 +144,7 @@ SHAPES: list[Wrong] = [
     ("long schedule", lambda: study(periods=Schedule((2, 2, 2))), "periods", "2", "2 of them"),
     ("lists", lambda: study(partition=PARTS[:3]), "partition", "3 lists", "4 of them"),
     ("groups", lambda: study(tree=[1, 2, 4], partition=[[i] for i in range(8)]), "partition", "8 lists", '"1x2x4"'),
+    ("fan-outs", lambda: study(tree=[2, 1, 1], periods=[1, 2, 2]), "periods", "[1, 2, 2]", '"2x1x1"'),
     ("no partition", lambda: study(partition=None), "partition", "None", ""),
     ("overlap", lambda: study(partition=parts([0, 7])), "partition[3]", "0", "0/0 has it already"),
     ("twice", lambda: study(partition=parts([6, 6])), "partition[3]", "6", "1/1 has it already"),
@@ -196,6 +201,9 @@ def test_arrays_and_tensors_stand_for_lists() -> None:
         assert made.schedule == plain.schedule and made.evaluate_levels == plain.evaluate_levels == (0, 1)
         assert torch.equal(made.run().models[0], plain.run().models[0])
     assert Schedule.of_steps(np.array([6, 3]), 2) == Schedule.of_steps([6, 3], 2)
+    for tree in (np.array([2, 3]), torch.tensor([2, 3]), list(np.array([2, 3]))):
+        assert Tree.of(tree).names == Tree.of([2, 3]).names
+    assert Tree.of(np.int64(4)).names == Tree.of(4).names
 
 
 def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:

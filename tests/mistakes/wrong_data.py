@@ -19,6 +19,11 @@ def quantised() -> Tensor:
         return torch.quantize_per_tensor(INPUTS, 0.1, 0, torch.quint8)
 
 
+def far() -> dict[str, Tensor]:
+    """Values of float64 that the model's float32 cannot hold."""
+    return {"weight": torch.full((2, 3), 1e300, dtype=torch.float64), "bias": torch.zeros(2)}
+
+
 def ragged(layout: torch.layout) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a prototype
@@ -202,5 +207,6 @@ MODELS: list[Wrong] = [
     ("initial text", lambda: study(initial={"weight": "a", "bias": 1}), "initial.weight", "'str'", "array of numbers"),
     ("initial complex", lambda: study(initial={"weight": INPUTS * 1j}), "initial.weight", "complex64", "real"),
     ("initial key", lambda: study(initial={1: INPUTS}), "initial key", "1", "text"),
+    ("initial far", lambda: study(initial=far()), "initial.weight", "(2, 3)", "finite in float32"),
     ("initial", lambda: study(initial={}), "initial", "[]", "lacks 'weight'"),
 ]

@@ -53,8 +53,12 @@ def test_by_name(given: Any, outputs: torch.Tensor, targets: torch.Tensor, expec
     assert {name if isinstance(name, str) else name["name"] for name, *_ in BY_NAME} == set(LOSSES)
 
 
-@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits"])
-def test_a_column_of_values_is_not_spread_over_the_targets(name: str) -> None:
+PYTORCHS = [F.mse_loss, nn.MSELoss(), nn.L1Loss(), functools.partial(F.huber_loss, delta=0.3), nn.SmoothL1Loss()]
+PYTORCHS += [nn.PoissonNLLLoss(), "torch.nn:MSELoss"]
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits", *PYTORCHS], ids=str)
+def test_a_column_of_values_is_not_spread_over_the_targets(name: Any) -> None:
     """PyTorch would take (7, 1) and (7,) for 49 pairs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -135,9 +139,10 @@ def regression(engine: str = "loop", **settings: Any) -> Simulation:
     return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **made)
 
 
+@pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), F.mse_loss], ids=str)
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
-def test_engines_agree_on_a_named_loss(engine: str) -> None:
-    fast, slow = regression(engine, rounds=2), regression(rounds=2)
+def test_engines_agree_on_a_loss_of_values(engine: str, loss: Any) -> None:
+    fast, slow = regression(engine, rounds=2, loss=loss), regression(rounds=2)
     assert fast.engine.how == engine
     torch.testing.assert_close(fast.run().models, slow.run().models)
 

@@ -12,6 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -223,6 +224,16 @@ def test_tables_to_test_on_are_compared_by_their_numbers(tmp_path: Path) -> None
     assert run(test=(table.copy(), column)).done
     with pytest.raises(InvalidInput, match=r"data\.test was"):
         run(test=(table + 1, column))
+
+
+def test_rates_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    falling = leaf(lambda round: np.float32(0.5) / np.float32(1 + round))
+    for name, rates, expected in ("same", np.float32(0.5), [0.5, 0.5]), ("falling", falling, [0.5, 0.25]):
+        how = {"periods": [2], "rounds": 2, "leaf": rates, "save": tmp_path / name, "engine": "loop"}
+        simulate(lambda: nn.Linear(3, 2), (x, y), [range(6), range(6, 12)], 2, **how).run()
+        run = read_run(tmp_path / name)
+        assert [record["lr"] for record in run.rounds] == expected and run.config["leaf"]["lr"] == 0.5
 
 
 def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:

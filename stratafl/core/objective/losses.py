@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,12 @@ IGNORED = -100
 OF_CLASSES = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 """Losses whose whole-number targets are classes; of modules what they do, which a user's own kind
 may do otherwise."""
+OF_VALUES = (
+    *(F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss, F.poisson_nll_loss, F.kl_div, F.soft_margin_loss),
+    *(nn.MSELoss.forward, nn.L1Loss.forward, nn.HuberLoss.forward, nn.SmoothL1Loss.forward),
+    *(nn.PoissonNLLLoss.forward, nn.KLDivLoss.forward, nn.SoftMarginLoss.forward),
+)
+"""Losses of outputs and targets of one shape, which spread others over each other."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,10 @@ class OnScores:
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        return self.loss(outputs if isinstance(outputs, Tensor) else scores(outputs), targets)
+        values = outputs if isinstance(outputs, Tensor) else scores(outputs)
+        if _is_one_of(self, OF_VALUES):
+            values, targets = matched(values, targets)
+        return self.loss(values, targets)
 
     @property
     def __name__(self) -> str:
@@ -75,9 +84,14 @@ def adds_up(loss: Loss) -> bool:
 def takes_classes(loss: Loss) -> bool:
     """Whether it is one of PyTorch's losses whose whole-number targets are classes, as its function
     or its module, with parameters or without."""
+    return _is_one_of(loss, OF_CLASSES)
+
+
+def _is_one_of(loss: Loss, known: Collection[Callable[..., Any]]) -> bool:
+    """Whether it comes down to one of these functions, or does what one of these modules does."""
     loss = _called(loss)
     own = getattr(type(loss), "forward", None) if isinstance(loss, nn.Module) else loss
-    return any(own is each for each in OF_CLASSES)
+    return any(own is each for each in known)
 
 
 def ignored(loss: Loss) -> int:

@@ -326,7 +326,7 @@ def _told(
     record = DeployedRound(
         round=number,
         steps=number * job.every[0],
-        lr=job.leaf.lr(number - 1),
+        lr=float(job.leaf.lr(number - 1)),
         metrics=made.metrics(number, now.held[0], now.buffers[0, : job.buffers]),
         nodes={},
         refused=refused,

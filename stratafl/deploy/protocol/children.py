@@ -65,6 +65,7 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
         # nobody
         down.refuse_all()
         LOG.error("what came from %s cannot be merged: %s", printable(", ".join(replies)), problem)
+    down.settle()
 
 
 def hear(down: Downward, bundle: Bundle, came: Reply | Refused) -> Reply | None:

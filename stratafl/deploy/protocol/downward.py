@@ -52,7 +52,7 @@ class Child:
     born: int | None = None
     """The step at which the state began that its reports build on; None before the first."""
     left: bool = False
-    """Whether it was out at the last meeting that came to something."""
+    """Whether it was out at the last meeting."""
     offences: int = 0
     """Messages that broke the bounds; from a limit on it is out until it is readmitted."""
     offence: str = ""
@@ -266,6 +266,15 @@ class Downward:
             child.heard = now.step
             if is_answered:
                 child.answer, child.stale = Answer(now.step, rate, now.given), False
+
+    def settle(self) -> None:
+        """Count those that are out, or are back, as such also where nothing came of a meeting."""
+        if [child.left for child in self.now.children] == self._out().tolist():
+            return
+        before = self.now.memory
+        self._take_count(self._family({}), {})
+        if self.now.memory is not before:
+            self.give()
 
     def _is_sound(self, name: str, report: Report) -> bool:
         """Whether the state that came along, if one did, may be reckoned with; it is refused here

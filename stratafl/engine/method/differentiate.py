@@ -66,8 +66,8 @@ class Losses:
     def __init__(self, loss: Loss, dtype: torch.dtype, functions: ops.Table, labels: bool):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
-        self.loss, self._dtype, self._ops = bare(loss), dtype, functions
-        self.even = not (labels and self.loss is F.cross_entropy)
+        self.loss, self._dtype, self._ops = loss, dtype, functions
+        self.even = not (labels and bare(loss) is F.cross_entropy)
         self._maps = True
 
     def __call__(self, outputs_CB: Any, batch: Batch, drawn: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _frozen(simulation: Simulation) -> Table:
 
 def _leaf(leaf: object, simulation: Simulation) -> Table:
     """The chain; the rate it begins with is a number, whatever becomes of it."""
-    chain = {} if isinstance(leaf, int | float) else described(leaf)
+    chain = {} if isinstance(leaf, Real) else described(leaf)
     chain = {key: value for key, value in chain.items() if key != "name"}
     return {**({"schedule": chain["lr"]} if "lr" in chain else {}), **chain, "lr": float(simulation.leaf.lr(0))}
 

@@ -252,6 +252,21 @@ def test_who_is_out_counts_for_nothing_until_it_is_back(method: Any) -> None:
     assert out.root.down._weights(np.array(out.counts))[0] > 0
 
 
+@every_method
+def test_who_goes_out_at_a_meeting_of_too_few(method: Any) -> None:
+    """Weights change although nothing came of the meeting."""
+    few = tree(method, 1, range(6), patience=Patience(min_children=2))
+    few.root.greet()
+    rounds(few, 3)
+    few.kept["root"].below.children[0].offences = OFFENCES - 1  # type: ignore[union-attr]
+    children, few.away = few.links["root"].children, {"1"}
+    children["0"] = Lying(children["0"], reported(step=lambda report, bundle: report.step + 2))
+    rounds(few, 1)
+    assert few.root.down.is_out("0")
+    few.away = set()
+    rounds(few, 3)
+
+
 @pytest.mark.parametrize("name", ["root", "0", "1", "0/1", "1/2"])
 @pytest.mark.parametrize("saves", range(1, 8))
 @pytest.mark.parametrize("method", ["mtgc", "scaffold"])

@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 from stratafl.config.schema import Config
 from stratafl.deploy.flower import inbox, process
 from stratafl.deploy.flower.process import GridLink
+from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState
 from stratafl.deploy.sites.assemble import Assembled, study_of
 from stratafl.deploy.sites.provision import Topology, flower_key, provision
+from tests.deploy.balance import assert_balanced
 
 CONFIG = """
 [tree]
@@ -107,14 +109,28 @@ class Tree:
         return self.opened[-1]
 
     def link(self, here: Assembled, changed: dict[str, dict[str, Any]]) -> GridLink:
-        nodes = []
+        nodes, children = [], {}
         for child, key in here.child_nodes().items():
             below = self.open(child)
             below.job = dataclasses.replace(below.job, **changed.get(child, {}))
             node = below.leaf() if below.site.is_leaf else below.aggregator(self.link(below, changed))
             nodes.append((flower_key(key), below.sealed(node, lambda: None)))
+            children[child] = node
+        self.watch(here, children)
         grid: Any = Grid(nodes)
         return GridLink(grid, here.job, here.site.level + 1, here.child_keys(), here.child_nodes())
+
+    def watch(self, here: Assembled, children: dict[str, LeafNode | Aggregator]) -> None:
+        """Hold every save of a parent against what corrections rest on."""
+        save = here._save
+
+        def saving(kept: NodeState) -> None:
+            save(kept)
+            if kept.below is not None:
+                states = {name: child._kept for name, child in children.items()}
+                assert_balanced(here.job, here.site.level, here.site.number, kept.below, states)
+
+        here._save = saving  # type: ignore[method-assign]
 
     def run(self, **changed: dict[str, Any]) -> None:
         here = self.open("root")

@@ -139,7 +139,7 @@ from raising import fail
 
 def load():
     fail("load")
-    return numpy.zeros((4, 1, 8, 8), "float32"), numpy.arange(4)
+    return numpy.zeros((20, 1, 8, 8), "float32"), numpy.arange(20) % 4
 """
 WAYS = ("text", "lines", "note", "cause", "class", "complaint", "own complaint", "deployment's complaint", "code")
 
