@@ -139,7 +139,7 @@ def regression(engine: str = "loop", **settings: Any) -> Simulation:
     return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **made)
 
 
-@pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), F.mse_loss], ids=str)
+@pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), F.mse_loss], ids=["name", "module", "function"])
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
 def test_engines_agree_on_a_loss_of_values(engine: str, loss: Any) -> None:
     fast, slow = regression(engine, rounds=2, loss=loss), regression(rounds=2)
