@@ -18,8 +18,8 @@ from stratafl.base.generators import seeded
 from stratafl.base.streams import Purpose, seed_of
 from stratafl.base.tree import Tree
 from stratafl.core.flat import Flat
-from stratafl.core.leaf import Leaf, LearningRate, decay
-from stratafl.core.leaf import leaf as usual_leaf
+from stratafl.core.leaf import Leaf, LearningRate, decay, leaf
+
 from stratafl.core.rule import Proximal, Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import peculiar, tensor
@@ -128,21 +128,21 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
         raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
-    for leaf, indices in enumerate(given):
-        name = tree.names[-1][leaf]
-        mine = sample_numbers(f"partition[{leaf}]", indices, samples)
+    for client, indices in enumerate(given):
+        name = tree.names[-1][client]
+        mine = sample_numbers(f"partition[{client}]", indices, samples)
         if mine.size == 0:
-            raise InvalidInput(f"partition[{leaf}]", [], f"client {name} has no samples")
+            raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
         values, counts = np.unique(mine, return_counts=True)
         taken = values[(owner[values] >= 0) | (counts > 1)]
         if taken.size:
-            other = owner[taken[0]] if owner[taken[0]] >= 0 else leaf
+            other = owner[taken[0]] if owner[taken[0]] >= 0 else client
             raise InvalidInput(
-                f"partition[{leaf}]",
+                f"partition[{client}]",
                 int(taken[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
-        owner[mine] = leaf
+        owner[mine] = client
         parts.append(torch.as_tensor(mine))
     return parts
 
@@ -188,7 +188,7 @@ def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
 
 def chain(given: Leaf | float | LearningRate) -> Leaf:
     """The clients' chain, whose learning rate is tried for the first round."""
-    made = given if isinstance(given, Leaf) else usual_leaf(given)
+    made = given if isinstance(given, Leaf) else leaf(given)
     with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
         number("leaf.lr", made.lr(0), at_least=0)
     return made

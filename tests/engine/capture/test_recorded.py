@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stratafl import leaf, simulate
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import OnScores
-from stratafl.engine.capture import program as capture
+from stratafl.engine.capture import program
 from stratafl.engine.capture.recorded import Recorded
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.method.choice import choose
@@ -62,24 +62,24 @@ def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(modul
 
 
 def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = capture.FORMS["batch_norm"]
+    right = program.FORMS["batch_norm"]
 
     def forgetful(frame: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
         return right(frame, op, x, w, b, None, None, *more)
 
-    monkeypatch.setitem(capture.FORMS, "batch_norm", forgetful)
+    monkeypatch.setitem(program.FORMS, "batch_norm", forgetful)
     _, how = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     assert how == "loop: stacked does not give the module's own gradient; training changes the module's buffers"
 
 
 def test_a_form_that_draws_otherwise_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = capture.FORMS["alpha_dropout"]
+    right = program.FORMS["alpha_dropout"]
 
     def other(frame: Any, op: Any, *args: Any) -> Any:
         frame.draws().number()
         return right(frame, op, *args)
 
-    monkeypatch.setitem(capture.FORMS, "alpha_dropout", other)
+    monkeypatch.setitem(program.FORMS, "alpha_dropout", other)
     _, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how.startswith("loop: stacked does not give the module's own gradient")
 
@@ -147,8 +147,8 @@ class Windowed(nn.Module):
 
 
 def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
-    program = capture.Program(Flat(Windowed().to("meta")), TABLE.to("meta"))
-    assert {value.dtype for value in program._fixed.values()} == {torch.bool}
-    assert {value.device.type for value in program._fixed.values()} == {"meta"}
-    assert not {"arange", "lt", "to", "bitwise_not"} & {str(capture.packet(step.node)) for step in program._steps}
+    captured = program.Program(Flat(Windowed().to("meta")), TABLE.to("meta"))
+    assert {value.dtype for value in captured._fixed.values()} == {torch.bool}
+    assert {value.device.type for value in captured._fixed.values()} == {"meta"}
+    assert not {"arange", "lt", "to", "bitwise_not"} & {str(program.packet(step.node)) for step in captured._steps}
     assert chosen(Windowed())[1] == "stacked"
