@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.presets import network

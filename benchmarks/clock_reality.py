@@ -51,7 +51,7 @@ import torch
 from benchmarks.link import Hosts, Line
 from benchmarks.small_tree import small_tree
 from stratafl.base.environment import environment
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.replay import Story, leaf_steps

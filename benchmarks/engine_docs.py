@@ -15,9 +15,9 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stratafl.base.plotting import COLOURS, pyplot, save
 from stratafl.bench.table import EnginePrecision, ratios
 from stratafl.engine.ops import COMPUTES
-from stratafl.report.plots import COLOURS, pyplot, save
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

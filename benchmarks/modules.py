@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stratafl.base.environment import environment
 from stratafl.base.errors import reason
-from stratafl.base.generators import torch_seeded
+from stratafl.base.rng import torch_seeded
 from stratafl.bench.baselines import Job
 from stratafl.bench.engines import CLIP, LR, SEED, row_of
 from stratafl.models.registry import build

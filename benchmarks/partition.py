@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.data.splits.partition import partition
 
 CASES: dict[str, dict[str, Any]] = {

@@ -22,12 +22,11 @@ import torch
 
 from stratafl.base.environment import environment
 from stratafl.base.files import write_json
+from stratafl.base.plotting import COLOURS, STYLE, pyplot, save
+from stratafl.base.statistics import over_seeds
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.measure.record import ClockedRound
-from stratafl.report.figures import STYLE
-from stratafl.report.plots import COLOURS, pyplot, save
-from stratafl.runs.statistics import over_seeds
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SEEDS, SECONDS, ROUNDS, POINTS = (0, 1, 2), 400.0, 2_000, 120

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.clock.model.presets import network
 from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
@@ -23,8 +24,6 @@ from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.base import Case, essence
 from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS
 from stratafl.report.costs.texts import TIME, Unit
-from stratafl.report.figures import STYLE
-from stratafl.report.plots import pyplot, save
 from stratafl.runs import StoredRun, list_runs
 from stratafl.runs.archive import unpacked
 

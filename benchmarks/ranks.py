@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from stratafl import Simulation, leaf, simulate
 from stratafl.base.environment import environment
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.models.registry import build
 from stratafl.ranks.collectives import Ranks
 from stratafl.ranks.subtree import Branch

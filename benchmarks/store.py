@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from stratafl.base.environment import environment
-from stratafl.base.state import State
-from stratafl.base.tree import Tree
+from stratafl.base.state_dict import State
+from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
 from stratafl.core.federation import Federation
 from stratafl.core.flat import Flat

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.federation import Federation
 from stratafl.core.work import Trained
 from stratafl.engine.choose import drift_kernel

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stratafl import Tree, simulate
 from stratafl.base.environment import environment
-from stratafl.report.plots import COLOURS, pyplot, save
+from stratafl.base.plotting import COLOURS, pyplot, save
 
 DIM, SAMPLES, LR = 20, 64, 0.05
 PERIODS = (2, 5)

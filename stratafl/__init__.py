@@ -12,7 +12,7 @@ from stratafl.base.version import __version__
 
 if TYPE_CHECKING:
     from stratafl.base.errors import InvalidInput, UserCodeError
-    from stratafl.base.tree import Tree
+    from stratafl.base.topology import Tree
     from stratafl.core.leaf import clip, constant, corrections, cosine, decay, leaf, step_decay
     from stratafl.core.measure.record import RoundResult
     from stratafl.core.measure.result import Result
@@ -28,20 +28,59 @@ if TYPE_CHECKING:
     from stratafl.simulation.run import Simulation
 
 _ROOMS = {
-    "base.errors": ("InvalidInput", "UserCodeError"),
-    "base.tree": ("Tree",),
-    "core.leaf": ("clip", "constant", "corrections", "cosine", "decay", "leaf", "step_decay"),
+    "base.errors": (
+        "InvalidInput",
+        "UserCodeError",
+    ),
+    "base.topology": ("Tree",),
+    "core.leaf": (
+        "clip",
+        "constant",
+        "corrections",
+        "cosine",
+        "decay",
+        "leaf",
+        "step_decay",
+    ),
     "core.measure.record": ("RoundResult",),
     "core.measure.result": ("Result",),
     "core.measure.track": ("tracking",),
-    "core.optimise.optimiser": ("SGD", "Adam", "AdamW", "Optimiser"),
-    "core.rule": ("Edge", "Rule", "average"),
-    "core.schedule": ("Draw", "Schedule"),
+    "core.optimise.optimiser": (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Optimiser",
+    ),
+    "core.rule": (
+        "Edge",
+        "Rule",
+        "average",
+    ),
+    "core.schedule": (
+        "Draw",
+        "Schedule",
+    ),
     "report.costs.pricing": ("price",),
-    "rules": ("adam", "feddyn", "fedprox", "median", "momentum", "mtgc", "scaffold", "yogi"),
-    "rules.registry": ("place", "register"),
+    "rules": (
+        "adam",
+        "feddyn",
+        "fedprox",
+        "median",
+        "momentum",
+        "mtgc",
+        "scaffold",
+        "yogi",
+    ),
+    "rules.registry": (
+        "place",
+        "register",
+    ),
     "runs.python.simulate": ("simulate",),
-    "runs.trackers": ("MLflow", "TensorBoard", "WeightsAndBiases"),
+    "runs.trackers": (
+        "MLflow",
+        "TensorBoard",
+        "WeightsAndBiases",
+    ),
     "simulation.run": ("Simulation",),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}

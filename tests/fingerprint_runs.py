@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stratafl import Draw, Simulation, Tree, cosine, feddyn, leaf, mtgc, simulate, step_decay
-from stratafl.base.tree import Shape
+from stratafl.base.topology import Shape
 from stratafl.cli.main import main
 from stratafl.rules.registry import entries
 from tests.deploy.trees import Deployed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Draw, Result, Simulation, Tree, simulate
-from stratafl.base.tree import Shape
+from stratafl.base.topology import Shape
 
 SHAPES: dict[str, Shape] = {
     "depth 1": 4,

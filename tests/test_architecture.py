@@ -164,7 +164,7 @@ def test_public_names_are_theirs_whatever_was_imported_before() -> None:
 
 @pytest.mark.parametrize("path", EVERYWHERE, ids=module_name)
 def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= 600
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

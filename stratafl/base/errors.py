@@ -10,22 +10,23 @@ import difflib
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from numbers import Integral, Rational, Real
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from stratafl.base.frames import Frame, own_frames
+from stratafl.base.tracebacks import Frame, own_frames
 
-Known = TypeVar("Known", bound=str)
 LONGEST, LONGEST_PATH = 80, 200
 """Characters of a value that a complaint repeats, and of a path."""
+
 LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED, LONGEST_TOLD = 100, 200, 300, 600
 """All may hold a user's text: a key of a table, the words of an exception, what is said with them,
 and all that is said of a user's own code."""
+
 MOST_DIGITS = 4000
 """The most digits of a whole number that is shown as it is: Python refuses to write out more than
 4,300."""
+
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 
@@ -96,37 +97,6 @@ def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
-
-
-def plain(value: Any) -> Any:
-    """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
-    with suppress(Exception):  # a tensor need not have values
-        return value.tolist()
-    return value
-
-
-def choice(field: str, name: object, known: Iterable[Known]) -> Known:
-    """The name itself if it is one of those known, of their type, otherwise the complaint."""
-    for each in known:
-        if isinstance(name, str) and name == each:
-            return each
-    raise unknown(field, name, known)
-
-
-def named(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
-    """A name with parameters, given as the bare name or as a table that has one; `instead` is what
-    may also be given, which the caller has looked for before."""
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        # what is no text cannot be a parameter, and is refused under the name it is shown by
-        return value["name"], {
-            key if isinstance(key, str) else shown(key): each for key, each in value.items() if key != "name"
-        }
-    if isinstance(value, Mapping) and "name" in value:
-        raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
-    allowed = f"a name, a table with a name, or {instead}" if instead else "a name, or a table with a name"
-    raise InvalidInput(field, value, f"must be {allowed}")
 
 
 def shown(value: object) -> str:
@@ -241,67 +211,6 @@ def _pieces(value: object) -> Iterator[str]:
             yield repr(value)
         except Exception:
             yield f"<{type(value).__name__}>"
-
-
-def number(
-    field: str,
-    value: object,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    kind: str = "finite",
-) -> float:
-    """The value itself if it is a finite number within the bounds, otherwise the complaint."""
-    result = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            result = float(value)
-    if (
-        math.isfinite(result)
-        and (above is None or result > above)
-        and (at_least is None or result >= at_least)
-        and (below is None or result < below)
-        and (at_most is None or result <= at_most)
-    ):
-        return result
-    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
-
-
-def _written(bound: float) -> str:
-    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
-
-
-def integer(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
-    """The value as an int if it is a whole number within the bounds, otherwise the complaint."""
-    result = number(field, value, at_least=at_least, at_most=at_most, kind="whole")
-    if result != int(result):
-        raise InvalidInput(field, value, "must be a whole number")
-    return int(value)  # type: ignore[call-overload]  # exact also beyond 2^53
-
-
-def count_or_share(field: str, value: object, allowed: str) -> int | float:
-    """A number of children, where the value is of a type of whole numbers, Python's or NumPy's, or
-    else a share of them; the type tells one child from all of them, 1 from 1.0."""
-    is_whole = isinstance(value, Integral)
-    if not isinstance(value, Real) or isinstance(value, bool) or (isinstance(value, Rational) and not is_whole):
-        raise InvalidInput(field, value, allowed)
-    if is_whole:
-        return integer(field, value, at_least=1, at_most=1 << 31)
-    return number(field, value, above=0, at_most=1)
-
-
-def repeated(names: Iterable[str]) -> str | None:
-    """The first name that is there twice, if any is."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

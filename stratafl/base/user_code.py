@@ -15,8 +15,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, guarded, is_no_room, reason, unknown
-from stratafl.base.frames import own_frames
 from stratafl.base.signals import Interrupted
+from stratafl.base.tracebacks import own_frames
 
 Owners = Mapping[CodeType, str]
 """Whose a function of the user's is, in words, by its code."""
@@ -46,7 +46,7 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
 
 def _alike() -> AbstractContextManager[None]:
     """Have what a file draws be the same wherever it is imported."""
-    from stratafl.base.generators import ALIKE, seeded  # torch takes a second to import
+    from stratafl.base.rng import ALIKE, seeded  # torch takes a second to import
 
     return seeded(ALIKE)
 

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from stratafl.base.errors import InvalidInput, reason, unknown
-from stratafl.base.generators import torch_seeded
-from stratafl.base.tree import Tree
+from stratafl.base.rng import torch_seeded
+from stratafl.base.topology import Tree
 from stratafl.bench import baselines, jax_baseline, roofline
 from stratafl.bench.baselines import Job, Round
 from stratafl.bench.roofline import now

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import integer
+from stratafl.base.validation import check_integer
 from stratafl.cli import tables
 from stratafl.cli.options import AsJson
 
@@ -35,13 +35,13 @@ def bench_command(
     """Time the engines beside plain PyTorch: the whole loop, the same data, one run."""
     import torch
 
+    from stratafl.base.device import check_device
     from stratafl.bench.engines import bench
-    from stratafl.core.checks import place
 
     for name, value in (("--clients", clients), ("--batch", batch), ("--steps", steps)):
         if value is not None:
-            integer(name, value, at_least=1)
-    where = place(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            check_integer(name, value, at_least=1)
+    where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if as_json:
         table = bench(model, clients, batch, steps, engine, where)
         print(json.dumps(table.as_dict()))

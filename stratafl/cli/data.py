@@ -76,14 +76,14 @@ def show_command(
     as_json: AsJson = False,
 ) -> None:
     """Split the data as a config says; print how different the nodes are, and draw it."""
-    from stratafl.base.tree import Tree
+    from stratafl.base import plotting
+    from stratafl.base.topology import Tree
     from stratafl.config.data import split
     from stratafl.config.schema import Config
     from stratafl.data.splits import figures
     from stratafl.data.splits.heterogeneity import heterogeneity
-    from stratafl.report import plots
 
-    plots.check_picture(out)
+    plotting.check_picture(out)
     settings = Config.load(config, change or ())
     tree = Tree.of(settings.tree.shape)
     dataset, parts = split(settings.data, tree, settings.run.seed)

@@ -25,13 +25,13 @@ def demo_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare four methods on handwritten digits, in about a minute."""
+    from stratafl.base import plotting
     from stratafl.cli.display import byte_count
     from stratafl.core.measure.metrics import rounds_to
     from stratafl.paper import demo
-    from stratafl.report import plots
 
-    plots.pyplot()
-    plots.check_picture(out)
+    plotting.pyplot()
+    plotting.check_picture(out)
     rows = []
     lines = {}
     for title, settings in demo.configs(seed):
@@ -48,7 +48,7 @@ def demo_command(
             }
         )
     title = "Handwritten digits on a 4x5 tree, non-i.i.d. at both levels"
-    plots.curves(out, lines, title=title, target=demo.TARGET)
+    plotting.curves(out, lines, title=title, target=demo.TARGET)
     if as_json:
         print(json.dumps({"target": demo.TARGET, "methods": rows, "picture": str(out)}))
         return

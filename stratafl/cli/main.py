@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, printable, shown
-from stratafl.base.frames import shown_frames
 from stratafl.base.signals import Interrupted
+from stratafl.base.tracebacks import shown_frames
 from stratafl.base.user_code import own_code
 from stratafl.base.version import __version__
 from stratafl.cli.bench import bench_command

@@ -53,13 +53,13 @@ def report_command(
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
+    from stratafl.base.plotting import pyplot
     from stratafl.clock.price.story import named_networks, resolved
     from stratafl.report.compare import settings
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
     from stratafl.report.page import page
     from stratafl.report.payload import payload
-    from stratafl.report.plots import pyplot
 
     places = folders or [Path("runs")]
     targets = _sound(target or [], metric) or None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, integer, printable
+from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.signals import Interrupted
+from stratafl.base.validation import check_integer
 from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tracked_by
 from stratafl.runs import layout
 
@@ -84,10 +85,10 @@ def run_command(
 
 def _shared(nproc: int, settings: Config | None) -> int:
     """Have so many processes do it, and return the exit code."""
-    from stratafl.base.tree import Tree
+    from stratafl.base.topology import Tree
     from stratafl.ranks.launcher import start, without_option
 
-    count = integer("--nproc", nproc, at_least=1, at_most=4096)
+    count = check_integer("--nproc", nproc, at_least=1, at_most=4096)
     clients = count if settings is None else Tree.of(settings.tree.shape).leaves
     if count > clients:
         # said before so many processes are started that would have nothing to do

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, choice, listed, printable
+from stratafl.base.errors import InvalidInput, listed, printable
+from stratafl.base.validation import check_choice
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
 from stratafl.core.measure.divergence import measured
@@ -38,7 +39,7 @@ def runs_command(
 ) -> None:
     """List stored runs, oldest first, with what became of them."""
     for name in status or ():
-        choice("--status", name, layout.STATUSES)
+        check_choice("--status", name, layout.STATUSES)
     conditions = [_condition(text) for text in where or ()]
     entries = scan(folder)
     readable = [run for run in entries if isinstance(run, StoredRun)]

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, named, unknown
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.own_data import find, is_own, refuse
 from stratafl.config.schema import DataConfig
 from stratafl.core import checks
@@ -160,7 +161,7 @@ def _seen(config: DataConfig, dataset: Dataset, parts: Partition, seed: int) -> 
 def wants_own_test(config: DataConfig) -> bool:
     """Whether each client is to have test data like its training data."""
     return config.test_partition is not None and bool(
-        choice("data.test_partition", config.test_partition, ("like_train",))
+        check_choice("data.test_partition", config.test_partition, ("like_train",))
     )
 
 
@@ -208,7 +209,7 @@ def _own(config: DataConfig, found: Found, tree: Tree, seed: int) -> PreparedDat
 def _split_own(config: DataConfig, found: Found, train: Given, tree: Tree, seed: int) -> Partition:
     labels = train.supply.targets_N.numpy()
     if not _are_labels(labels):
-        methods = [named(f"data.partition[{m}]", spec)[0] for m, spec in enumerate(config.partition)]
+        methods = [name_and_params(f"data.partition[{m}]", spec)[0] for m, spec in enumerate(config.partition)]
         for m, method in enumerate(methods):
             if method not in NEED_NO_LABELS:
                 allowed = f"the targets are no class numbers: one of {', '.join(NEED_NO_LABELS)}"

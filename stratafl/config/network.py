@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from stratafl.base.errors import InvalidInput, named, unknown
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.validation import name_and_params
 from stratafl.core import checks, flat
 from stratafl.data.inputs import Shape
 from stratafl.models.lora import adapters
@@ -20,7 +21,7 @@ LORA = ("targets", "rank", "alpha", "train")
 
 def network(table: object, shape: Shape, outputs: int) -> Callable[[], nn.Module]:
     """What makes the module, called with all generators set from the run's seed."""
-    name, params = named("model", table)
+    name, params = name_and_params("model", table)
     params.pop("keep_at_home", None)  # which the run is told of: it is no part of the module
     base, lora = params.pop("base", None), _lora(params.pop("lora", None))
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, guarded, unknown
-from stratafl.base.generators import seeded
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import Purpose, seed_of, seeded
 from stratafl.base.user_code import load_attribute
 from stratafl.config.paths import HUB
 from stratafl.config.schema import DataConfig

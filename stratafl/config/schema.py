@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from stratafl.base.errors import InvalidInput, choice, first_line, named, reason, unknown
+from stratafl.base.errors import InvalidInput, first_line, reason, unknown
+from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.paths import anchored
 from stratafl.core.leaf import Leaf, LearningRate, OptimiserState, constant, cosine, leaf, step_decay
 
@@ -119,9 +120,9 @@ class LeafConfig:
     def rates(self, rounds: int) -> tuple[str, dict[str, Any]]:
         """The name of the learning rate's schedule, and its parameters in a run of so many
         rounds."""
-        name, params = named("leaf.schedule", self.schedule)
+        name, params = name_and_params("leaf.schedule", self.schedule)
         allowed = {"constant": (), "step": ("every", "factor"), "cosine": ("rounds", "floor")}
-        choice("leaf.schedule", name, allowed)
+        check_choice("leaf.schedule", name, allowed)
         for key in params:
             if key not in allowed[name]:
                 raise unknown("leaf.schedule key", key, allowed[name])
@@ -138,7 +139,7 @@ class LeafConfig:
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             optimiser=self.optimiser,
-            optimiser_state=choice("leaf.optimiser_state", self.optimiser_state, get_args(OptimiserState)),
+            optimiser_state=check_choice("leaf.optimiser_state", self.optimiser_state, get_args(OptimiserState)),
             epochs=self.epochs,
         )
 

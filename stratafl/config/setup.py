@@ -17,9 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, integer
-from stratafl.base.tree import Tree
+from stratafl.base import device
+from stratafl.base.errors import InvalidInput
+from stratafl.base.topology import Tree
 from stratafl.base.user_code import load_module, own_code
+from stratafl.base.validation import check_integer
 from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
@@ -70,8 +72,8 @@ def experiment(config: Config) -> Simulation:
 @own_code()
 def study(config: Config, ranks: Ranks | None = None) -> Study:
     """The run with what its clients hold; on several ranks, the part of it that is this one's."""
-    seed = integer("run.seed", config.run.seed)
-    integer("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
+    seed = check_integer("run.seed", config.run.seed)
+    check_integer("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
     method = method_of(config, tree.depth)
@@ -131,7 +133,7 @@ def _evaluation(config: Config) -> Evaluation:
 
 def _execution(config: Config, ranks: Ranks | None) -> Execution:
     run = config.run
-    return Execution(checks.place(run.device, "run.device"), run.engine, run.precision, ranks)
+    return Execution(device.check_device(run.device, "run.device"), run.engine, run.precision, ranks)
 
 
 # -- one leaf --------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def _execution(config: Config, ranks: Ranks | None) -> Execution:
 def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
     """A leaf's part of the config's data set, by its number, and how many numbers its model
     gives."""
-    seed = integer("run.seed", config.run.seed)
+    seed = check_integer("run.seed", config.run.seed)
     data = prepared(config.data, Tree.of(config.tree.shape), seed)
     return data.train.supply.batch(torch.as_tensor(data.partition.leaves[leaf]), BatchKey(seed, leaf, 0)), data.outputs
 
@@ -168,7 +170,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
         leaf=chain,
         batch=batch,
         sampling=sampling,
-        seed=integer("run.seed", config.run.seed),
+        seed=check_integer("run.seed", config.run.seed),
         augment=augment_of(config.data),
     )
     home = _home(config, start.flat)
@@ -200,7 +202,7 @@ class InitialModel:
 
 def initial_model(config: Config, shape: Shape, outputs: int) -> InitialModel:
     """Drawn from the run's seed or read from a file, so the same wherever it is asked for."""
-    flat = checks.flattened(network(config.model, shape, outputs), integer("run.seed", config.run.seed))
+    flat = checks.flattened(network(config.model, shape, outputs), check_integer("run.seed", config.run.seed))
     return InitialModel(flat, *checks.started(flat, config.run.initial))
 
 
@@ -242,7 +244,7 @@ def root_of(config: Config) -> RootSetup:
     """The root's, as a simulation of the whole would have it."""
     import_plugins(config.run.plugins)
     tree = Tree.of(config.tree.shape)
-    data = prepared(config.data, tree, integer("run.seed", config.run.seed))
+    data = prepared(config.data, tree, check_integer("run.seed", config.run.seed))
     counts = LabelCounts.of(data)
     start = initial_model(config, data.shape, data.outputs)
     if config.tree.weights is not None:

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, MissingExtra, choice, first_line, guarded, integer, number, plain
-from stratafl.base.generators import seeded
-from stratafl.base.streams import Purpose, seed_of
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, MissingExtra, guarded
+from stratafl.base.rng import Purpose, seed_of, seeded
+from stratafl.base.topology import Tree, balanced_hint, groups_of
+from stratafl.base.validation import check_choice, check_integer, check_number, plain
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf, LearningRate, decay, leaf
-
 from stratafl.core.rule import Proximal, Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import peculiar, tensor
 from stratafl.data.sampling import Sampling, steps_of_pass
 
 MOST_BATCH = 1 << 31
+
 MOST_DRAWN = 1 << 30
 """Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8
 GB."""
@@ -147,21 +147,6 @@ def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
     return parts
 
 
-def groups_of(tree: Tree) -> list[int]:
-    """How many clients the groups of a tree of two levels have; none of other trees, and of a
-    single group."""
-    sizes = tree.children(tree.depth - 1).tolist()
-    return sizes if tree.depth == 2 and len(sizes) > 1 else []
-
-
-def balanced_hint(tree: Tree) -> str:
-    """A hint at the balanced tree that may be meant by the sizes of groups, if it has groups."""
-    sizes = groups_of(tree)
-    if not sizes:
-        return ""
-    return f': {sizes} is {len(sizes)} groups of so many clients, and a balanced tree "{"x".join(map(str, sizes))}"'
-
-
 def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
     """A list of numbers of samples, of which there are so many; it may be empty."""
     try:
@@ -183,33 +168,33 @@ def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     given = plain(given)
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")
-    return [integer(field, level, at_least=0, at_most=depth) for level in given]
+    return [check_integer(field, level, at_least=0, at_most=depth) for level in given]
 
 
 def chain(given: Leaf | float | LearningRate) -> Leaf:
     """The clients' chain, whose learning rate is tried for the first round."""
     made = given if isinstance(given, Leaf) else leaf(given)
     with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
-        number("leaf.lr", made.lr(0), at_least=0)
+        check_number("leaf.lr", made.lr(0), at_least=0)
     return made
 
 
 def strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
     """Refuse what a direction is multiplied with where the model's own type cannot hold it."""
     largest = torch.finfo(dtype).max
-    number("leaf.lr", chain.lr(0), at_most=largest)
+    check_number("leaf.lr", chain.lr(0), at_most=largest)
     for stage in chain.stages:
         if isinstance(stage, decay):
-            number("leaf.weight_decay", stage.rate, at_most=largest)
+            check_number("leaf.weight_decay", stage.rate, at_most=largest)
     for rule in rules:
         if isinstance(rule.local, Proximal):
-            number("rules", rule.local.strength, at_most=largest)
+            check_number("rules", rule.local.strength, at_most=largest)
 
 
 def batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
     """How many samples a step takes, None for all, and how they are drawn."""
-    drawn: Sampling = choice("sampling", sampling, get_args(Sampling))
-    return None if batch is None else integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn
+    drawn: Sampling = check_choice("sampling", sampling, get_args(Sampling))
+    return None if batch is None else check_integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn
 
 
 def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
@@ -221,13 +206,3 @@ def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, p
         return ""
     each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
     return f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
-
-
-def place(device: str | torch.device, field: str = "device") -> torch.device:
-    """Where a tensor that is made there lies, if it can hold values."""
-    try:
-        made = torch.zeros(1, device=device)
-        float(made)
-    except Exception as problem:
-        raise InvalidInput(field, device, first_line(problem) or "is no device of this machine") from None
-    return made.device

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL, row_bytes
 from stratafl.core.meeting import Arrived, Held, Outcome, Sent, choose, choose_rows

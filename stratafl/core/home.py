@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.patterns import is_within, matching
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
+from stratafl.base.validation import is_within, matching
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf
 from stratafl.core.optimise.optimiser import Optimiser

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, integer, number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_choice, check_integer, check_number
 from stratafl.core.optimise.optimiser import SGD, AdamW, Optimiser, optimiser_of
 
 Correct = Callable[[Tensor, Tensor], Tensor]
@@ -159,11 +160,11 @@ def leaf(
     """
     stages: list[Stage] = [corrections]
     if clip_norm is not None:
-        stages.append(clip(number("leaf.clip", clip_norm, above=0, at_most=1e30)))
-    strength = number("leaf.weight_decay", weight_decay, at_least=0)
+        stages.append(clip(check_number("leaf.clip", clip_norm, above=0, at_most=1e30)))
+    strength = check_number("leaf.weight_decay", weight_decay, at_least=0)
     if strength > 0:
         stages.append(decay(strength))
-    number("leaf.momentum", momentum, at_least=0, below=1)
+    check_number("leaf.momentum", momentum, at_least=0, below=1)
     chosen = SGD(momentum) if optimiser is None else optimiser_of(optimiser)
     if optimiser is not None and momentum:
         allowed = 'is an optimiser\'s own: optimiser = { name = "sgd", momentum = 0.9, nesterov = true }'
@@ -171,30 +172,30 @@ def leaf(
     if isinstance(chosen, AdamW) and strength > 0:
         allowed = 'AdamW has a decay of its own: optimiser = { name = "adamw", weight_decay = 0.01 }'
         raise InvalidInput("leaf.weight_decay", weight_decay, allowed)
-    choice("leaf.optimiser_state", optimiser_state, get_args(OptimiserState))
+    check_choice("leaf.optimiser_state", optimiser_state, get_args(OptimiserState))
     schedule = lr if callable(lr) else constant(lr)
-    passes = None if epochs is None else integer("leaf.epochs", epochs, at_least=1)
+    passes = None if epochs is None else check_integer("leaf.epochs", epochs, at_least=1)
     return Leaf(schedule, tuple(stages), chosen, optimiser_state, passes)
 
 
 def constant(lr: float) -> LearningRate:
     """A learning rate that stays as it is."""
-    lr = number("leaf.lr", lr, above=0)
+    lr = check_number("leaf.lr", lr, above=0)
     return lambda round: lr
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
     """Multiply by `factor` after each `every` global rounds."""
-    lr = number("leaf.lr", lr, above=0)
-    integer("leaf.schedule.every", every, at_least=1)
-    number("leaf.schedule.factor", factor, above=0, at_most=1)
+    lr = check_number("leaf.lr", lr, above=0)
+    check_integer("leaf.schedule.every", every, at_least=1)
+    check_number("leaf.schedule.factor", factor, above=0, at_most=1)
     return lambda round: lr * factor ** (round // every)
 
 
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
     """A learning rate that falls from `lr` towards `floor` along half a cosine over `rounds` global
     rounds."""
-    lr = number("leaf.lr", lr, above=0)
-    integer("leaf.schedule.rounds", rounds, at_least=1)
-    number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
+    lr = check_number("leaf.lr", lr, above=0)
+    check_integer("leaf.schedule.rounds", rounds, at_least=1)
+    check_number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
     return lambda round: floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2

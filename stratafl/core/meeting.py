@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import DeviceCache, placed
-from stratafl.base.tree import Tree
+from stratafl.base.device import DeviceCache, placed
+from stratafl.base.topology import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, Key
 from stratafl.core.refusal import (
     Limits,

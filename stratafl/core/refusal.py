@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, number, plain
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_number, plain
 from stratafl.core.rule import Rule
 from stratafl.core.shared_rows import in_blocks
 
@@ -64,7 +65,7 @@ def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | No
     """
     if given is None:
         return [LIMIT if rule.reduce is None else None for rule in rules]
-    if 0 < number("update_limit", given, at_least=0) < 1:
+    if 0 < check_number("update_limit", given, at_least=0) < 1:
         raise InvalidInput("update_limit", given, "must be 0, for no limit, or a number of at least 1")
     return [float(given) or None for _ in rules]
 
@@ -78,7 +79,7 @@ def update_factors(given: object, rules: Sequence[Rule]) -> list[float | None]:
     each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
     if len(each_level) != len(rules):
         raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")
-    factors = [number("update_factor", each, at_least=0) for each in each_level]
+    factors = [check_number("update_factor", each, at_least=0) for each in each_level]
     if any(0 < each < 1 for each in factors):
         raise InvalidInput("update_factor", given, "must be 0, for none, or a number of at least 1")
     return [each or None for each in factors]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.meeting import choose_rows
 from stratafl.core.refusal import far_off, largest
 from stratafl.core.rule import Rows, Rule

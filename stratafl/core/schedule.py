@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, count_or_share, guarded, integer, plain
-from stratafl.base.generators import seeded
-from stratafl.base.streams import Purpose, generator, seed_of
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, guarded
+from stratafl.base.rng import Purpose, generator, seed_of, seeded
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_count_or_fraction, check_integer, plain
 from stratafl.core.rule import documented
 
 MOST_STEPS = 1_000_000
@@ -41,7 +41,7 @@ class Schedule:
         """Make a schedule of the periods of all edge levels, root first. With `epochs`, the lowest
         level's period is that many passes over a client's data, and the periods are those of the
         others."""
-        periods, depth = plain(periods), integer("depth", depth, at_least=1)
+        periods, depth = plain(periods), check_integer("depth", depth, at_least=1)
         if epochs is not None:
             if not isinstance(periods, Sequence) or len(periods) != depth - 1:
                 wanted = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
@@ -49,7 +49,7 @@ class Schedule:
             periods = [*periods, epochs]
         if not isinstance(periods, Sequence) or len(periods) != depth:
             raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
-        whole_periods = tuple(integer("periods", period, at_least=1) for period in periods)
+        whole_periods = tuple(check_integer("periods", period, at_least=1) for period in periods)
         if math.prod(whole_periods) > MOST_STEPS:
             raise InvalidInput("periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round")
         return Schedule(whole_periods)
@@ -59,10 +59,10 @@ class Schedule:
         """Make a schedule of the paper's P list: level m synchronises every P_m local steps, root
         first."""
         wanted = "each must be a whole number that divides the one before it"
-        steps, depth = plain(steps), integer("depth", depth, at_least=1)
+        steps, depth = plain(steps), check_integer("depth", depth, at_least=1)
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
-        steps = [integer("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
+        steps = [check_integer("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
         ratios = []
         for above, below in zip(steps, [*steps[1:], 1], strict=True):
             if above % below:
@@ -129,7 +129,7 @@ def check_participation(
 def _checked(each: Participation) -> Participation:
     if each is None or callable(each) or (isinstance(each, str) and each == "all"):
         return each
-    return count_or_share("participation", each, 'must be "all", a fraction, a number or a function')
+    return check_count_or_fraction("participation", each, 'must be "all", a fraction, a number or a function')
 
 
 def draw(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.frames import PACKAGE, code_of
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
+from stratafl.base.tracebacks import PACKAGE, code_of
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf, Stage, clips, decay
 from stratafl.core.objective.losses import Loss, bare

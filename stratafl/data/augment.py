@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.streams import Purpose, uniform
+from stratafl.base.rng import Purpose, uniform
 
 PAD = 4
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.base.errors import InvalidInput, guarded, unknown
-from stratafl.base.generators import seeded, states
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import Purpose, seed_of, seeded, states
 from stratafl.data.inputs import Fields, Inputs, Pair, is_array, merged, named_inputs, targets, tensors_of
 from stratafl.data.supply import Held, Lazy
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.streams import Purpose, bits, uniform
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
+from stratafl.base.rng import Purpose, bits, uniform
 
 Sampling = Literal["epochs", "replacement"]
 

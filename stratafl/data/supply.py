@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.generators import CPU, seeded
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import CPU, Purpose, seed_of, seeded
 from stratafl.data.inputs import Inputs, Pair, merged, typed
 from stratafl.data.labels import Classes
 

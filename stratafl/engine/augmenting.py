@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.generators import as_before, generator_of, states, torch_as_before
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import Purpose, as_before, generator_of, seed_of, states, torch_as_before
 from stratafl.core.work import Augment
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 from stratafl.data.supply import Held, Supply

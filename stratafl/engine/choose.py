@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, guarded
-from stratafl.base.generators import as_before
+from stratafl.base.errors import InvalidInput, guarded
+from stratafl.base.rng import as_before
+from stratafl.base.validation import check_choice
 from stratafl.core.shared_rows import DriftKernel, Spread
 from stratafl.core.work import Engine, Training, Work
 from stratafl.data.inputs import shape_of
@@ -55,8 +56,8 @@ def make_engine(
     GPU; on a CPU a few steps of all three are timed and the fastest one taken, once for each model,
     batch and number of clients in a process. They give the same result, up to rounding.
     """
-    choice("engine", name, get_args(Name))
-    choice("precision", precision, COMPUTES)
+    check_choice("engine", name, get_args(Name))
+    check_choice("precision", precision, COMPUTES)
     if name == "loop":
         return _loop(training, precision)
     stacked = StackedEngine(

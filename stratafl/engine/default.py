@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.generators import as_before
+from stratafl.base.rng import as_before
 from stratafl.core.leaf import Usual
 from stratafl.core.work import Training
 from stratafl.data.sampling import batch_lengths, steps_of_pass

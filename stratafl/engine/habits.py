@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.generators import as_before, generator_of, states
+from stratafl.base.rng import as_before, generator_of, states
 from stratafl.core.flat import Flat, same_values
 from stratafl.core.objective.losses import Loss
 from stratafl.core.work import Training

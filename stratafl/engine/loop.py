@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import PROCESS, generator_of, torch_as_before
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of, torch_as_before
 from stratafl.core.leaf import Correct, Stage, through
 from stratafl.core.work import Trained, Training, Work, behind_clip
 from stratafl.data.sampling import batches

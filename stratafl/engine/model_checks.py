@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, complaint, guarded, pass_on_no_room, reason
-from stratafl.base.generators import as_before
+from stratafl.base.rng import as_before
 from stratafl.core.flat import Flat
 from stratafl.core.measure.metrics import CHUNK, WHOLE, tally
 from stratafl.core.objective.builtin import has_classes, is_classification

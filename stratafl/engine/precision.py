@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import PROCESS
+from stratafl.base.rng import PROCESS
 from stratafl.core.objective.losses import Loss
 from stratafl.engine.ops import HALF, Compute
 

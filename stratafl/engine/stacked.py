@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import as_before
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
+from stratafl.base.rng import as_before
 from stratafl.core.leaf import PLAIN
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Trained, Training, Work

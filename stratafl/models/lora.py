@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, integer, number
-from stratafl.base.patterns import is_within, last_parts, matching
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_integer, check_number, is_within, last_parts, matching
 
 
 class LowRank(nn.Module):
@@ -56,8 +56,8 @@ def adapters(
     rank, alpha: of the adapters, which count alpha / rank.
     train: what else is trained, whole: names of parts or parameters, likewise, such as a new head.
     """
-    rank = integer("lora.rank", rank, at_least=1)
-    alpha = number("lora.alpha", alpha, above=0)
+    rank = check_integer("lora.rank", rank, at_least=1)
+    alpha = check_number("lora.alpha", alpha, above=0)
     layers = {name: part for name, part in module.named_modules() if name and _is_linear(part)}
     chosen = matching("lora.targets", targets, layers)
     if not chosen:

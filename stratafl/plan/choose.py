@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from stratafl.base.statistics import OverSeeds, over_seeds
 from stratafl.plan.priced import Tried, spent_R
 from stratafl.plan.question import Cost, Question
 from stratafl.plan.search import AS_GIVEN, FINALISTS, Search
 from stratafl.plan.space import Setting
 from stratafl.plan.trainer import Watch
-from stratafl.runs.statistics import OverSeeds, over_seeds
 
 
 @dataclass(frozen=True, eq=False)

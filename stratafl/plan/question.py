@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stratafl.base.errors import InvalidInput, choice, number, repeated
+from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, unreadable
+from stratafl.base.validation import check_choice, check_number, repeated
 from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.core.objective.goal import Goal
@@ -106,12 +107,12 @@ def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, flo
     found: dict[Cost, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        cost = choice(option, name.strip(), COSTS)
+        cost = check_choice(option, name.strip(), COSTS)
         try:
             limit = float(value)
         except ValueError:
             raise InvalidInput(option, text, "must look like seconds=3600") from None
         if cost in found:
             raise InvalidInput(option, text, f"{cost} has a budget already")
-        found[cost] = number(option, limit, above=0)
+        found[cost] = check_number(option, limit, above=0)
     return found

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, named, number, unknown
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_number, name_and_params
 from stratafl.config.schema import Config, check_plain
 from stratafl.config.setup import import_plugins, rules_of, schedule_of
 from stratafl.core.schedule import Schedule, check_participation
@@ -134,7 +135,7 @@ def space_of(config: Config, given: Mapping[str, Any] | None = None) -> Space:
     tables = dict(given or {})
     check_plain(tables, "plan")
     import_plugins(config.run.plugins)
-    effort = number("plan.effort", tables.pop("effort", 1.0), above=0)
+    effort = check_number("plan.effort", tables.pop("effort", 1.0), above=0)
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
         raise InvalidInput("plan.defaults", defaults, "must be true or false")
@@ -162,7 +163,7 @@ def _usual(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     if taking_part is None or isinstance(taking_part, str | float):
         own = taking_part if isinstance(taking_part, float) else 1.0
         found["participation"] = own, tuple(sorted({own, 0.5, 1.0}))
-    lr = number("leaf.lr", config.leaf.lr, above=0)
+    lr = check_number("leaf.lr", config.leaf.lr, above=0)
     found["lr"] = lr, _around(lr, WIDE, lambda value: float(f"{value:.6g}"))
     if config.leaf.batch:
         found["batch"] = config.leaf.batch, _around(config.leaf.batch, NARROW, lambda value: max(1, round(value)))
@@ -218,7 +219,7 @@ def _values(field: str, given: Any) -> tuple[Any, ...]:
 def _as_method(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping) and "rules" in given:
         return dict(given)
-    name, params = named("plan.method", given)
+    name, params = name_and_params("plan.method", given)
     return {"name": name, **params}
 
 

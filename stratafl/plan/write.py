@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.files import write_json, writing
+from stratafl.base.statistics import OverSeeds
 from stratafl.config.schema import Config
 from stratafl.plan.choose import Answer, Candidate, stretches
 from stratafl.plan.make import Made
 from stratafl.plan.priced import cost_in
 from stratafl.plan.question import COSTS
 from stratafl.runs.layout import slug
-from stratafl.runs.statistics import OverSeeds
 
 PLAN, TRIALS = "plan.json", "trials.csv"
 

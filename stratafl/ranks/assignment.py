@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.data.sampling import Sampling
 
 SLACK = 1.1

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.pack import pack, unpack
-from stratafl.base.state import State
-from stratafl.base.tree import Tree
+from stratafl.base.state_dict import State, pack, unpack
+from stratafl.base.topology import Tree
 from stratafl.ranks.collectives import Ranks
 from stratafl.ranks.subtree import Branch, held
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import placed
-from stratafl.base.tree import Mask, Reducer, Tree, reduced
+from stratafl.base.device import placed
+from stratafl.base.topology import Mask, Reducer, Tree, reduced
 from stratafl.ranks.collectives import Members, Ranks
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from stratafl.base.statistics import over_seeds
 from stratafl.core.measure.divergence import diverged, measured
 from stratafl.runs import StoredRun
-from stratafl.runs.statistics import over_seeds
 
 Points = list[float | None]
 AXES = {"rounds": "global rounds", "steps": "local steps per client", "bytes": "bytes per client", "seconds": "seconds"}

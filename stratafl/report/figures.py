@@ -10,37 +10,31 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.files import writing
+from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.report.compare import Setting
 from stratafl.report.curves import AXES
 from stratafl.report.export import as_csv, as_latex
 from stratafl.report.measures import Measure
 from stratafl.report.payload import QUANTITIES, judged_by
-from stratafl.report.plots import pyplot, save
 from stratafl.report.summary import columns, first_round, of_all
 from stratafl.runs.layout import slug
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2629b", "#a87400", "#6b4fbb", "#5b6470")
 """Okabe and Ito's, which people with any colour vision can tell apart; a violet for their second
 blue."""
+
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.6, 1, 1.6)), (0, (8, 2)))
 """Five to seven colours, as on the page: 35 settings look different, and neighbours do in grey."""
+
 TOLD_APART = len(COLOURS) * len(DASHES)
+
 COLUMN, PAGE = 3.4, 7.0
 """Inches: the width of a column of a paper, and of two."""
+
 LETTERS, LINE, SAMPLE = 15, 0.16, 5
 """A legend's measures: an inch holds so many letters, a line takes so many inches, and a name's
 sample as much as so many letters."""
-STYLE = {
-    "font.size": 8,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "stratafl",
-    "pdf.fonttype": 42,
-    "text.parse_math": False,
-}
-"""Texts stay texts in an SVG and a PDF, and dollar signs in users' names are no formulas."""
+
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None, "ModDate": None}}
 
 

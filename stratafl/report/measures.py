@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_args
 
 from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.statistics import OverSeeds
 from stratafl.core.objective.goal import Goal, GoalLike, default_metric, one_goal, rank
 from stratafl.core.objective.metric import Better
 from stratafl.report.curves import Curve, is_metric
 from stratafl.runs import StoredRun
-from stratafl.runs.statistics import OverSeeds
 
 LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "distance")
 """Words in the names of metrics that are the better the lower they are."""

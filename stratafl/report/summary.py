@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from stratafl.base.statistics import OverSeeds, over_seeds
 from stratafl.core.objective.goal import Goal
 from stratafl.core.objective.metric import Better
 from stratafl.report.compare import Setting
 from stratafl.report.curves import Curve
 from stratafl.report.measures import ABSENT, Measure, number_text
 from stratafl.runs import StoredRun
-from stratafl.runs.statistics import OverSeeds, over_seeds
 
 TARGET_STEP = 0.05
 MEGA = 1e-6

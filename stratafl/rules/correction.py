@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import choice
+from stratafl.base.validation import check_choice
 from stratafl.core.rule import Edge, Rows, Rule, average
 from stratafl.rules.registry import register
 
@@ -41,7 +41,7 @@ def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
         measures=True,
         counts_late=True,
     )
-    if choice("mtgc.restart", restart, ("zero", "gradient", "keep")) == "keep":
+    if check_choice("mtgc.restart", restart, ("zero", "gradient", "keep")) == "keep":
         return rule
     if restart == "zero":
         return rule._replace(relay=forget)

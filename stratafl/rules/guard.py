@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, is_no_room, reason
-from stratafl.base.frames import PACKAGE, Frame, code_of, definition, own_frames
 from stratafl.base.signals import Interrupted
+from stratafl.base.tracebacks import PACKAGE, Frame, code_of, definition, own_frames
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Edge, Rows, Rule, average
 

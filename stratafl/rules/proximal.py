@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import choice, number
+from stratafl.base.validation import check_choice, check_number
 from stratafl.core.rule import Edge, Proximal, Rows, Rule, average
 from stratafl.rules.registry import register
 
@@ -15,7 +15,7 @@ from stratafl.rules.registry import register
 @register("fedprox")
 def fedprox(mu: float = 0.01) -> Rule:
     """FedProx: a pull of strength mu towards the model the parent gave."""
-    mu = number("fedprox.mu", mu, at_least=0)
+    mu = check_number("fedprox.mu", mu, at_least=0)
     return average()._replace(local=Proximal(mu))
 
 
@@ -29,8 +29,8 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
     of FedDyn's whole objective. With "after_clip" alpha * x is weight decay, as in the code
     released with the paper. Without a clip both are the same.
     """
-    alpha = number("feddyn.alpha", alpha, above=0)
-    choice("feddyn.pull", pull, ("before_clip", "after_clip"))
+    alpha = check_number("feddyn.alpha", alpha, above=0)
+    check_choice("feddyn.pull", pull, ("before_clip", "after_clip"))
 
     def up(state: Rows, x: Tensor, edge: Edge) -> tuple[Rows, Rows]:
         return {"h": state["h"] - alpha * (x - edge.model)}, {"model": x}

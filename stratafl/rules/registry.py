@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from stratafl.base.errors import InvalidInput, UserCodeError, choice, guarded, integer, named, unknown
-from stratafl.base.frames import definition
-from stratafl.base.generators import ALIKE, seeded
+from stratafl.base.errors import InvalidInput, UserCodeError, guarded, unknown
+from stratafl.base.rng import ALIKE, seeded
+from stratafl.base.tracebacks import definition
+from stratafl.base.validation import check_choice, check_integer, name_and_params
 from stratafl.core.rule import Rule, average
 from stratafl.rules.guard import guarded_rule
 
@@ -63,7 +64,7 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
         raise InvalidInput("register", name, "must be a name")
     if name in _shipped:
         raise InvalidInput("register", name, "is the name of a rule that stratafl ships: register it under another one")
-    choice("register at", at, get_args(Place))
+    check_choice("register at", at, get_args(Place))
 
     def add(make: Factory) -> Factory:
         text = summary or (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
@@ -97,10 +98,10 @@ RuleLike = Rule | str | Mapping[str, object]
 
 def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     """The rules, root first, that a method's name puts on the edges of a tree of this depth."""
-    name, params = named("method", method, "a Rule")
+    name, params = name_and_params("method", method, "a Rule")
     found = entry(name, "method")
     rule = found.rule(**params)
-    levels = range(1, integer("depth", depth, at_least=1) + 1)
+    levels = range(1, check_integer("depth", depth, at_least=1) + 1)
     taken = {
         "every": set(levels),
         "leaf": {depth},
@@ -129,7 +130,7 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
 def _one(rule: RuleLike, level: int) -> Rule:
     if isinstance(rule, Rule):
         return guarded_rule(f"the rule of edge level {level}", rule)
-    name, params = named("rules", rule, "a Rule")
+    name, params = name_and_params("rules", rule, "a Rule")
     return entry(name).rule(**params)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import number
+from stratafl.base.validation import check_number
 from stratafl.core.rule import Rows, Rule, average
 from stratafl.rules.registry import register
 
@@ -15,8 +15,8 @@ from stratafl.rules.registry import register
 @register("momentum", at="root")
 def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
     """Momentum at the parent (FedAvgM), at the root when named for a whole tree."""
-    lr = number("momentum.lr", lr, above=0)
-    number("momentum.beta", beta, at_least=0, below=1)
+    lr = check_number("momentum.lr", lr, above=0)
+    check_number("momentum.beta", beta, at_least=0, below=1)
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
         m = beta * memory["m"] + (mean["model"] - start)
@@ -54,10 +54,10 @@ def _adaptive(
 ) -> Rule:
     """Algorithm 2 of "Adaptive Federated Optimization" (Reddi et al., 2021): no bias correction, v
     from tau^2."""
-    lr = number(f"{name}.lr", lr, above=0)
-    number(f"{name}.beta1", beta1, at_least=0, below=1)
-    number(f"{name}.beta2", beta2, at_least=0, below=1)
-    tau = number(f"{name}.tau", tau, above=0)
+    lr = check_number(f"{name}.lr", lr, above=0)
+    check_number(f"{name}.beta1", beta1, at_least=0, below=1)
+    check_number(f"{name}.beta2", beta2, at_least=0, below=1)
+    tau = check_number(f"{name}.tau", tau, above=0)
 
     def merge(memory: Rows, start: Tensor, mean: Rows, share: Tensor) -> tuple[Rows, Tensor]:
         delta = mean["model"] - start

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stratafl.base import files
-from stratafl.base.pack import pack, unpack
-from stratafl.base.state import State
+from stratafl.base.state_dict import State, pack, unpack
 from stratafl.runs import layout
 from stratafl.runs.origins import Origins
 from stratafl.runs.records import Mark, read_marked

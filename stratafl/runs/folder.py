@@ -16,8 +16,8 @@ from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.environment import environment
-from stratafl.base.state import State
-from stratafl.base.tree import Tree
+from stratafl.base.state_dict import State
+from stratafl.base.topology import Tree
 from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts
 from stratafl.core.measure.divergence import diverged, diverged_after

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.frames import is_installed
+from stratafl.base.tracebacks import is_installed
 from stratafl.config.paths import HUB, SUFFIXES, renamed
 from stratafl.config.schema import Config
 from stratafl.runs import layout

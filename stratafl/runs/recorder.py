@@ -25,7 +25,7 @@ from torch import Tensor
 from stratafl.base import errors
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted, Stop
-from stratafl.base.state import State
+from stratafl.base.state_dict import State
 from stratafl.core.measure.record import RoundResult
 from stratafl.ranks.failure import GONE
 from stratafl.ranks.launcher import RUN

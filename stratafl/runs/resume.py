@@ -14,7 +14,7 @@ import torch
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
-from stratafl.base.state import State
+from stratafl.base.state_dict import State
 from stratafl.config.data import LabelCounts
 from stratafl.ranks.collectives import Ranks
 from stratafl.runs import layout

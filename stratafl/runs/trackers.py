@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stratafl.base.errors import MissingExtra, choice
+from stratafl.base.errors import MissingExtra
+from stratafl.base.validation import check_choice
 from stratafl.core.measure.record import RoundResult
 from stratafl.core.measure.track import DONE, INTERRUPTED, Tracker, scalars
 
@@ -34,7 +35,7 @@ def trackers_for(
     """The trackers of these names, for the run in a folder; `done`: rounds that there are
     already."""
     for each in names:
-        choice(field, each, get_args(Name))
+        check_choice(field, each, get_args(Name))
     made: dict[str, Any] = {
         "tensorboard": lambda: TensorBoard(folder / FOLDER, done),
         "wandb": lambda: WeightsAndBiases(name=name, id=id, dir=str(folder)),
@@ -47,7 +48,7 @@ def check_trackers(names: Sequence[str], field: str = "--track") -> None:
     """Refuse names that nobody knows, and miss packages, before the work."""
     checks = {"tensorboard": _summary_writer, "wandb": _wandb, "mlflow": _mlflow}
     for each in names:
-        checks[choice(field, each, get_args(Name))]()
+        checks[check_choice(field, each, get_args(Name))]()
 
 
 def _imported(module: str, feature: str, package: str, extra: str) -> Any:

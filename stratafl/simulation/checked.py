@@ -9,8 +9,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, integer, plain
-from stratafl.base.tree import Tree
+from stratafl.base import topology
+from stratafl.base.device import check_device
+from stratafl.base.errors import InvalidInput
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_choice, check_integer, plain
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.waiting import Policy
 from stratafl.core import checks
@@ -68,7 +71,7 @@ class Checked:
 def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
     """All arguments as the run works with them, or the complaint about the first that is wrong."""
     tree = Tree.of(problem.tree)
-    seed = integer("seed", method.seed)
+    seed = check_integer("seed", method.seed)
     data, test = _data(problem, seed), _test(problem, seed)
     own = own_test(problem.test_partition, tree, test, problem.columns, seed)
     test = own if test is None else test
@@ -85,11 +88,11 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     ranks = Ranks() if execution.ranks is None else execution.ranks
     if not isinstance(ranks, Ranks):
         raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
-    device = ranks.device(checks.place(execution.device))
+    device = ranks.device(check_device(execution.device))
     participation = check_participation(method.participation, tree.depth)
     default: Name | None = None if device.type == "cpu" else "stacked"
-    engine = default if execution.engine is None else choice("engine", execution.engine, get_args(Name))
-    precision = choice("precision", execution.precision, COMPUTES)
+    engine = default if execution.engine is None else check_choice("engine", execution.engine, get_args(Name))
+    precision = check_choice("precision", execution.precision, COMPUTES)
     network, wait = checked_waiting(method, rules, leaf, tree)
     return Checked(
         tree=tree,
@@ -150,8 +153,8 @@ def _check_depth(periods: object, leaf: Leaf, tree: Tree) -> None:
     """Refuse periods of a deeper tree whose fan-outs were read as sizes of groups."""
     given = plain(periods)
     count = len(given) + (leaf.epochs is not None) if isinstance(given, Sequence) else 0
-    if count > tree.depth and count == len(checks.groups_of(tree)):
-        allowed = f"needs one number per edge level, {tree.depth} of them{checks.balanced_hint(tree)}"
+    if count > tree.depth and count == len(topology.groups_of(tree)):
+        allowed = f"needs one number per edge level, {tree.depth} of them{topology.balanced_hint(tree)}"
         raise InvalidInput("periods", given, allowed)
 
 
@@ -168,11 +171,11 @@ def _divided(problem: Problem, data: Given) -> Sequence[Any]:
 def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
     """What is measured, if all of it can be."""
     made = Evaluation(
-        rounds=integer("rounds", given.rounds, at_least=1),
-        evaluate_every=integer("evaluate_every", given.evaluate_every, at_least=1),
+        rounds=check_integer("rounds", given.rounds, at_least=1),
+        evaluate_every=check_integer("evaluate_every", given.evaluate_every, at_least=1),
         evaluate_levels=checks.levels("evaluate_levels", given.evaluate_levels, depth),
         stop_at=given.stop_at,
-        diagnose=choice("diagnose", given.diagnose, get_args(Diagnose)),
+        diagnose=check_choice("diagnose", given.diagnose, get_args(Diagnose)),
         metrics=given.metrics,
         stop_when=given.stop_when,
     )

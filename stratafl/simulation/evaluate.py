@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core import checks
 from stratafl.core.flat import Flat
 from stratafl.core.measure.metrics import Tally, metrics, tally

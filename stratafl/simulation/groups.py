@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl.base.tree import Shape, Tree
+from stratafl.base.topology import Shape, Tree
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf, LearningRate

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.generators import as_before
-from stratafl.base.tree import Tree
+from stratafl.base.rng import as_before
+from stratafl.base.topology import Tree
 from stratafl.base.user_code import own_code
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.run_clock import RunClock

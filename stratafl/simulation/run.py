@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, number
-from stratafl.base.state import State
+from stratafl.base.errors import InvalidInput
+from stratafl.base.state_dict import State
 from stratafl.base.user_code import own_code
+from stratafl.base.validation import check_number
 from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.workload import Workload
 from stratafl.core.channel import MODEL
@@ -164,7 +165,7 @@ class Simulation(Shown):
         round = len(self.history)
         self.ranks.connect()
         began = time.perf_counter()
-        number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
+        check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         top, renewed = self._one_meeting(round)
         if top > 1:
             self._seconds += time.perf_counter() - began

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stratafl.base.errors import InvalidInput, integer, number
-from stratafl.base.state import State
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.state_dict import State
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_integer, check_number
 from stratafl.core.measure.record import BEGINNING, RoundResult, Stretch
 from stratafl.core.work import Engine
 from stratafl.ranks.state import check_whole
@@ -32,8 +33,8 @@ class Within(NamedTuple):
             raise InvalidInput("state.within", list(values), f"must be a table of {', '.join(kinds)}")
         return Within(
             Stretch.read(values, tree.whole, "state.within"),
-            integer("state.within.meetings", values["meetings"], at_least=1, at_most=meetings - 1),
-            number("state.within.seconds", values["seconds"], at_least=0),
+            check_integer("state.within.meetings", values["meetings"], at_least=1, at_most=meetings - 1),
+            check_number("state.within.seconds", values["seconds"], at_least=0),
         )
 
 
@@ -51,12 +52,12 @@ def check_state(state: State, engine: Engine, tree: Tree, meetings: int, several
     history = [RoundResult.of(values) for values in state["history"]]
     if [result.round for result in history] != list(range(1, len(history) + 1)):
         raise InvalidInput("state.history", len(history), "its rounds are not one after another")
-    integer("state.step", state["step"], at_least=0)
+    check_integer("state.step", state["step"], at_least=0)
     if "within" in state:
         Within.read(state["within"], tree, meetings)
     if state["engine"] != engine.name:
         raise InvalidInput("state.engine", state["engine"], f"another engine's; this run has {engine.name}")
     if engine.chunk is not None or state["chunk"] is not None:
-        integer("state.chunk", state["chunk"], at_least=1)
+        check_integer("state.chunk", state["chunk"], at_least=1)
     if several_ranks:
         check_whole(tree, {name: state[name] for name in PARTS})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.presets import network

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratafl.base.generators import as_before
+from stratafl.base.rng import as_before
 from stratafl.clock.model.replay import leaf_steps
 from stratafl.clock.model.sizes import MessageSizes, message_sizes, scaled_sizes
 from stratafl.clock.model.workload import Workload, training_flops

@@ -10,23 +10,23 @@ import pytest
 import torch
 
 import stratafl
-from stratafl.base import frames
-from stratafl.base.frames import is_own
+from stratafl.base import tracebacks
+from stratafl.base.tracebacks import is_own
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
     """Nobody remembers what was said of another search path."""
-    for each in (frames.is_own, frames._others):
+    for each in (tracebacks.is_own, tracebacks._others):
         each.cache_clear()
     yield
-    for each in (frames.is_own, frames._others):
+    for each in (tracebacks.is_own, tracebacks._others):
         each.cache_clear()
 
 
 def test_neither_this_package_nor_python_nor_a_library_is(tmp_path: Path) -> None:
     assert is_own(str(tmp_path / "study.py"))
-    assert not any(map(is_own, (stratafl.__file__, torch.__file__, pytest.__file__, frames.os.__file__)))
+    assert not any(map(is_own, (stratafl.__file__, torch.__file__, pytest.__file__, tracebacks.os.__file__)))
 
 
 def test_a_folder_of_the_search_path_is_unless_libraries_were_installed_there(

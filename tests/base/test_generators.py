@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import leaf, simulate
-from stratafl.base.generators import torch_seeded
+from stratafl.base.rng import torch_seeded
 
 
 def noisy(direction: Tensor, x: Tensor, correct: object) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Rule, average, register
-from stratafl.base.generators import states
+from stratafl.base.rng import states
 from stratafl.base.user_code import load_attribute
 from stratafl.config.setup import import_plugins
 from stratafl.core.objective.losses import loss_of

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from stratafl.base import errors
-from stratafl.base.errors import InvalidInput, number
-from stratafl.base.pack import pack
+from stratafl.base.device import DeviceCache
+from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Stop
-from stratafl.base.transfer import DeviceCache
+from stratafl.base.state_dict import pack
+from stratafl.base.validation import check_number
 
 
 def test_a_cache_keeps_each_type_of_an_array_apart() -> None:
@@ -26,20 +27,20 @@ def test_a_cache_keeps_each_type_of_an_array_apart() -> None:
 
 def test_a_number_that_is_right_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(errors, "shown")
-    assert number("lr", 0.1, above=0, at_most=1) == 0.1
+    assert check_number("lr", 0.1, above=0, at_most=1) == 0.1
     with pytest.raises(NameError):
-        number("lr", 2, above=0, at_most=1)
+        check_number("lr", 2, above=0, at_most=1)
 
 
 @pytest.mark.parametrize("value", [0, 10**400, float("nan"), float("inf"), True, "1", 1.5])
 def test_a_number_out_of_bounds_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match=r"must be a finite number above 0 and at most 1$"):
-        number("lr", value, above=0, at_most=1)
+        check_number("lr", value, above=0, at_most=1)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 26])
 def test_rows_of_the_same_bits_are_stored_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratafl.base.pack.AT_ONCE", at_once)
+    monkeypatch.setattr("stratafl.base.state_dict.AT_ONCE", at_once)
     row = torch.tensor([1.0, float("nan"), -0.0])
     for rows in (row.expand(5, 3), row.repeat(5, 1)):
         stored, tensors = pack({"x": rows})

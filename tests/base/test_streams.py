@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.base.streams import Purpose, bits, generator, seed_of, uniform
+from stratafl.base.rng import Purpose, bits, generator, seed_of, uniform
 
 words = st.integers(-(2**63), 2**63 - 1)
 MASK = 2**64 - 1

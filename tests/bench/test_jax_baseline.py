@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.streams import Purpose, uniform
+from stratafl.base.rng import Purpose, uniform
 from stratafl.bench import jax_baseline
 from stratafl.bench.baselines import Job
 from stratafl.bench.jax_baseline import (

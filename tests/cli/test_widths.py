@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from stratafl.base.statistics import OverSeeds
 from stratafl.bench.roofline import Rates
 from stratafl.bench.table import Row as Measured
 from stratafl.bench.table import Table as Measurements
@@ -29,7 +30,6 @@ from stratafl.paper.recipes.cost import Rates as Speeds
 from stratafl.paper.reproduce.report import describe
 from stratafl.report.costs.pricing import Milestone, PricedSetting
 from stratafl.rules import registry
-from stratafl.runs.statistics import OverSeeds
 from stratafl.runs.sweep.table import Row as Group
 from tests.paper.histories import reaching, results, stored
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 
 
 @dataclass

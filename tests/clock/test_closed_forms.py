@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place
 from stratafl.clock.model.replay import Story

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Simulation, average
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.placed import BYTES_PER_MBIT
 from stratafl.core.measure.record import ClockedRound
 from stratafl.core.state.late import bears_late_work

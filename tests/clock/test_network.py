@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.distribution import Distribution
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import place

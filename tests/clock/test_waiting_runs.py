@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from stratafl import Draw, InvalidInput, Simulation, leaf, price
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.cli.main import app
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import network, presets

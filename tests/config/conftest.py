@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.data import PreparedData, prepared
 from stratafl.config.schema import Config
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.data import LabelCounts, prepared, split
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, study

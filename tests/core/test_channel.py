@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stratafl import Simulation
-from stratafl.base.streams import Purpose, uniform
+from stratafl.base.rng import Purpose, uniform
 from stratafl.core.channel import BUFFERS, MODEL, Channel, Channels, Key, row_bytes
 from stratafl.core.federation import Federation
 from stratafl.core.meeting import Terms

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
 from stratafl.base.errors import listed
-from stratafl.base.tree import median_of_siblings
+from stratafl.base.topology import median_of_siblings
 from stratafl.core.measure.record import LOST_ROUNDS, PartialRound, hopeless, record
 from stratafl.core.measure.result import Result
 from stratafl.core.objective.objective import Objective

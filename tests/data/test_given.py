@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from stratafl import InvalidInput, simulate
-from stratafl.base.generators import states
+from stratafl.base.rng import states
 from stratafl.data.splits.partition import partition
 
 PARTS = [range(0, 7), range(7, 12), range(12, 21), range(21, 30)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.data.splits import methods
 from stratafl.data.splits.dirichlet import flattening, keeping
 from stratafl.data.splits.heterogeneity import class_counts, heterogeneity

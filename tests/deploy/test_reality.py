@@ -23,7 +23,7 @@ from benchmarks.clock_reality import (
     story_of,
 )
 from benchmarks.link import Line
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 
 STEP = 0.002
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from stratafl import InvalidInput, Simulation, simulate
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.data import prepared
 from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
-from stratafl.base.tree import Shape, Tree
+from stratafl.base.topology import Shape, Tree
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import entries
 from tests.core.test_weights import remembering

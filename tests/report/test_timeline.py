@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import network
 from stratafl.clock.model.sizes import message_sizes

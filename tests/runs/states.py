@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.base.pack import pack
+from stratafl.base.state_dict import pack
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.origins import Origins
 from stratafl.runs.records import Records

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Rule, average, leaf, mtgc
-from stratafl.base.pack import pack, unpack
-from stratafl.base.state import fitted
+from stratafl.base.state_dict import fitted, pack, unpack
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.origins import Origins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratafl.runs.statistics import over_seeds
+from stratafl.base.statistics import over_seeds
 
 
 def test_the_deviation_is_that_of_a_sample() -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.base.generators import states
+from stratafl.base.rng import states
 from stratafl.engine.augmenting import takes_stacks
 from tests.simulation.habits import data, run
 

@@ -40,10 +40,10 @@ def show_command(
     tree: Annotated[str, typer.Option(help="The tree that is drawn, such as 4x5.")] = "3x4",
 ) -> None:
     """Show a network: its tiers and devices, as a table and as a picture."""
-    from stratafl.base.tree import Tree
+    from stratafl.base.plotting import check_picture
+    from stratafl.base.topology import Tree
     from stratafl.clock.model.presets import network
     from stratafl.report.costs.network import draw, rows
-    from stratafl.report.plots import check_picture
 
     chosen, shape = network(name, "network"), Tree.of(tree)
     if out is not None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, integer, number, printable
+from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.validation import check_integer, check_number
 from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import layout
@@ -58,17 +59,17 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Find the periods, method and rates that reach a target at least cost on a network."""
+    from stratafl.base.plotting import pyplot
     from stratafl.cli.display import SweepDisplay
     from stratafl.plan.make import make
     from stratafl.plan.search import FINALISTS, optuna
-    from stratafl.report.plots import pyplot
 
     optuna()
     pyplot()
     changes = [*(change or ()), *(f"run.{key}={each}" for key, each in
                                   (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
     question = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
-    seconds = None if max_seconds is None else number("--max-seconds", max_seconds, above=0)
+    seconds = None if max_seconds is None else check_number("--max-seconds", max_seconds, above=0)
     folder = out or Path("plans") / layout.slug(config.stem)
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
@@ -115,7 +116,7 @@ def _question(
     seeds: int,
 ) -> Question:
     """What was asked, if it can be."""
-    from stratafl.base.errors import choice
+    from stratafl.base.validation import check_choice
     from stratafl.clock.model.presets import network as found_network
     from stratafl.config.schema import PLAN, Config, read_tables
     from stratafl.core.objective.goal import one_goal
@@ -126,10 +127,10 @@ def _question(
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     if target is None:
         raise InvalidInput("--target", None, "must be given, such as accuracy=0.75")
-    kind, limits = choice("--minimise", minimise, COSTS), budgets_of(budgets)
+    kind, limits = check_choice("--minimise", minimise, COSTS), budgets_of(budgets)
     goal, chosen = one_goal("--target", target), [found_network(each) for each in networks]
-    integer("--trials", trials, at_least=1, at_most=10_000)
-    integer("--seeds", seeds, at_least=1, at_most=1000)
+    check_integer("--trials", trials, at_least=1, at_most=10_000)
+    check_integer("--seeds", seeds, at_least=1, at_most=1000)
     tables = read_tables(file, changes)
     settings = Config.of(tables)
     searched: Any = tables.get(PLAN) if space_file is None else read_tables(space_file).get(PLAN)
@@ -222,9 +223,9 @@ def _place(each: Candidate, answer: Answer) -> str:
 
 def _frontier(made: Made, answer: Answer) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
+    from stratafl.base.statistics import OverSeeds
     from stratafl.plan.choose import stretches
     from stratafl.plan.picture import TITLES, unit_of
-    from stratafl.runs.statistics import OverSeeds
 
     points = stretches(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, number, printable
+from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.files import check_writable, writing
+from stratafl.base.validation import check_number
 from stratafl.cli.options import TARGET_HELP, AsJson
 from stratafl.cli.report import gathered
 from stratafl.cli.tables import Column, print_sentence, print_table
@@ -66,7 +67,7 @@ def price_command(
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
     named = named_networks(network)
     if flops_per_sample is not None:
-        number("--flops", flops_per_sample, above=0, at_most=LARGEST)
+        check_number("--flops", flops_per_sample, above=0, at_most=LARGEST)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
     pricing = Pricing(flops_per_sample)
@@ -88,7 +89,7 @@ def price_command(
 
 def _check_places(figure: Path | None, timeline: Path | None, csv_file: Path | None) -> None:
     """Refuse what cannot be written before the work."""
-    from stratafl.report.plots import check_picture, pyplot
+    from stratafl.base.plotting import check_picture, pyplot
 
     for option, path in (("--figure", figure), ("--timeline", timeline)):
         if path is not None:

@@ -35,15 +35,15 @@ def reproduce_command(
     as_json: AsJson = False,
 ) -> None:
     """Make the paper's tables and figures, and say which of its claims held."""
+    from stratafl.base.device import check_device
     from stratafl.cli.reproduce import show, work
-    from stratafl.core.checks import place
 
     recipes = work.recipes(what, listing)
     options = work.options(scale, partition, methods, rounds, device, precision)
     request = work.Request.of(recipes, options, seeds, only or ())
     limits = work.Limits.of(workers, max_seconds)
     if not report_only:
-        place(device)
+        check_device(device)
     if listing:
         show.listing(request, as_json)
         return

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.base import plotting
+from stratafl.base.errors import InvalidInput
 from stratafl.base.files import check_writable, make_folder
+from stratafl.base.validation import check_integer, check_number
 from stratafl.cli.display import SweepDisplay
 from stratafl.paper.recipes import ALL, Case, Options, Recipe, recipe
 from stratafl.paper.recipes.cost import needs
@@ -18,7 +20,6 @@ from stratafl.paper.reproduce.measure import measure
 from stratafl.paper.reproduce.overview import write_overview
 from stratafl.paper.reproduce.report import describe, stem, write
 from stratafl.paper.reproduce.stored_runs import StoredRuns
-from stratafl.report import plots
 
 READY = ("embedded", "generated", "prepared")
 """States of a data set that can be trained on."""
@@ -60,7 +61,7 @@ class Request:
 
     @staticmethod
     def of(recipes: Sequence[Recipe], options: Options, seeds: int | None, only: Sequence[str]) -> Request:
-        count = integer("--seeds", seeds, at_least=1) if seeds is not None else 1 if options.quick else 3
+        count = check_integer("--seeds", seeds, at_least=1) if seeds is not None else 1 if options.quick else 3
         fitting = {each: each.fitting(options) for each in recipes}
         cases = {each: each.cases(its, only) for each, its in fitting.items()}
         if not any(cases.values()):
@@ -79,9 +80,9 @@ class Limits:
     @staticmethod
     def of(workers: int | None, seconds: float | None) -> Limits:
         if seconds is not None:
-            number("--max-seconds", seconds, above=0)
+            check_number("--max-seconds", seconds, above=0)
         if workers is not None:
-            integer("--workers", workers, at_least=1)
+            check_integer("--workers", workers, at_least=1)
         return Limits(workers, seconds)
 
 
@@ -100,7 +101,7 @@ def check_folders(runs: Path, out: Path, report_only: bool) -> None:
 
     That is plots that cannot be drawn or have no place, or runs that are not there to be read.
     """
-    plots.pyplot()
+    plotting.pyplot()
     check_writable("--out", out)
     if report_only and not runs.is_dir():
         raise InvalidInput("--runs", runs, "is not a folder, and --report-only trains nothing")

@@ -2,7 +2,7 @@
 function.
 
 One uniform number makes one value, so a draw is a function of its place in the run, as all of
-`base.streams` are.
+`base.rng` are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stratafl.base.errors import InvalidInput, named, number, unknown
+from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.files import read_bounded
+from stratafl.base.validation import check_number, name_and_params
 
 LOWEST, HIGHEST = 2.0**-54, 1 - 2.0**-53
 """The probabilities that are drawn lie between these: a tail has no end, a draw has."""
@@ -87,12 +88,12 @@ class Distribution:
         if isinstance(given, Distribution):
             return given
         if not isinstance(given, str | Mapping):
-            return Distribution.constant(number(field, given))
-        name, parameters = named(field, given, "a number")
+            return Distribution.constant(check_number(field, given))
+        name, parameters = name_and_params(field, given, "a number")
         if name not in KNOWN:
             raise unknown(f"{field}.name", name, KNOWN)
         own = {key: value for key, value in parameters.items() if key not in COMMON}
-        common = {key: number(f"{field}.{key}", parameters[key]) for key in COMMON if key in parameters}
+        common = {key: check_number(f"{field}.{key}", parameters[key]) for key in COMMON if key in parameters}
         if common.get(AT_LEAST, -math.inf) > common.get(AT_MOST, math.inf):
             allowed = f"must be at most at_most, which is {common[AT_MOST]:g}"
             raise InvalidInput(f"{field}.{AT_LEAST}", common[AT_LEAST], allowed)
@@ -136,10 +137,10 @@ class Distribution:
         """Itself, if all it can give is finite and within these bounds."""
         for end in (self.at(0.0), self.at(1.0)):
             if self.is_constant:
-                number(field, end, at_least=at_least, above=above, at_most=at_most)
+                check_number(field, end, at_least=at_least, above=above, at_most=at_most)
             else:
                 what = f"{field}, of which {self.name} can give"
-                number(what, end, at_least=at_least, above=above, at_most=at_most)
+                check_number(what, end, at_least=at_least, above=above, at_most=at_most)
         return self
 
     def __str__(self) -> str:
@@ -156,7 +157,7 @@ def _parameters(field: str, name: str, given: Mapping[str, Any]) -> dict[str, fl
     found = {}
     for key in family.parameters:
         if key in given:
-            found[key] = number(f"{field}.{key}", given[key], above=0 if key in family.positive else None)
+            found[key] = check_number(f"{field}.{key}", given[key], above=0 if key in family.positive else None)
         elif key in family.defaults:
             found[key] = family.defaults[key]
         else:
@@ -178,7 +179,7 @@ def _observed(field: str, given: Mapping[str, Any], folder: Path | None) -> tupl
         listed = listed.tolist()
     if not isinstance(listed, list | tuple) or not listed:
         raise InvalidInput(f"{field}.values", listed, "must be a list of numbers, one at least")
-    return tuple(sorted(number(f"{field}.values", each) for each in listed))
+    return tuple(sorted(check_number(f"{field}.values", each) for each in listed))
 
 
 def _column(field: str, given: Mapping[str, Any], folder: Path | None) -> list[float]:

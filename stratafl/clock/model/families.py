@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.sharing import finished, left
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.streams import Purpose, uniform
-from stratafl.base.tree import Tree
+from stratafl.base.rng import Purpose, uniform
+from stratafl.base.topology import Tree
 from stratafl.clock.model.distribution import Distribution
 from stratafl.clock.model.network import DEVICE, LINK, TIER, Network
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.clock.model.sizes import MessageSizes
 from stratafl.clock.model.timeline import Clock, Messages, Observer, Spent, Stage, Walk
 from stratafl.clock.model.waiting import Policy

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.federation import Federation
 from stratafl.core.leaf import Leaf
 from stratafl.core.meeting import is_answered

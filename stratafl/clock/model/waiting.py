@@ -32,7 +32,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, choice, count_or_share, integer, number, unknown
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
 from stratafl.clock.model.families import Families
 
 FIRST = "must be a number, or a fraction with a point"
@@ -117,19 +118,19 @@ def _policy(given: Any, field: str) -> Policy:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":
             told = 'is short for first = a number, late = "counts", and goes with staleness alone'
             raise InvalidInput(f"{field}.buffer", values["buffer"], told)
-        size = integer(f"{field}.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
+        size = check_integer(f"{field}.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
         values |= {"first": size, "late": "counts"}
     deadline, first = values.get("deadline"), values.get("first")
-    late = choice(f"{field}.late", values.get("late", "stops"), get_args(Late))
+    late = check_choice(f"{field}.late", values.get("late", "stops"), get_args(Late))
     if late == "counts" and deadline is None and first is None:
         raise InvalidInput(field, given, "late work counts where a deadline or first says who is late")
     if late == "stops" and "staleness" in values:
         raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
     return Policy(
-        None if deadline is None else number(f"{field}.deadline", deadline, above=0),
-        None if first is None else count_or_share(f"{field}.first", first, FIRST),
+        None if deadline is None else check_number(f"{field}.deadline", deadline, above=0),
+        None if first is None else check_count_or_fraction(f"{field}.first", first, FIRST),
         late,
-        number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
+        check_number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from stratafl.base.errors import InvalidInput, named
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import name_and_params
 from stratafl.clock.model.workload import training_flops
 from stratafl.models.registry import build, parameters
 from stratafl.runs import StoredRun
@@ -27,7 +28,7 @@ def flops_of(run: StoredRun, trained: int) -> float | None:
     if shape is None or not isinstance(run.config.get("model"), Mapping):
         return None
     try:
-        name, params = named("model", run.config["model"])
+        name, params = name_and_params("model", run.config["model"])
         with torch.device("meta"):
             model = build(name, shape, len(classes), **params).eval()
             kind = torch.long if shape == TEXT else torch.float32

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, repeated
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput
+from stratafl.base.topology import Tree
+from stratafl.base.validation import repeated
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import NetworkLike, network
 from stratafl.clock.model.replay import Story, leaf_steps, replay

@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import placed
-from stratafl.base.tree import ALL, Tree
+from stratafl.base.device import placed
+from stratafl.base.topology import ALL, Tree
 from stratafl.core.shared_rows import in_blocks
 from stratafl.core.watch import Meeting, Watcher
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.objective.metric import Better, Directions
 
 OverNodes = dict[str, dict[str, dict[str, float]]]

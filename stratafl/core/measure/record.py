@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, integer, listed
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_integer
 from stratafl.core.measure.drift import DriftSamples, DriftSums, Levels, in_a_row, joined, levels
 from stratafl.core.measure.metrics import Tally, metrics
 from stratafl.core.measure.over_nodes import OverNodes, over_nodes
@@ -183,8 +184,8 @@ class Stretch:
         return Stretch(
             refused=[Refusal(*each) for each in refused],
             drift=None if drift is None else [(level, name, sums, weights) for level, name, sums, weights in drift],
-            clipped=None if clipped is None else integer(f"{where}.clipped", clipped, at_least=0),
-            client_steps=integer(f"{where}.client_steps", client_steps, at_least=0),
+            clipped=None if clipped is None else check_integer(f"{where}.clipped", clipped, at_least=0),
+            client_steps=check_integer(f"{where}.client_steps", client_steps, at_least=0),
         )
 
     def then(self, more: Stretch) -> Stretch:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.flat import Flat
 from stratafl.core.measure.divergence import diverged
 from stratafl.core.measure.record import RoundResult

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, choice
+from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.base.validation import check_choice
 from stratafl.core.measure.record import RoundResult
 
 WIDE, HIGH, LINE = 160, 32, 1.5
@@ -30,7 +31,9 @@ def curve(history: Sequence[RoundResult], metric: str | None = None) -> tuple[st
     known = list(dict.fromkeys(name for record in history for name in record.metrics))
     if not known:
         raise InvalidInput("metric", metric, "no round was evaluated: give test data, or run a round first")
-    name = ("accuracy" if "accuracy" in known else known[0]) if metric is None else choice("metric", metric, known)
+    name = (
+        ("accuracy" if "accuracy" in known else known[0]) if metric is None else check_choice("metric", metric, known)
+    )
     points = [(record.round, record.metrics[name]) for record in history if name in record.metrics]
     return name, [round for round, _ in points], [value for _, value in points]
 

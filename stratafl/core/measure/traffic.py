@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.state import State, fitted
-from stratafl.base.tree import Tree
+from stratafl.base.state_dict import State, fitted
+from stratafl.base.topology import Tree
 from stratafl.core.watch import Beginning, Meeting, Restart, Watcher
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl.base.errors import integer
+from stratafl.base.validation import check_integer
 from stratafl.core.objective.losses import matched
 
 
@@ -74,7 +74,7 @@ def _accuracy() -> Sums:
 
 def _topk(k: int = 5) -> Sums:
     """Whether the class is among the k with the highest scores."""
-    k = integer("k", k, at_least=1)
+    k = check_integer("k", k, at_least=1)
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
         scores_NK, class_N = _asked(scores, targets, ignored)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_number
 from stratafl.core.objective.metric import ACCURACY, LOSS, USUAL, Directions
 
 GoalLike = float | str | Mapping[str, float]
@@ -100,7 +101,9 @@ def _alone(field: str, value: float, default: str) -> Goal:
 def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
     """A goal with a value that its metric can have."""
     is_share = metric == ACCURACY
-    return Goal(metric, number(field, value, above=0, at_most=1) if is_share else number(field, value), sign)
+    return Goal(
+        metric, check_number(field, value, above=0, at_most=1) if is_share else check_number(field, value), sign
+    )
 
 
 def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, UserCodeError, guarded, named, unknown
-from stratafl.base.frames import definition
-from stratafl.base.generators import ALIKE, seeded
+from stratafl.base.errors import InvalidInput, UserCodeError, guarded, unknown
+from stratafl.base.rng import ALIKE, seeded
+from stratafl.base.tracebacks import definition
 from stratafl.base.user_code import load_attribute
+from stratafl.base.validation import name_and_params
 from stratafl.core.objective.outputs import scores
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -165,7 +166,7 @@ def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
         if inspect.isclass(given):
             raise InvalidInput(field, given.__name__, f"is a class: give an object of it, {given.__name__}()")
         return OnScores(given) if _is_library(given) else given
-    name, params = named(field, given)
+    name, params = name_and_params(field, given)
     if ":" in name:
         return loss_of(own(field, name, params), field)
     if name not in LOSSES:

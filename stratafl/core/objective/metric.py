@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, choice, guarded, unknown
+from stratafl.base.errors import InvalidInput, guarded, unknown
+from stratafl.base.validation import check_choice
 from stratafl.core.objective import builtin
 from stratafl.core.objective.losses import own
 from stratafl.core.objective.outputs import Apart, joined
@@ -89,7 +90,7 @@ def _metric(field: str, given: Any, called: str) -> Metric:
     params = dict(given) if isinstance(given, Mapping) else {"fn": given}
     better = params.pop("better", None)
     if better is not None:
-        choice(f"{field}.better", better, get_args(Better))
+        check_choice(f"{field}.better", better, get_args(Better))
     if ("fn" in params) == ("name" in params):
         raise InvalidInput(field, given, "must be a name, a function, or a table with either: name or fn")
     what = params.pop("fn", None) if "fn" in params else params.pop("name")

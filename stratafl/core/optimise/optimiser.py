@@ -27,9 +27,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, guarded, named, number, unknown
-from stratafl.base.generators import ALIKE, seeded
+from stratafl.base.errors import InvalidInput, guarded, unknown
+from stratafl.base.rng import ALIKE, seeded
 from stratafl.base.user_code import load_attribute
+from stratafl.base.validation import check_number, name_and_params
 from stratafl.core.rule import Rows
 
 COUNT = "steps"
@@ -59,7 +60,7 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        number("leaf.momentum", self.momentum, at_least=0, below=1)
+        check_number("leaf.momentum", self.momentum, at_least=0, below=1)
         if not isinstance(self.nesterov, bool):
             raise InvalidInput("leaf.optimiser.nesterov", self.nesterov, "must be true or false")
         if self.nesterov and not self.momentum:
@@ -94,9 +95,9 @@ class Adam:
     def __post_init__(self) -> None:
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise InvalidInput("leaf.optimiser.betas", self.betas, "must be two numbers")
-        betas = tuple(number("leaf.optimiser.betas", beta, at_least=0, below=1) for beta in self.betas)
+        betas = tuple(check_number("leaf.optimiser.betas", beta, at_least=0, below=1) for beta in self.betas)
         object.__setattr__(self, "betas", betas)  # a config has a list
-        number("leaf.optimiser.eps", self.eps, above=0)
+        check_number("leaf.optimiser.eps", self.eps, above=0)
 
     @property
     def decoupled(self) -> float:
@@ -134,7 +135,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("leaf.optimiser.weight_decay", self.weight_decay, at_least=0)
+        check_number("leaf.optimiser.weight_decay", self.weight_decay, at_least=0)
 
     @property
     def decoupled(self) -> float:
@@ -152,7 +153,7 @@ def optimiser_of(given: object) -> Optimiser:
             allowed = "must be a name, a table, or a value with the functions init and step (docs/optimisers.md)"
             raise InvalidInput("leaf.optimiser", given, allowed)
         return given
-    name, params = named("leaf.optimiser", given)
+    name, params = name_and_params("leaf.optimiser", given)
     if ":" in name:
         return _own(name, params)
     if name not in KNOWN:

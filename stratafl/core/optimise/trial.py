@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.generators import ALIKE, seeded
+from stratafl.base.rng import ALIKE, seeded
 from stratafl.core.flat import same_values
 from stratafl.core.leaf import Leaf, Stage, clip, corrections, decay
 from stratafl.core.optimise.optimiser import KNOWN, Optimiser

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
 from stratafl.core.rule import Rule
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.state import State
+from stratafl.base.state_dict import State
 from stratafl.core.rule import Rows
 from stratafl.core.state.late import Pending
 

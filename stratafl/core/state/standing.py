@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.state import State, fitted
-from stratafl.base.transfer import DeviceCache
-from stratafl.base.tree import Tree
+from stratafl.base.device import DeviceCache
+from stratafl.base.state_dict import State, fitted
+from stratafl.base.topology import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
 from stratafl.core.leaf import Leaf

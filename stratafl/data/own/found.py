@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, number
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput
+from stratafl.base.rng import Purpose, generator
+from stratafl.base.validation import check_number
 from stratafl.data.sets.on_disk import Dataset
 
 
@@ -41,7 +42,7 @@ def codes(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray
 def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the samples to train and to test on; the same in every run, whatever its
     seed."""
-    tested = round(number(field, share, above=0, below=1) * count)
+    tested = round(check_number(field, share, above=0, below=1) * count)
     if not 0 < tested < count:
         raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
     order = generator(0, Purpose.SAMPLES, count).permutation(count)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, choice, guarded
+from stratafl.base.errors import InvalidInput, MissingExtra, guarded
+from stratafl.base.validation import check_choice
 from stratafl.data.given import Columns
 from stratafl.data.own.found import Found
 from stratafl.data.sets.formats.hub import load
@@ -22,7 +23,9 @@ def read(name: str, test: object, columns: Columns, arguments: Mapping[str, Any]
     splits = _splits(name, arguments)
     if "train" not in splits:
         raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
-    tested = choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
+    tested = (
+        check_choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
+    )
     train = splits["train"]
     target = columns.target("data", list(train.column_names))
     classes = getattr(train.features[target], "names", None) or ()

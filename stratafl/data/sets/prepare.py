@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, unknown
-from stratafl.base.streams import Purpose, bits
+from stratafl.base.rng import Purpose, bits
 from stratafl.data.sets.catalogue import ORIGINALS_VARIABLE, SOURCES, Form, usual_places
 from stratafl.data.sets.digits import TITLE as DIGITS_TITLE
 from stratafl.data.sets.digits import digits

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, integer, number
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput
+from stratafl.base.rng import Purpose, generator
+from stratafl.base.validation import check_integer, check_number
 from stratafl.data.sets.on_disk import Dataset
 
 MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
@@ -46,7 +47,7 @@ def synthetic(
     leaves = _check_tree(parents)
     alphas, betas = _knobs("alpha", alpha, depth), _knobs("beta", beta, depth)
     features, classes = _wide("features", features, 1), _wide("classes", classes, 2)
-    test_share = number("test_share", test_share, above=0, at_most=1)
+    test_share = check_number("test_share", test_share, above=0, at_most=1)
     sizes = _sizes(samples, leaves)
     if int(sizes.sum()) * max(features, classes) > MOST:
         allowed = f"at most {MOST:,} numbers in all, and there are {leaves:,} leaves, {features:,} features"
@@ -106,7 +107,7 @@ def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
 
 def _wide(field: str, value: object, least: int) -> int:
     try:
-        return integer(field, value, at_least=least, at_most=MOST_WIDE)
+        return check_integer(field, value, at_least=least, at_most=MOST_WIDE)
     except InvalidInput:
         raise InvalidInput(field, value, f"at least {least}, and at most {MOST_WIDE:,}") from None
 
@@ -114,7 +115,7 @@ def _wide(field: str, value: object, least: int) -> int:
 def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[float, ...]:
     allowed = f"one number >= 0, or {depth}: one per level below the root; at most {MOST_SHIFT:g}"
     try:
-        return tuple(number(field, each, at_least=0, at_most=MOST_SHIFT) for each in _each(value, depth))
+        return tuple(check_number(field, each, at_least=0, at_most=MOST_SHIFT) for each in _each(value, depth))
     except InvalidInput:
         raise InvalidInput(field, value, allowed) from None
 
@@ -122,7 +123,7 @@ def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[floa
 def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray:
     allowed = f"a whole number >= 1, or {leaves}: one per leaf; at most {MOST:,}"
     try:
-        sizes = [integer("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
+        sizes = [check_integer("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
     except InvalidInput:
         raise InvalidInput("samples", samples, allowed) from None
     return np.array(sizes, dtype=np.int64)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.rng import Purpose, generator
 
 
 class Labels(NamedTuple):

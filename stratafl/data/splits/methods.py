@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, choice, integer, named, unknown
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.validation import check_choice, check_integer, name_and_params
 from stratafl.data.splits import sizes as sizing
 from stratafl.data.splits.classes import choose_classes, share_out
 from stratafl.data.splits.dirichlet import flattening, keeping
@@ -99,7 +100,7 @@ def classes(k: int, sizes: object = None) -> Split:
     classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
     for need it; classes that nobody holds (more classes than k times the children) are dropped.
     """
-    k = integer("k", k, at_least=1, at_most=sizing.MOST)
+    k = check_integer("k", k, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
@@ -120,7 +121,7 @@ def natural(samples: int | None = None) -> Split:
     are left out.
     """
     if samples is not None:
-        samples = integer("samples", samples, at_least=1, at_most=sizing.MOST)
+        samples = check_integer("samples", samples, at_least=1, at_most=sizing.MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         if node.owner_S is None:
@@ -158,9 +159,9 @@ def parse(spec: object, field: str) -> Split:
     if isinstance(spec, Split):
         return spec
     if isinstance(spec, Mapping) and "name" in spec:
-        choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
-    name, params = named(field, spec, "a Split")
-    function = SPLITS[choice(f"{field}.name", name, SPLITS)]
+        check_choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
+    name, params = name_and_params(field, spec, "a Split")
+    function = SPLITS[check_choice(f"{field}.name", name, SPLITS)]
     known = inspect.signature(function).parameters
     for key in params:
         if key not in known:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, integer, unknown
-from stratafl.base.streams import Purpose, generator
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.rng import Purpose, generator
+from stratafl.base.validation import check_integer
 from stratafl.data.splits import sizes as sizing
 from stratafl.data.splits.methods import Node, Split, parse
 from stratafl.data.splits.rotation import leaf_angles
@@ -60,7 +61,7 @@ def partition(
     owner      the owner of each sample, for `natural`
     rotation   turn training images by node: `{"start": -50, "step": 10, "level": 1}`
     """
-    labels, seed = _whole("labels", labels), integer("seed", seed)
+    labels, seed = _whole("labels", labels), check_integer("seed", seed)
     owner = None if owner is None else _whole("owner", owner)
     if owner is not None and len(owner) != len(labels):
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stratafl.base.errors import InvalidInput, number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_number
 
 CHUNK = 4096
 MOST_DEGREES = 1e6
@@ -30,7 +31,7 @@ def leaf_angles(
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= depth:
         raise InvalidInput("rotation.level", level, f"must be a level of the tree, 1 to {depth}")
     start, step = (
-        number(f"rotation.{name}", value, at_least=-MOST_DEGREES, at_most=MOST_DEGREES)
+        check_number(f"rotation.{name}", value, at_least=-MOST_DEGREES, at_most=MOST_DEGREES)
         for name, value in (("start", start), ("step", step))
     )
     node = np.arange(len(parents[-1]))

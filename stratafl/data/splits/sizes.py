@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, integer, number, unknown
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.validation import check_integer, check_number
 
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
 MOST = 1 << 31
@@ -76,14 +77,14 @@ def parse(value: object) -> Sizes | None:
     counts = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(counts, Sequence) or isinstance(counts, bytes):
         raise InvalidInput("sizes", value, ALLOWED)
-    return Counts(tuple(integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
+    return Counts(tuple(check_integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
 
 
 def non_negative(field: str, value: object) -> float:
     """The value as a finite float that is not below zero, nor so large that products of it
     overflow."""
     try:
-        return number(field, value, at_least=0, at_most=1e100)
+        return check_number(field, value, at_least=0, at_most=1e100)
     except InvalidInput:
         raise InvalidInput(field, value, "must be a number, at least 0") from None
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.schema import Config
 from stratafl.config.setup import schedule_of
 from stratafl.core.schedule import check_participation, draw

@@ -18,7 +18,7 @@ from typing import Any
 
 from stratafl.base import files, version
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.deploy.host.processes import Forked
 from stratafl.deploy.news import entries
 from stratafl.deploy.news.changes import Changes

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, told
-from stratafl.base.frames import PACKAGE, is_own, own_frames
+from stratafl.base.tracebacks import PACKAGE, is_own, own_frames
 
 DEPLOY = PACKAGE / "deploy"
 """The code whose complaints are about folders, messages and shapes, and never quote a sample."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, integer, number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_integer, check_number
 from stratafl.core.rule import Rows
 from stratafl.deploy.protocol.counts import MOST_SHIFTS
 from stratafl.deploy.protocol.job import Job
@@ -77,12 +78,12 @@ def _check_samples(job: Job, level: int, place: int, samples: int) -> None:
     declared = job.declared(level, place)
     most = sum(each or MOST_SAMPLES for each in declared)
     if level < job.tree.depth:
-        integer("reply.samples", samples, at_least=0, at_most=most)
+        check_integer("reply.samples", samples, at_least=0, at_most=most)
     elif declared[0]:
         if samples != declared[0]:
             raise InvalidInput("reply.samples", samples, f"must be {declared[0]}, as declared when the run was made")
     else:
-        integer("reply.samples", samples, at_least=1, at_most=most)
+        check_integer("reply.samples", samples, at_least=1, at_most=most)
 
 
 def _check_report(job: Job, level: int, place: int, meeting: int, report: Report) -> None:
@@ -112,7 +113,7 @@ def _check_names(job: Job, level: int, place: int, field: str, names: tuple[str,
 def check_rate(job: Job, level: int, meeting: int, field: str, rate: float) -> None:
     """A sum of learning rates that the nodes of a level can have used up to a meeting of theirs,
     and since the last."""
-    number(field, rate, at_least=0)
+    check_number(field, rate, at_least=0)
     known = job.rates(level, meeting - job.every[level])
     least, most = known or (SMALLEST_RATE, LARGEST_RATE)
     if known is None and rate == 0:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base.device import DeviceCache
 from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.transfer import DeviceCache
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.meeting import Arrived, Edges, Held, Outcome

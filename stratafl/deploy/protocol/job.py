@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.core.channel import Channels
 from stratafl.core.leaf import Leaf
 from stratafl.core.meeting import Terms

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of

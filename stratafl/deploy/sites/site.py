@@ -28,7 +28,7 @@ import torch
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, read_toml
 from stratafl.config.setup import import_plugins, rules_of, schedule_of
 from stratafl.core.schedule import check_participation

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, choice, integer, number, unknown
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_choice, check_integer, check_number
 from stratafl.config.own_data import is_function, is_own
 from stratafl.config.schema import Config, read_toml
 from stratafl.config.setup import schedule_of
@@ -73,14 +74,16 @@ class Topology:
             path=path,
             config_path=config_path,
             config=config,
-            base_port=integer("topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest),
+            base_port=check_integer(
+                "topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest
+            ),
             hosts={site: address.host(f"topology.hosts.{site}", text) for site, text in hosts.items()},
             bind={site: address.host(f"topology.bind.{site}", text, reachable=False) for site, text in bind.items()},
             data={leaf: str((path.parent / text).absolute()) for leaf, text in data.items()},
             samples=_samples(values, data),
             deadline=_deadlines(values.get("deadline", 0), schedule_of(config, tree.depth).periods),
             min_children=tuple(
-                integer("topology.min_children", each, at_least=1)
+                check_integer("topology.min_children", each, at_least=1)
                 for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
             ),
             share_errors=_sharing(values.get("share_errors", False), tree),
@@ -118,7 +121,7 @@ def _samples(values: dict[str, Any], data: Collection[str]) -> dict[str, int]:
         if leaf not in data:
             raise unknown("topology.samples", leaf, data)
     return {
-        leaf: integer(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
+        leaf: check_integer(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
         for leaf, count in given.items()
     }
 
@@ -130,7 +133,7 @@ def _sharing(given: Any, tree: Tree) -> tuple[str, ...]:
         return tuple(names) if given else ()
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise InvalidInput("topology.share_errors", given, "must be true, false or a list of sites")
-    return tuple(choice("topology.share_errors", each, names) for each in given)
+    return tuple(check_choice("topology.share_errors", each, names) for each in given)
 
 
 def check_deployable(config: Config) -> None:
@@ -174,7 +177,7 @@ def _deadlines(given: Any, periods: Sequence[int]) -> tuple[float | None, ...]:
     the others follow."""
     depth = len(periods)
     values = [
-        number("topology.deadline", each, at_least=0, at_most=LONGEST_DEADLINE) or None
+        check_number("topology.deadline", each, at_least=0, at_most=LONGEST_DEADLINE) or None
         for each in _per_level("deadline", given, depth)
     ]
     for edge in range(depth - 2, -1, -1):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.base.frames import is_installed
+from stratafl.base.tracebacks import is_installed
 from stratafl.config import paths
 from stratafl.config.schema import Config
 from stratafl.runs.origins import sources

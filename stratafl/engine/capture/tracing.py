@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
-from stratafl.base.generators import PROCESS
+from stratafl.base.rng import PROCESS
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import without_cudnn
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.generators import PROCESS, generator_of
-from stratafl.base.streams import Purpose, seed_of
+from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of
 from stratafl.engine.draws.stream import Source, Stream, choices, real
 from stratafl.engine.habits import Observer
 from stratafl.engine.precision import without_cudnn

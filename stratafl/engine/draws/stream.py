@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.base.streams import Purpose, bits, mixed
+from stratafl.base.rng import Purpose, bits, mixed
 
 BLOCK = 1 << 15
 """Words that are hashed at a time on a CPU, whose nearest memory holds them."""

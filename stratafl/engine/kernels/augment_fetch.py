@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.base.streams import MIXING, Purpose, prefix
+from stratafl.base.rng import MIXING, Purpose, prefix
 from stratafl.data.augment import PAD
 from stratafl.engine.kernels.common import mixed, power, shifted, storage
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.base.streams import MIXING, Purpose, prefix
+from stratafl.base.rng import MIXING, Purpose, prefix
 from stratafl.engine import ops
 from stratafl.engine.draws.stream import Source, bound_of
 from stratafl.engine.kernels.common import cdiv, mixed

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from stratafl.base import errors
-from stratafl.base.generators import as_before
+from stratafl.base.rng import as_before
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import Loss, OnScores
 from stratafl.data.inputs import Inputs, typed

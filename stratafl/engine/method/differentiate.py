@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.generators import PROCESS
+from stratafl.base.rng import PROCESS
 from stratafl.core.objective.losses import Loss, bare, checked
 from stratafl.core.objective.outputs import replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped

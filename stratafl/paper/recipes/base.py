@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from stratafl.base.errors import InvalidInput, integer, unknown
-from stratafl.base.tree import Tree
+from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.topology import Tree
+from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config
 from stratafl.core.schedule import Schedule
 from stratafl.engine.ops import COMPUTES
@@ -44,7 +45,7 @@ class Options:
         if self.precision not in COMPUTES:
             raise unknown("--precision", self.precision, COMPUTES)
         if self.rounds is not None:
-            integer("--rounds", self.rounds, at_least=1)
+            check_integer("--rounds", self.rounds, at_least=1)
 
     @property
     def quick(self) -> bool:

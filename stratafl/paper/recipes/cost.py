@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from stratafl.base.environment import usable_cores
-from stratafl.base.errors import named
+from stratafl.base.validation import name_and_params
 from stratafl.config.schema import Config
 from stratafl.data.sets import prepare
 from stratafl.models.registry import build
@@ -103,7 +103,7 @@ class Rates:
 
 def _short_run(config: Config, clients: int, steps: int) -> Simulation:
     """Two rounds of the model on noise, a batch for each client."""
-    name, params = named("model", config.model)
+    name, params = name_and_params("model", config.model)
     shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
     batch = config.leaf.batch or 50
     total = clients * batch

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratafl.base.plotting import COLOURS, pyplot, save
 from stratafl.paper.recipes.published import Rounds, table1
 from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED
 from stratafl.paper.reproduce.judge import Panel, heading, word
 from stratafl.paper.reproduce.measure import Measured, Results, Value, span
 from stratafl.paper.reproduce.stored_runs import RunCurve
-from stratafl.report.plots import COLOURS, pyplot, save
 
 GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
 COLOUR = {

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stratafl.base.statistics import over_seeds
 from stratafl.core.measure.metrics import rounds_to
 from stratafl.paper.recipes.base import Case, Options, Recipe
 from stratafl.paper.reproduce.stored_runs import RunCurve, StoredRuns
-from stratafl.runs.statistics import over_seeds
 
 WINDOW = 0.1
 """The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.tree import Tree
+from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.base.topology import Tree
 from stratafl.clock.model.distribution import Distribution
 from stratafl.clock.model.network import Device, Network, Tier
-from stratafl.report.figures import STYLE
-from stratafl.report.plots import pyplot, save
 
 UNITS = {"mbit_s": "Mbit/s", "gflop_s": "GFLOP/s", "bytes": "bytes", "watts": "W", "_s": "s"}
 """How a quantity's name ends, and what it is in."""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.report.costs.pricing import ALL, PricedSetting
 from stratafl.report.costs.texts import TIME, Unit, grouped
-from stratafl.report.figures import STYLE
-from stratafl.report.plots import pyplot, save
 
 FIXED = {"computing": "#0072b2", "away": "#b8bec6"}
 SHADES = {

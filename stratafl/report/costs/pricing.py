@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stratafl.base.errors import InvalidInput, number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.statistics import OverSeeds
+from stratafl.base.validation import check_number
 from stratafl.clock.model.network import LARGEST, Network
 from stratafl.clock.model.timeline import PARTS, Part
 from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
@@ -22,7 +24,6 @@ from stratafl.report.measures import Target, targets_of
 from stratafl.report.payload import judged_by
 from stratafl.report.summary import first_round, of_all
 from stratafl.runs import StoredRun
-from stratafl.runs.statistics import OverSeeds
 
 ALL = "all rounds"
 
@@ -84,7 +85,7 @@ def price(
         a run was set up, which of some models they cannot be.
     """
     if flops_per_sample is not None:
-        number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
+        check_number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     stored = [each for each in places if isinstance(each, StoredRun)]
     found, _ = gather([Path(each) for each in places if not isinstance(each, StoredRun)])

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.tree import Tree
+from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.base.topology import Tree
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT
 from stratafl.clock.price.costs import PricedRun
 from stratafl.report.costs.rounds import Seen
 from stratafl.report.costs.texts import TIME, Unit
-from stratafl.report.figures import STYLE
-from stratafl.report.plots import pyplot, save
 
 COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b",
            AWAY: "#bfe3d0"}  # fmt: skip

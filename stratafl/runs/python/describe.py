@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.frames import is_installed
-from stratafl.base.tree import Tree
+from stratafl.base.topology import Tree
+from stratafl.base.tracebacks import is_installed
 from stratafl.core.checks import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule

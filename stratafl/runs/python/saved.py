@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, choice, integer, printable
+from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.signals import Interrupted, Stop, Stopped
+from stratafl.base.validation import check_choice, check_integer
 from stratafl.config.data import LabelCounts
 from stratafl.core.measure.record import RoundResult
 from stratafl.core.measure.track import tracking
@@ -123,7 +124,10 @@ def saved(
     force: bool,
 ) -> SavedRun | None:
     """A recorder of the run, which goes on where it stood if it is there; None where it is done."""
-    ranks, keeping = simulation.ranks, Keeping(integer("checkpoint_every", checkpoint_every, at_least=0), keep_state)
+    ranks, keeping = (
+        simulation.ranks,
+        Keeping(check_integer("checkpoint_every", checkpoint_every, at_least=0), keep_state),
+    )
     with ranks.together():
         if tensorboard:
             check_trackers(["tensorboard"])
@@ -188,5 +192,5 @@ def _with_the_engine_of(name: Name, saving: Saving) -> None:
     measurement, or another version, may choose another one."""
     simulation, execution = saving.simulation, saving.execution
     if execution.engine in (None, "auto") and simulation.engine.name != name in get_args(Name):
-        precision = choice("precision", execution.precision, COMPUTES)
+        precision = check_choice("precision", execution.precision, COMPUTES)
         simulation.engine = make_engine(name, simulation.engine.training, precision=precision)

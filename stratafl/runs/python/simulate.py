@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from stratafl.base.tree import Shape, Tree
+from stratafl.base.topology import Shape, Tree
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.model.waiting import Wait
 from stratafl.core.leaf import Leaf

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, integer, repeated, unknown
+from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.files import read_json, remove, write_json
+from stratafl.base.validation import check_integer, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.core.objective.goal import Goal, one_goal
@@ -130,7 +131,7 @@ def _axes(grid: Mapping[str, Any]) -> list[Axis]:
         where = ".".join(keys)
         if keys == ("seeds",) or keys == SEED:
             if isinstance(values, int) and not isinstance(values, bool):
-                values = list(range(integer("grid.seeds", values, at_least=1, at_most=MOST)))
+                values = list(range(check_integer("grid.seeds", values, at_least=1, at_most=MOST)))
             keys = SEED
         elif keys == ("methods",):
             keys = ("method",)

@@ -21,9 +21,9 @@ from typing import IO, Any
 import torch
 
 from stratafl.base.environment import usable_cores
-from stratafl.base.errors import integer
 from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, Stop
+from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config, RunConfig
 from stratafl.core.objective.goal import Goal
 from stratafl.runs import layout
@@ -169,7 +169,8 @@ def run_all(
         for outcome in outcomes.values():
             watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
         count = min(
-            default_workers(configs) if workers is None else integer("--workers", workers, at_least=1), len(waiting)
+            default_workers(configs) if workers is None else check_integer("--workers", workers, at_least=1),
+            len(waiting),
         )
         if count:
             _Pool(configs, folder, waiting, outcomes, count, watch, keep_stale).run(say, deadline)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratafl.base.statistics import over_seeds
 from stratafl.core.measure.divergence import measured
 from stratafl.core.objective.goal import Goal, default_metric
 from stratafl.runs.read import StoredRun
-from stratafl.runs.statistics import over_seeds
 from stratafl.runs.sweep.plan import PlannedRun
 
 

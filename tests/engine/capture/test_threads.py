@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
-from stratafl.base import generators
+from stratafl.base import rng
 from stratafl.engine import loop, precision
 from stratafl.engine.capture.tracing import own_functions, traced
 from stratafl.engine.draws import mode
@@ -84,10 +84,10 @@ def test_captures_leave_the_library_as_it_was() -> None:
 
 CUDA = torch.device("cuda")
 CHANGING: dict[str, Callable[[], Any]] = {
-    "torch's generators": generators.torch_as_before,
-    "every generator": generators.as_before,
-    "torch's generators seeded": lambda: generators.torch_seeded(0),
-    "every generator seeded": lambda: generators.seeded(0),
+    "torch's generators": rng.torch_as_before,
+    "every generator": rng.as_before,
+    "torch's generators seeded": lambda: rng.torch_seeded(0),
+    "every generator seeded": lambda: rng.seeded(0),
     "threads": lambda: loop.threaded(1),
     "products": lambda: precision.computing("fp32", CUDA),
     "layers": precision.without_cudnn,

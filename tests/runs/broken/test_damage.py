@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from stratafl import InvalidInput
-from stratafl.base.pack import pack
 from stratafl.base.signals import Interrupted
+from stratafl.base.state_dict import pack
 from stratafl.config.schema import Config
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.launch import Launch

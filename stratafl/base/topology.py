@@ -21,21 +21,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, plain, shown
-from stratafl.base.transfer import placed
+from stratafl.base.device import placed
+from stratafl.base.errors import InvalidInput, shown
+from stratafl.base.validation import plain
 
 Shape = int | str | Sequence | Mapping
+
 Mask = np.ndarray | Tensor
 """One truth value per node of a level, on the host."""
+
 Reducer = Callable[[Tensor, Tensor], Tensor]
 """One parent's children, (K x P rows, K weights), to its row."""
+
 ROOT = "root"
+
 ALL = 1 - 1e-9
 """Shares above this are of all children, up to rounding."""
+
 LEAF = object()
+
 MOST_NODES, MOST_LEVELS = 10_000_000, 100
 """Below the root. Every level is a matrix of models and waits for the one below it, so more than a
 few are rare."""
+
 TOO_LARGE = f"at most {MOST_NODES:,} nodes below the root, on at most {MOST_LEVELS} levels"
 
 
@@ -387,3 +395,18 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if all(isinstance(child, str) for child in shape):
         return [(child, LEAF) for child in shape]
     return [(str(i), child) for i, child in enumerate(shape)]
+
+
+def groups_of(tree: Tree) -> list[int]:
+    """How many clients the groups of a tree of two levels have; none of other trees, and of a
+    single group."""
+    sizes = tree.children(tree.depth - 1).tolist()
+    return sizes if tree.depth == 2 and len(sizes) > 1 else []
+
+
+def balanced_hint(tree: Tree) -> str:
+    """A hint at the balanced tree that may be meant by the sizes of groups, if it has groups."""
+    sizes = groups_of(tree)
+    if not sizes:
+        return ""
+    return f': {sizes} is {len(sizes)} groups of so many clients, and a balanced tree "{"x".join(map(str, sizes))}"'

@@ -1,4 +1,4 @@
-"""Small arrays of the host on their way to a device."""
+"""Devices: checks, host-to-device copies and a cache of small arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from stratafl.base.errors import InvalidInput, first_line
 
 
 def placed(values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -31,3 +33,13 @@ class DeviceCache:
         if key not in self._held or not np.array_equal(self._held[key][0], values):
             self._held[key] = values.copy(), placed(values, self.device, dtype)
         return self._held[key][1]
+
+
+def check_device(device: str | torch.device, field: str = "device") -> torch.device:
+    """Where a tensor that is made there lies, if it can hold values."""
+    try:
+        made = torch.zeros(1, device=device)
+        float(made)
+    except Exception as problem:
+        raise InvalidInput(field, device, first_line(problem) or "is no device of this machine") from None
+    return made.device

@@ -1,4 +1,4 @@
-"""Pictures of runs; needs matplotlib, not torch."""
+"""Matplotlib without a display: the style of all static figures, and saving them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.base.files import check_writable, make_folder, writing
 
 Line = tuple[Sequence[float], Sequence[float]]
+
 COLOURS = ("#8a8f98", "#2f7ed8", "#e08a1e", "#c2255c", "#2b8a3e", "#7048e8", "#0b7285", "#5c3c10")
 
 
@@ -68,3 +69,16 @@ def save(figure: Any, path: Path) -> None:
     with writing(path, sync=False) as file:
         figure.savefig(file, dpi=150, format=path.suffix[1:])
     pyplot().close(figure)
+
+
+STYLE = {
+    "font.size": 8,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stratafl",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+}
+"""Texts stay texts in an SVG and a PDF, and dollar signs in users' names are no formulas."""

@@ -1,10 +1,4 @@
-"""A state as JSON and tensors: what a checkpoint consists of.
-
-In the JSON a tensor is ["tensor", its name, how often its one stored row is repeated or 0], an
-array ["array", its name] and a list ["list", ...]; everything else is itself. A tensor that stands
-in several places is stored once, and so is the row of a matrix whose rows are all the same, such as
-the models of a level right after a global round.
-"""
+"""Nested state as plain data and tensors, and loading one that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +11,9 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 
 BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 MOST_ROWS = 1 << 32
+
 AT_ONCE = 1 << 26
 """Numbers of rows that are compared in one go."""
 
@@ -86,3 +82,47 @@ def _repeated(rows_NP: Tensor) -> int:
     # is waited for at every answer
     parts = [bits_NP[-1:], *bits_NP.split(max(1, AT_ONCE // max(1, bits_NP.shape[1])))]
     return len(bits_NP) if all(torch.equal(part, bits_NP[:1].expand_as(part)) for part in parts) else 0
+
+
+State = dict[str, Any]
+
+LARGEST = 1 << 53
+"""Of whole numbers: counts of rounds and bytes, to which others are added."""
+
+
+def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
+    """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it
+    must have."""
+    copies: dict[int, Tensor] = {} if _copies is None else _copies
+    if isinstance(like, Tensor):
+        _check(where, _form(saved), _form(like))
+        if id(saved) not in copies:
+            # allocated anew rather than taken over: a mapped file may be aligned differently
+            copies[id(saved)] = torch.empty(like.shape, dtype=like.dtype, device=like.device).copy_(saved)
+        return copies[id(saved)]
+    if isinstance(like, np.ndarray):
+        _check(where, _form(saved), _form(like))
+        return saved.copy()
+    if isinstance(like, dict):
+        _check(where, sorted(saved) if isinstance(saved, dict) else type(saved).__name__, sorted(like))
+        return {key: fitted(value, saved[key], f"{where}.{key}", copies) for key, value in like.items()}
+    if isinstance(like, list):
+        _check(where, len(saved) if isinstance(saved, list) else type(saved).__name__, len(like))
+        return [fitted(each, saved[i], f"{where}.{i}", copies) for i, each in enumerate(like)]
+    if like is not None and not isinstance(like, bool | int | float | str):
+        raise InvalidInput(where, type(like).__name__, "is nothing a state can hold")
+    _check(where, type(saved).__name__, type(like).__name__)
+    if isinstance(saved, int) and abs(saved) > LARGEST:
+        raise InvalidInput(f"state.{where}", saved, f"does not fit any run: at most {LARGEST}")
+    return saved
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
+    return type(value).__name__
+
+
+def _check(where: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise InvalidInput(f"state.{where}", found, f"does not fit this run, which has {wanted}")

@@ -1,0 +1,132 @@
+"""Checks of user input: numbers, choices, names and patterns of names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from numbers import Integral, Rational, Real
+from typing import Any, TypeVar
+
+from stratafl.base.errors import InvalidInput, shown, unknown
+
+Known = TypeVar("Known", bound=str)
+
+
+def plain(value: Any) -> Any:
+    """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
+    with suppress(Exception):  # a tensor need not have values
+        return value.tolist()
+    return value
+
+
+def check_choice(field: str, name: object, known: Iterable[Known]) -> Known:
+    """The name itself if it is one of those known, of their type, otherwise the complaint."""
+    for each in known:
+        if isinstance(name, str) and name == each:
+            return each
+    raise unknown(field, name, known)
+
+
+def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
+    """A name with parameters, given as the bare name or as a table that has one; `instead` is what
+    may also be given, which the caller has looked for before."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        # what is no text cannot be a parameter, and is refused under the name it is shown by
+        return value["name"], {
+            key if isinstance(key, str) else shown(key): each for key, each in value.items() if key != "name"
+        }
+    if isinstance(value, Mapping) and "name" in value:
+        raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
+    allowed = f"a name, a table with a name, or {instead}" if instead else "a name, or a table with a name"
+    raise InvalidInput(field, value, f"must be {allowed}")
+
+
+def check_number(
+    field: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    kind: str = "finite",
+) -> float:
+    """The value itself if it is a finite number within the bounds, otherwise the complaint."""
+    result = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            result = float(value)
+    if (
+        math.isfinite(result)
+        and (above is None or result > above)
+        and (at_least is None or result >= at_least)
+        and (below is None or result < below)
+        and (at_most is None or result <= at_most)
+    ):
+        return result
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
+    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
+
+
+def _written(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def check_integer(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
+    """The value as an int if it is a whole number within the bounds, otherwise the complaint."""
+    result = check_number(field, value, at_least=at_least, at_most=at_most, kind="whole")
+    if result != int(result):
+        raise InvalidInput(field, value, "must be a whole number")
+    return int(value)  # type: ignore[call-overload]  # exact also beyond 2^53
+
+
+def check_count_or_fraction(field: str, value: object, allowed: str) -> int | float:
+    """A number of children, where the value is of a type of whole numbers, Python's or NumPy's, or
+    else a share of them; the type tells one child from all of them, 1 from 1.0."""
+    is_whole = isinstance(value, Integral)
+    if not isinstance(value, Real) or isinstance(value, bool) or (isinstance(value, Rational) and not is_whole):
+        raise InvalidInput(field, value, allowed)
+    if is_whole:
+        return check_integer(field, value, at_least=1, at_most=1 << 31)
+    return check_number(field, value, above=0, at_most=1)
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that is there twice, if any is."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def matching(field: str, patterns: Sequence[str], names: Collection[str], words: Collection[str] = ()) -> list[str]:
+    """The names that match any pattern; a pattern that matches none is refused. words: names of
+    another kind, which may have been meant then."""
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise InvalidInput(field, patterns, "must be a list of names")
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
+        mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
+        if not mine:
+            raise unknown(field, pattern, last_parts(names).union(words))
+        found |= dict.fromkeys(mine)
+    return list(found)
+
+
+def last_parts(names: Collection[str]) -> set[str]:
+    """The last part of each dotted name."""
+    return {name.rpartition(".")[2] for name in names}
+
+
+def is_within(name: str, wholes: Collection[str]) -> bool:
+    """Whether a name is one of these, or of something in one of these."""
+    return any(name == whole or name.startswith(f"{whole}.") for whole in wholes)
