@@ -31,7 +31,7 @@ from stratafl.bench.engines import LR, SEED, Contender, make
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import leaf
 from stratafl.core.work import Training
-from stratafl.data.supply import Held
+from stratafl.data.dataset import Held
 from stratafl.engine.default import default_engine, operations
 from stratafl.models.registry import build
 

@@ -42,7 +42,7 @@ from benchmarks.flower_star.model import HIDDEN
 from benchmarks.small_tree import small_tree
 from stratafl.base.environment import environment
 from stratafl.config.schema import Config
-from stratafl.data.supply import BatchKey
+from stratafl.data.dataset import BatchKey
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.supervise import QUIET
 from stratafl.deploy.sites.assemble import study_of

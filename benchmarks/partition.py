@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.topology import Tree
-from stratafl.data.splits.partition import partition
+from stratafl.data.partition.partition import partition
 
 CASES: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},

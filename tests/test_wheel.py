@@ -58,7 +58,11 @@ def test_the_wheel_has_every_file_that_is_no_module(wheel: Path) -> None:
         packed = {name for name in archive.namelist() if name.startswith("stratafl/")}
     kept = [path for path in (ROOT / "stratafl").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert packed == {str(path.relative_to(ROOT)) for path in kept}
-    assert {"stratafl/py.typed", "stratafl/data/sets/digits.npz", "stratafl/cli/init/template/study.toml.txt"} <= packed
+    assert {
+        "stratafl/py.typed",
+        "stratafl/data/catalog/digits.npz",
+        "stratafl/cli/init/template/study.toml.txt",
+    } <= packed
 
 
 def test_its_metadata_names_what_it_needs(wheel: Path) -> None:

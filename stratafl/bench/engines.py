@@ -31,8 +31,8 @@ from stratafl.core.federation import Federation
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import leaf
 from stratafl.core.work import Augment, Training
-from stratafl.data.augment import flip_and_crop
-from stratafl.data.supply import Held
+from stratafl.data.dataset import Held
+from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, drift_kernel, make_engine
 from stratafl.engine.ops import COMPUTES, HALF, Compute
 from stratafl.engine.precision import computing

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
 from stratafl.bench.baselines import Job, Round
-from stratafl.data.augment import PAD, flip_and_crop
+from stratafl.data.transforms import PAD, flip_and_crop
 from stratafl.engine.ops import Compute
 
 Array = Any

@@ -13,7 +13,7 @@ from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.data.splits.heterogeneity import Report
+    from stratafl.data.partition.statistics import Report
 
 data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args
 @data.command("list")
 def list_command(as_json: AsJson = False) -> None:
     """What there is, whether it is prepared, and how to get what is not."""
-    from stratafl.data.sets import prepare
+    from stratafl.data.catalog import prepare
 
     sets = prepare.catalogue()
     if as_json:
@@ -56,7 +56,7 @@ def prepare_command(
     as_json: AsJson = False,
 ) -> None:
     """Read a data set in one of its published forms and store it for use."""
-    from stratafl.data.sets import prepare
+    from stratafl.data.catalog import prepare
 
     done = prepare.prepare(name, source, allow_partial=partial)
     if as_json:
@@ -80,8 +80,8 @@ def show_command(
     from stratafl.base.topology import Tree
     from stratafl.config.data import split
     from stratafl.config.schema import Config
-    from stratafl.data.splits import figures
-    from stratafl.data.splits.heterogeneity import heterogeneity
+    from stratafl.data.partition import figures
+    from stratafl.data.partition.statistics import heterogeneity
 
     plotting.check_picture(out)
     settings = Config.load(config, change or ())

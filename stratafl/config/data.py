@@ -17,19 +17,15 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.own_data import find, is_own, refuse
 from stratafl.config.schema import DataConfig
-from stratafl.core import checks
 from stratafl.core.work import Augment
-from stratafl.data.augment import channels_first, flip_and_crop, normalise
-from stratafl.data.given import Given, given, is_several, one_each
+from stratafl.data.catalog import prepare
+from stratafl.data.catalog.storage import Dataset
+from stratafl.data.catalog.synthetic import synthetic
+from stratafl.data.dataset import Given, Held, given, is_several, one_each
 from stratafl.data.inputs import Inputs, Shape, shape_of, tensors_of
-from stratafl.data.own.found import Found, codes
-from stratafl.data.sets import prepare
-from stratafl.data.sets.on_disk import Dataset
-from stratafl.data.sets.synthetic import synthetic
-from stratafl.data.splits.like_train import Labels, like_train
-from stratafl.data.splits.partition import Partition, partition
-from stratafl.data.splits.rotation import rotate
-from stratafl.data.supply import Held
+from stratafl.data.partition.partition import Labels, Partition, check_partition, like_train, partition
+from stratafl.data.transforms import channels_first, flip_and_crop, normalise, rotate
+from stratafl.data.user_files import Found, codes
 
 
 @dataclass(frozen=True)
@@ -200,7 +196,7 @@ def _own(config: DataConfig, found: Found, tree: Tree, seed: int) -> PreparedDat
     elif isinstance(parts, Partition):
         divided = parts
     else:
-        leaves = checks.partition(cast(Sequence[Any], parts), tree, len(train.supply.targets_N))
+        leaves = check_partition(cast(Sequence[Any], parts), tree, len(train.supply.targets_N))
         divided = Partition(tuple(leaf.numpy() for leaf in leaves), 0, ("as it was given",) * tree.depth, seed)
     own = _own_like_train(config, found, train, test, divided) if wants_own_test(config) else None
     return PreparedData(train, test, classes, divided, augment_of(config), whole=True, own_test=own)

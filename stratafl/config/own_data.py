@@ -16,13 +16,13 @@ from stratafl.base.rng import Purpose, seed_of, seeded
 from stratafl.base.user_code import load_attribute
 from stratafl.config.paths import HUB
 from stratafl.config.schema import DataConfig
-from stratafl.data.given import Columns
-from stratafl.data.own import arrays, hub, images, tables
-from stratafl.data.own.found import Found
+from stratafl.data import user_files
+from stratafl.data.dataset import Columns
+from stratafl.data.user_files import Found
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
-FILES = (*tables.SUFFIXES, *arrays.SUFFIXES)
+FILES = (*user_files.TABLE_SUFFIXES, *user_files.ARRAY_SUFFIXES)
 
 
 def is_own(name: str) -> bool:
@@ -42,22 +42,22 @@ def find(config: DataConfig, clients: int, seed: int) -> Found:
         refuse(config, "is not for a function", "test")
         return _called(name, config.arguments, clients, seed)
     if name.startswith(HUB):
-        return hub.read(name.removeprefix(HUB), config.test, columns, config.arguments)
+        return user_files.read_hub(name.removeprefix(HUB), config.test, columns, config.arguments)
     refuse(config, "is not for a file or folder", "arguments", "lazy")
     path = Path(name)
     # os.path, since to pathlib some texts are errors and not files that are absent
     if os.path.isdir(path):
         refuse(config, "is not for a folder", "columns")
-        return images.read(path, config.test)
+        return user_files.read_images(path, config.test)
     kind = path.suffix.lower()
     if not os.path.isfile(path) or kind not in FILES:
         allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
         found = "this is none" if os.path.exists(path) else "there is none"
         raise InvalidInput("data.name", path, f"{allowed}; {found}")
-    if kind in tables.SUFFIXES:
-        return tables.read(path, config.test, columns)
+    if kind in user_files.TABLE_SUFFIXES:
+        return user_files.read_table(path, config.test, columns)
     refuse(config, "is not for an .npz file", "columns")
-    return arrays.read(path, config.test)
+    return user_files.read_arrays(path, config.test)
 
 
 def refuse(config: DataConfig, told: str, *keys: str) -> None:

@@ -35,8 +35,9 @@ from stratafl.core.objective.metric import metrics_of
 from stratafl.core.objective.objective import Objective
 from stratafl.core.schedule import Schedule
 from stratafl.core.work import Training
+from stratafl.data import batches
+from stratafl.data.dataset import BatchKey, Held
 from stratafl.data.inputs import Pair, Shape, shape_of
-from stratafl.data.supply import BatchKey, Held
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, model_fits, objective_fits
 from stratafl.ranks.collectives import Ranks
@@ -160,7 +161,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
     supply = Held(*data).to(CPU, start.flat.dtype)
     subject = _subject(config, start)
     model_fits("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
-    batch, sampling = checks.batching(config.leaf.batch or None, config.leaf.sampling)
+    batch, sampling = batches.check_batching(config.leaf.batch or None, config.leaf.sampling)
     nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
     training = Training(
         flat=start.flat,

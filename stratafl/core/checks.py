@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput, MissingExtra, guarded
 from stratafl.base.rng import Purpose, seed_of, seeded
-from stratafl.base.topology import Tree, balanced_hint, groups_of
-from stratafl.base.validation import check_choice, check_integer, check_number, plain
+from stratafl.base.validation import check_integer, check_number, plain
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf, LearningRate, decay, leaf
 from stratafl.core.rule import Proximal, Rule
 from stratafl.core.schedule import Schedule
+from stratafl.data.batches import steps_of_pass
 from stratafl.data.inputs import peculiar, tensor
-from stratafl.data.sampling import Sampling, steps_of_pass
-
-MOST_BATCH = 1 << 31
 
 MOST_DRAWN = 1 << 30
 """Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8
@@ -114,55 +108,6 @@ def check_frozen(flat: Flat, expected: str) -> None:
         raise InvalidInput("model", type(flat.module).__name__, told)
 
 
-def partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
-    """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
-    try:
-        count = len(given)
-    except TypeError:
-        count = 0
-    if isinstance(given, str | bytes | Mapping) or not count:
-        raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
-    if count != tree.leaves:
-        hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
-        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
-        raise InvalidInput("partition", f"{count} lists", allowed)
-    owner = np.full(samples, -1)
-    parts = []
-    for client, indices in enumerate(given):
-        name = tree.names[-1][client]
-        mine = sample_numbers(f"partition[{client}]", indices, samples)
-        if mine.size == 0:
-            raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
-        values, counts = np.unique(mine, return_counts=True)
-        taken = values[(owner[values] >= 0) | (counts > 1)]
-        if taken.size:
-            other = owner[taken[0]] if owner[taken[0]] >= 0 else client
-            raise InvalidInput(
-                f"partition[{client}]",
-                int(taken[0]),
-                f"each sample may be used once; client {tree.names[-1][other]} has it already",
-            )
-        owner[mine] = client
-        parts.append(torch.as_tensor(mine))
-    return parts
-
-
-def sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
-    """A list of numbers of samples, of which there are so many; it may be empty."""
-    try:
-        numbers = np.asarray(given)
-    except Exception:
-        raise InvalidInput(field, given, "must be a list of whole numbers") from None
-    if numbers.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise InvalidInput(field, given, "must be a list of whole numbers")
-    if numbers.min() < 0 or numbers.max() >= samples:
-        outside = numbers[(numbers < 0) | (numbers >= samples)][0]
-        raise InvalidInput(field, int(outside), f"sample numbers go from 0 to {samples - 1}")
-    return numbers.astype(np.int64)
-
-
 def levels(field: str, given: Sequence[int], depth: int) -> list[int]:
     """A list of levels of a tree, or the complaint."""
     given = plain(given)
@@ -189,12 +134,6 @@ def strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
     for rule in rules:
         if isinstance(rule.local, Proximal):
             check_number("rules", rule.local.strength, at_most=largest)
-
-
-def batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
-    """How many samples a step takes, None for all, and how they are drawn."""
-    drawn: Sampling = check_choice("sampling", sampling, get_args(Sampling))
-    return None if batch is None else check_integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn
 
 
 def drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:

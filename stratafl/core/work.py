@@ -23,9 +23,9 @@ from stratafl.core.leaf import Leaf, Stage, clips, decay
 from stratafl.core.objective.losses import Loss, bare
 from stratafl.core.rule import Edge, Proximal, Rows
 from stratafl.core.shared_rows import Spread
+from stratafl.data.batches import Sampling, steps_of_pass
+from stratafl.data.dataset import BatchKey, Supply
 from stratafl.data.inputs import Pair
-from stratafl.data.sampling import Sampling, steps_of_pass
-from stratafl.data.supply import BatchKey, Supply
 
 Augment = Callable[[Any, int, int | Tensor, int | Tensor], Any]
 """(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it

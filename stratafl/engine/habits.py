@@ -21,8 +21,8 @@ from stratafl.base.rng import as_before, generator_of, states
 from stratafl.core.flat import Flat, same_values
 from stratafl.core.objective.losses import Loss
 from stratafl.core.work import Training
+from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, Kind, mapped
-from stratafl.data.supply import BatchKey
 
 FEW = 4
 """Samples that a module is tried on."""

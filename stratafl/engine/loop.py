@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of, torch_as_before
 from stratafl.core.leaf import Correct, Stage, through
 from stratafl.core.work import Trained, Training, Work, behind_clip
-from stratafl.data.sampling import batches
+from stratafl.data.batches import batches
 from stratafl.engine.draws.mode import drawing
 from stratafl.engine.draws.stream import Stream
 from stratafl.engine.habits import counters, draws

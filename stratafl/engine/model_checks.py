@@ -19,8 +19,8 @@ from stratafl.core.objective.metric import Metric, directions
 from stratafl.core.objective.objective import Objective, stops_at
 from stratafl.core.objective.outputs import WANTED, kind_of, scores_of, size
 from stratafl.core.work import Augment
+from stratafl.data.dataset import Classes
 from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
-from stratafl.data.labels import Classes
 from stratafl.engine.vocabulary import Vocabulary
 
 

@@ -24,10 +24,10 @@ from stratafl.base.rng import as_before
 from stratafl.core.leaf import PLAIN
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Trained, Training, Work
-from stratafl.data.augment import flip_and_crop
+from stratafl.data.batches import stacked_batches
+from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
-from stratafl.data.sampling import stacked_batches
-from stratafl.data.supply import BatchKey
+from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
 from stratafl.engine.capture.recorded import Recorded
 from stratafl.engine.cuda_graph import Captured, Fixed, Recurring, Samples

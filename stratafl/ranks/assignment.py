@@ -15,7 +15,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.data.sampling import Sampling
+from stratafl.data.batches import Sampling
 
 SLACK = 1.1
 """The factor by which the busiest rank may have more to do than it must, if that keeps groups

@@ -22,10 +22,12 @@ from stratafl.core.measure.drift import Diagnose
 from stratafl.core.objective.objective import stopping
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Participation, Schedule, check_participation
-from stratafl.data.given import Given, is_several, one_each, one_numbering
-from stratafl.data.given import given as given_data
-from stratafl.data.sampling import Sampling
-from stratafl.data.splits.partition import Partition
+from stratafl.data import batches
+from stratafl.data.batches import Sampling
+from stratafl.data.dataset import Given, is_several, one_each, one_numbering
+from stratafl.data.dataset import given as given_data
+from stratafl.data.partition import partition
+from stratafl.data.partition.partition import Partition
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import COMPUTES, Compute
 from stratafl.ranks.collectives import Ranks
@@ -77,14 +79,14 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     test = own if test is None else test
     given = {"data": data, "test": test, "test_partition": own}
     one_numbering((name, each.class_names) for name, each in given.items() if each is not None)
-    parts = checks.partition(_divided(problem, data), tree, len(data.supply.targets_N))
+    parts = partition.check_partition(_divided(problem, data), tree, len(data.supply.targets_N))
     if problem.weights is not None:
         tree = tree.weighted(problem.weights, [len(part) for part in parts])
     rules = rules_for(method.rules, tree.depth)
     leaf = checks.chain(method.leaf)
     schedule = _schedule(method, leaf, tree)
     evaluation = checked_evaluation(evaluation, tree.depth)
-    batch, sampling = checks.batching(method.batch, method.sampling)
+    batch, sampling = batches.check_batching(method.batch, method.sampling)
     ranks = Ranks() if execution.ranks is None else execution.ranks
     if not isinstance(ranks, Ranks):
         raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.core import checks
 from stratafl.core.flat import Flat
 from stratafl.core.measure.metrics import Tally, metrics, tally
 from stratafl.core.objective.losses import adds_up
 from stratafl.core.objective.objective import Objective
-from stratafl.data.given import Given, is_several, one_each
+from stratafl.data.dataset import Given, is_several, one_each
 from stratafl.data.inputs import Pair
+from stratafl.data.partition import partition
 from stratafl.ranks.collectives import Ranks
 
 
@@ -70,7 +70,9 @@ def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed:
     if test is None:
         raise InvalidInput("test_partition", "sample numbers", "are those of test data, and there is none")
     count = len(test.supply.targets_N)
-    numbers = [checks.sample_numbers(f"test_partition[{leaf}]", each, count) for leaf, each in enumerate(given)]
+    numbers = [
+        partition.check_sample_numbers(f"test_partition[{leaf}]", each, count) for leaf, each in enumerate(given)
+    ]
     return test._replace(parts=numbers)
 
 

@@ -25,8 +25,8 @@ from stratafl.core.objective.losses import LossLike
 from stratafl.core.objective.metric import MetricsLike
 from stratafl.core.schedule import Participation, Schedule
 from stratafl.core.work import Augment
-from stratafl.data.given import Given
-from stratafl.data.splits.partition import Partition
+from stratafl.data.dataset import Given
+from stratafl.data.partition.partition import Partition
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 
@@ -54,7 +54,7 @@ class Problem:
     client, in the order of the tree's leaves."""
     partition: Parts | None
     """Each client's sample numbers, in the order of the tree's leaves; what `partition` of
-    `stratafl.data.splits.partition` returns; or None, where data is a list of the clients' own."""
+    `stratafl.data.partition.partition` returns; None where data is a list of the clients' own."""
     tree: Tree | Shape
     """A `Tree` or one of its notations: "2x3x4" is balanced, root first; a list, [2, 3, 4], is
     groups of so many clients each."""
@@ -70,7 +70,7 @@ class Problem:
     PyTorch are given the scores in what the model returns: see docs/objectives.md."""
     augment: Augment | None = None
     """(inputs, seed, client, step) -> inputs, applied to every training batch; see
-    `data.augment`."""
+    `data.transforms`."""
     initial: Initial | None = None
     """What to start from instead of the module's own values: a state dict, of tensors or arrays, or
     the path of one, a .safetensors or .pt file."""

@@ -33,10 +33,9 @@ from stratafl.core.objective.objective import Objective
 from stratafl.core.optimise.trial import try_leaf
 from stratafl.core.schedule import expected
 from stratafl.core.work import Augment, Engine, Training
-from stratafl.data.given import Given
+from stratafl.data.batches import steps_of_pass
+from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
 from stratafl.data.inputs import Fields, Pair
-from stratafl.data.sampling import steps_of_pass
-from stratafl.data.supply import BatchKey, Lazy, Supply
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
 from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine

@@ -24,7 +24,7 @@ from stratafl.bench.jax_baseline import (
     images_last,
     mapped,
 )
-from stratafl.data.augment import flip_and_crop
+from stratafl.data.transforms import flip_and_crop
 from stratafl.models.registry import build
 
 jax = pytest.importorskip("jax")

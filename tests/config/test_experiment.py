@@ -10,9 +10,8 @@ from stratafl import InvalidInput, Tree
 from stratafl.config.data import prepared
 from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment
-from stratafl.data.augment import channels_first, flip_and_crop, normalise
-from stratafl.data.sets.prepare import load
-from stratafl.data.splits.rotation import rotate
+from stratafl.data.catalog.prepare import load
+from stratafl.data.transforms import channels_first, flip_and_crop, normalise, rotate
 
 TREE = Tree.of("2x2")
 

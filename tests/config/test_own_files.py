@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from stratafl import InvalidInput, UserCodeError
-from stratafl.data.own.found import codes
+from stratafl.data.user_files import codes
 from tests.config.conftest import data_of
 
 X, Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2

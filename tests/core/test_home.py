@@ -17,7 +17,7 @@ from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.flat import Flat
 from stratafl.core.home import names_at_home
-from stratafl.data.sampling import batches
+from stratafl.data.batches import batches
 
 PARTS = torch.arange(48).chunk(4)
 GROUPS = [[0, 1], [2, 3]]

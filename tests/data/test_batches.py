@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.data.sampling import batches, stacked_batches
+from stratafl.data.batches import batches, stacked_batches
 
 
 def positions(**changes) -> list[list[int]]:

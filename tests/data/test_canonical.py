@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.sets import on_disk
-from stratafl.data.sets.on_disk import Dataset, Samples, complete, read, write
+from stratafl.data.catalog import storage
+from stratafl.data.catalog.storage import Dataset, Samples, complete, read, write
 
 
 def _images(seed: int = 0, shape: tuple[int, ...] = (6, 5, 3)) -> Dataset:
@@ -60,7 +60,7 @@ def test_what_is_written_comes_back(tmp_path: Path, dataset: Dataset) -> None:
             np.testing.assert_array_equal(getattr(back, field), value)
         else:
             assert getattr(back, field) == value
-    meta = on_disk.read_meta(dataset.name, tmp_path)
+    meta = storage.read_meta(dataset.name, tmp_path)
     assert meta["counts"] == {"train": len(dataset.y_train), "test": len(dataset.y_test)}
     assert meta["source"] == {"form": "a form", "where": "somewhere"}
 
@@ -84,7 +84,7 @@ def test_the_checksum_is_the_one_of_standard_tools(tmp_path: Path) -> None:
     folder = write(_images(), "", tmp_path)
     command = f"cd {folder} && LC_ALL=C sha256sum *.npy | sha256sum"
     shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert shown.stdout.split()[0] == on_disk.read_meta("cifar10", tmp_path)["checksum"]
+    assert shown.stdout.split()[0] == storage.read_meta("cifar10", tmp_path)["checksum"]
 
 
 def test_a_changed_byte_is_seen_when_verified(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_killed_run_leaves_nothing_that_looks_complete(tmp_path: Path) -> None
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from stratafl.data.sets.on_disk import Samples, complete, write
+from stratafl.data.catalog.storage import Samples, complete, write
 save = np.save
 def stop(file, array, **options):
     save(file, array, **options)
@@ -215,7 +215,7 @@ write(complete("cifar10", "a form", samples), "", Path(sys.argv[1]))
         read("cifar10", tmp_path)
     write(_images(), "", tmp_path)
     assert left.exists()  # young: it could belong to a run still going
-    old = time.time() - on_disk.STALE_SECONDS - 1
+    old = time.time() - storage.STALE_SECONDS - 1
     os.utime(left, (old, old))
     write(_images(), "", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar10"]

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.sets.catalogue import CIFAR10, CIFAR100, FASHION
-from stratafl.data.sets.prepare import Description, load, prepare
+from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, FASHION
+from stratafl.data.catalog.prepare import Description, load, prepare
 
 TRAIN, TEST = 40, 20
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from stratafl import InvalidInput, simulate
 from stratafl.base.rng import states
-from stratafl.data.splits.partition import partition
+from stratafl.data.partition.partition import partition
 
 PARTS = [range(0, 7), range(7, 12), range(12, 21), range(21, 30)]
 

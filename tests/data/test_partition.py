@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.data.splits import methods
-from stratafl.data.splits.dirichlet import flattening, keeping
-from stratafl.data.splits.heterogeneity import class_counts, heterogeneity
-from stratafl.data.splits.partition import Partition, partition
-from stratafl.data.splits.sizes import apportion
+from stratafl.data.partition import methods
+from stratafl.data.partition.label_skew import apportion, flattening, keeping
+from stratafl.data.partition.partition import Partition, partition
+from stratafl.data.partition.statistics import class_counts, heterogeneity
 
 CIFAR_LIKE = np.arange(50_000) % 10
 DIRICHLET = {"name": "dirichlet", "alpha": 0.1}

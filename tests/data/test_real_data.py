@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratafl.data.sets.catalogue import ORIGINALS_VARIABLE, usual_places
-from stratafl.data.sets.formats.text import ALPHABET, LENGTH
-from stratafl.data.sets.on_disk import Dataset
-from stratafl.data.sets.prepare import Description, load, prepare
+from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, usual_places
+from stratafl.data.catalog.prepare import Description, load, prepare
+from stratafl.data.catalog.storage import Dataset
+from stratafl.data.formats.shakespeare import ALPHABET, LENGTH
 
 pytestmark = pytest.mark.real_data
 

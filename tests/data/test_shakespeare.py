@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.sets.formats import text
-from stratafl.data.sets.formats.text import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
-from stratafl.data.sets.prepare import load, prepare
+from stratafl.data.catalog.prepare import load, prepare
+from stratafl.data.formats import shakespeare
+from stratafl.data.formats.shakespeare import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
 
 ENOUGH = TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE
 
@@ -86,8 +86,8 @@ def test_leaf_is_split_as_its_text_would_be(root: Path, tmp_path: Path, place: s
     wanted = load("shakespeare")
     path = tmp_path / "leaf" / place
     path.parent.mkdir(parents=True)
-    spoken = {name: text for name, text in _roles().items() if len(text) > LENGTH}
-    path.write_text(_leaf({name: _pairs(text) for name, text in spoken.items()}))
+    spoken = {name: shakespeare for name, shakespeare in _roles().items() if len(shakespeare) > LENGTH}
+    path.write_text(_leaf({name: _pairs(shakespeare) for name, shakespeare in spoken.items()}))
     found = prepare("shakespeare", tmp_path / "leaf")
     assert found.form == "LEAF's JSON"
     for field in ("x_train", "y_train", "x_test", "y_test", "owner_train", "owner_test"):
@@ -192,7 +192,7 @@ def test_a_damaged_roles_file_is_refused(root: Path, tmp_path: Path, content: by
 
 def test_a_few_foreign_characters_become_spaces_and_are_counted() -> None:
     spoken = "é" + _text(ENOUGH + LENGTH, 0)[1:]
-    samples = text.split_roles([text.windows("A", spoken)])
+    samples = shakespeare.split_roles([shakespeare.windows("A", spoken)])
     assert ALPHABET[samples.x_train[0, 0]] == " "
     assert any(note.startswith("1 characters") for note in samples.notes)
 
@@ -200,4 +200,4 @@ def test_a_few_foreign_characters_become_spaces_and_are_counted() -> None:
 @given(st.text(st.sampled_from(ALPHABET + "é\u2014~\0"), min_size=1))
 def test_codes_are_places_in_the_alphabet(spoken: str) -> None:
     places = [ALPHABET.find(character) for character in spoken]
-    assert text.encode(spoken).tolist() == [255 if place < 0 else place for place in places]
+    assert shakespeare.encode(spoken).tolist() == [255 if place < 0 else place for place in places]

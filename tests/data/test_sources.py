@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.sets import prepare as preparing
-from stratafl.data.sets.catalogue import CIFAR10
-from stratafl.data.sets.digits import FILE
-from stratafl.data.sets.prepare import NAMES, catalogue, describe, load, prepare
+from stratafl.data.catalog import storage
+from stratafl.data.catalog.catalog import CIFAR10, FILE
+from stratafl.data.catalog.prepare import NAMES, catalogue, describe, load, prepare
 
 
 def _letters(path: Path, seed: int = 0) -> Path:
@@ -66,7 +65,9 @@ def test_digits_hold_every_image_once(root: Path) -> None:
 
 
 def test_digits_need_no_scikit_learn() -> None:
-    code = "import sys; from stratafl.data.sets import prepare; prepare.load('digits'); print('sklearn' in sys.modules)"
+    code = (
+        "import sys; from stratafl.data.catalog import prepare; prepare.load('digits'); print('sklearn' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert ran.stdout == "False\n"
 
@@ -140,10 +141,10 @@ def test_a_place_without_the_set_says_what_it_holds(root: Path, tmp_path: Path) 
 def test_the_root_is_an_argument_a_variable_or_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("STRATAFL_DATA", raising=False)
-    assert preparing.data_root() == tmp_path / ".cache" / "stratafl" / "data"
+    assert storage.data_root() == tmp_path / ".cache" / "stratafl" / "data"
     monkeypatch.setenv("STRATAFL_DATA", "~/sets")
-    assert preparing.data_root() == tmp_path / "sets"
-    assert preparing.data_root(tmp_path) == tmp_path
+    assert storage.data_root() == tmp_path / "sets"
+    assert storage.data_root(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.sets.synthetic import synthetic
+from stratafl.data.catalog.synthetic import synthetic
 
 # Two groups of two clients each.
 PARENTS = [np.array([], int), np.array([0, 0]), np.array([0, 0, 1, 1])]

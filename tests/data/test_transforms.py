@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.augment import channels_first, flip_and_crop, normalise
-from stratafl.data.splits.rotation import leaf_angles, rotate
+from stratafl.data.partition.partition import leaf_angles
+from stratafl.data.transforms import channels_first, flip_and_crop, normalise, rotate
 
 
 def pixels(*shape: int) -> torch.Tensor:

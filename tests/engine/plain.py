@@ -17,9 +17,9 @@ from stratafl import leaf
 from stratafl.core.flat import Flat
 from stratafl.core.shared_rows import Spread
 from stratafl.core.work import Training, Work
+from stratafl.data.batches import batches
+from stratafl.data.dataset import Held
 from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
-from stratafl.data.sampling import batches
-from stratafl.data.supply import Held
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.draws.mode import drawing
 from stratafl.engine.draws.stream import Stream

@@ -11,7 +11,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import leaf
 from stratafl.core.work import Training
-from stratafl.data.supply import Held
+from stratafl.data.dataset import Held
 from stratafl.engine import choose
 from stratafl.engine.choose import make_engine
 

@@ -16,7 +16,7 @@ from stratafl.core import checks
 from stratafl.core.flat import Flat
 from stratafl.core.leaf import Leaf, corrections, leaf
 from stratafl.core.work import Training
-from stratafl.data.supply import Held
+from stratafl.data.dataset import Held
 from stratafl.engine import default
 from stratafl.engine.choose import make_default
 from stratafl.engine.default import FEWEST, default_engine, lengths_at_once

@@ -15,7 +15,7 @@ from stratafl import feddyn, simulate
 from stratafl.core.leaf import Correct, Leaf, constant, leaf
 from stratafl.core.measure.result import Result
 from stratafl.core.optimise.optimiser import SGD
-from stratafl.data.augment import flip_and_crop
+from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
 from stratafl.models.lstm import lstm

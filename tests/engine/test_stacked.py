@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratafl.core.leaf import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
-from stratafl.data.augment import flip_and_crop
+from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import cuda_graph, ops
 from stratafl.engine.cuda_graph import Recurring
 from stratafl.models.cnn import cnn

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl.data.sampling import batches
+from stratafl.data.batches import batches
 from tests.mistakes.studies import INPUTS, LABELS, study
 
 

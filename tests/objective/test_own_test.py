@@ -20,7 +20,7 @@ from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment
 from stratafl.core.measure.over_nodes import over_nodes
 from stratafl.core.measure.record import RoundResult
-from stratafl.data.splits.like_train import Labels, like_train
+from stratafl.data.partition.partition import Labels, like_train
 from stratafl.simulation.evaluate import OwnTest
 
 random = torch.Generator().manual_seed(5)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, leaf, mtgc, scaffold, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, schedule_of
-from stratafl.data.sampling import batches
+from stratafl.data.batches import batches
 from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.engine import pairs
 from tests.problems import LeastSquares, root

@@ -12,7 +12,7 @@ import pytest
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.data.sets.on_disk import Samples, complete, write
+from stratafl.data.catalog.storage import Samples, complete, write
 from stratafl.models.registry import build
 from stratafl.paper.recipes import ALL, RECIPES, Case, Options, recipe, run_name, runs_of
 from stratafl.paper.recipes.appendix import SEARCH_SEED

@@ -17,7 +17,7 @@ import traceback
 import torch
 
 from stratafl.cli.main import main
-from stratafl.data.sets import prepare
+from stratafl.data.catalog import prepare
 
 
 def child(output: str, folder: str, arguments: list[str]) -> None:

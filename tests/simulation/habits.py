@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import simulate
-from stratafl.data.sampling import batches
+from stratafl.data.batches import batches
 
 ENGINES = ["loop", "vmap", "stacked"]
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]

@@ -24,7 +24,7 @@ from stratafl.core.measure.traffic import Direction, Traffic
 from stratafl.core.meeting import Held, Outcome
 from stratafl.core.schedule import Participation, Schedule, draw
 from stratafl.core.watch import Beginning, Meeting, Restart
-from stratafl.data.sampling import steps_of_pass
+from stratafl.data.batches import steps_of_pass
 
 CHUNK = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""

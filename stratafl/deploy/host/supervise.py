@@ -26,7 +26,7 @@ from types import FrameType
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.sets import prepare
+from stratafl.data.catalog import prepare
 from stratafl.deploy.host.attendance import INCOMPLETE, never
 from stratafl.deploy.host.garbage import give_back_soon
 from stratafl.deploy.host.newsroom import Newsroom

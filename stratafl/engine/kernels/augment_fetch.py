@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.base.rng import MIXING, Purpose, prefix
-from stratafl.data.augment import PAD
+from stratafl.data.transforms import PAD
 from stratafl.engine.kernels.common import mixed, power, shifted, storage
 
 

@@ -11,7 +11,7 @@ import torch
 from stratafl.base.environment import usable_cores
 from stratafl.base.validation import name_and_params
 from stratafl.config.schema import Config
-from stratafl.data.sets import prepare
+from stratafl.data.catalog import prepare
 from stratafl.models.registry import build
 from stratafl.paper.recipes.base import Case, Options, Recipe
 from stratafl.paper.recipes.published import table1

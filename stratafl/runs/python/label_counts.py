@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from stratafl.config.data import FEW, NO_CLASSES, LabelCounts
+from stratafl.data.dataset import Held, Supply
 from stratafl.data.inputs import tensors_of
-from stratafl.data.supply import Held, Supply
 from stratafl.runs.python.describe import digest
 from stratafl.simulation.run import Simulation
 

@@ -21,7 +21,7 @@ from stratafl.core.objective.losses import LossLike
 from stratafl.core.objective.metric import MetricsLike
 from stratafl.core.schedule import Participation, Schedule
 from stratafl.core.work import Augment
-from stratafl.data.sampling import Sampling
+from stratafl.data.batches import Sampling
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import Compute
 from stratafl.ranks.collectives import Ranks

@@ -106,7 +106,7 @@ def test_no_product_is_overtaken(families: list[str]) -> None:
 
 FETCH = """
 import torch
-from stratafl.data.augment import flip_and_crop
+from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import kernels
 
 device = "cpu" if kernels.interpreted() else "cuda"

@@ -17,7 +17,7 @@ from stratafl.base import errors
 from stratafl.core.flat import Flat
 from stratafl.core.objective.losses import OnScores
 from stratafl.core.work import Training
-from stratafl.data.supply import Held
+from stratafl.data.dataset import Held
 from stratafl.engine import augmenting, default, habits, ops
 from stratafl.engine.capture import padding
 from stratafl.engine.capture import program as capture

@@ -18,7 +18,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Purpose, generator
 from stratafl.base.validation import check_integer, check_number
-from stratafl.data.sets.on_disk import Dataset
+from stratafl.data.catalog.storage import Dataset
 
 MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
 """Numbers in all, features or classes, and how far a level may shift: memory ends, and float32

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.sets.formats.files import Files
-from stratafl.data.sets.formats.text import Role, from_pairs, split_roles
-from stratafl.data.sets.on_disk import Samples
+from stratafl.data.catalog.storage import Samples
+from stratafl.data.formats.archive import Files
+from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
 
 
 class Table(NamedTuple):

@@ -11,11 +11,10 @@ import torch
 
 from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.rng import Purpose, bits
-from stratafl.data.sets.catalogue import ORIGINALS_VARIABLE, SOURCES, Form, usual_places
-from stratafl.data.sets.digits import TITLE as DIGITS_TITLE
-from stratafl.data.sets.digits import digits
-from stratafl.data.sets.formats.files import Files, open_files
-from stratafl.data.sets.on_disk import Dataset, Kind, Samples, complete, data_root, read, read_meta, write
+from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, SOURCES, Form, digits, usual_places
+from stratafl.data.catalog.catalog import TITLE as DIGITS_TITLE
+from stratafl.data.catalog.storage import Dataset, Kind, Samples, complete, data_root, read, read_meta, write
+from stratafl.data.formats.archive import Files, open_files
 
 NAMES = ("digits", *SOURCES, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
@@ -59,7 +58,7 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     if name == "digits":
         return digits()
     if name == "synthetic":
-        raise InvalidInput("data set", name, "generated for a tree: call stratafl.data.sets.synthetic.synthetic")
+        raise InvalidInput("data set", name, "generated for a tree: call stratafl.data.catalog.synthetic.synthetic")
     folder = data_root(root)
     if not (folder / name).exists():
         raise InvalidInput("data set", name, f"not prepared under {folder}; run: stratafl data prepare {name}")

@@ -1,22 +1,27 @@
-"""The data sets there are: what each is, the forms it is published in, where it usually lies."""
+"""The data sets known by name: their published files, and the digits that ship."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stratafl.data.sets.formats import cifar, hub, idx, images, text
-from stratafl.data.sets.formats.files import Files
-from stratafl.data.sets.on_disk import Kind, Samples, data_root
+import numpy as np
+
+from stratafl.data.catalog.storage import Dataset, Kind, Samples, complete, data_root
+from stratafl.data.formats import binary, hub, images, shakespeare
+from stratafl.data.formats.archive import Files
 
 ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
 
+
 Sizes = tuple[tuple[int, int], ...]
 
+
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
 FASHION = (
     "T-shirt/top",
     "Trouser",
@@ -29,6 +34,7 @@ FASHION = (
     "Bag",
     "Ankle boot",
 )
+
 CIFAR10 = (
     "airplane",
     "automobile",
@@ -41,6 +47,7 @@ CIFAR10 = (
     "ship",
     "truck",
 )
+
 _CIFAR100_NAMES = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
     camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
@@ -51,19 +58,27 @@ _CIFAR100_NAMES = """
     spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
     train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
+
 CIFAR100 = tuple(_CIFAR100_NAMES.split())
+
 
 # What each size means is the publisher's word; a copy of another size is short, or another set.
 _MNIST_SIZES = ((60_000, 10_000),)
+
 _CIFAR_SIZES = ((50_000, 10_000),)
+
 _CINIC_SIZES = ((90_000, 90_000),)
+
 # Two sizes of the official letters are in circulation.
 _LETTERS_SIZES = ((124_800, 20_800), (88_800, 14_800))
+
 _REBUILT_SIZES = ((95_105, 10_400),)
+
 _REBUILT_NOTE = (
     "genuine EMNIST images but not the official Letters split (124,800/20,800): rebuilt from other "
     "EMNIST splits with duplicates removed, training classes of unequal size"
 )
+
 _NPZ = r"emnist[-_]letters\.npz"
 
 
@@ -115,12 +130,12 @@ def _images(
 
 
 def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Sizes) -> Form:
-    read = partial(idx.read, prefix=prefix, classes=classes, nist=nist)
-    return Form(name, partial(idx.fits, prefix=prefix), read, sizes)
+    read = partial(binary.read_idx, prefix=prefix, classes=classes, nist=nist)
+    return Form(name, partial(binary.fits_idx, prefix=prefix), read, sizes)
 
 
 def _binary(name: str, classes: tuple[str, ...]) -> Form:
-    fits, read = partial(cifar.fits, classes=classes), partial(cifar.read, classes=classes)
+    fits, read = partial(binary.fits_cifar, classes=classes), partial(binary.read_cifar, classes=classes)
     return Form(name, fits, read, _CIFAR_SIZES)
 
 
@@ -134,11 +149,17 @@ def _folder(sizes: Sizes) -> Form:
 
 
 _FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
+
 _LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
+
 _CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
+
 _CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
+
 _CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
+
 _SHAKESPEARE_HUB = Remote("flwrlabs/shakespeare", hub.read_roles)
+
 
 SOURCES: dict[str, Source] = {
     "fashion_mnist": Source(
@@ -207,8 +228,8 @@ SOURCES: dict[str, Source] = {
         title="Shakespeare: the next character after 80, one role per client",
         kind="sequence",
         forms=(
-            Form("texts by role", text.fits_roles, text.read_roles),
-            Form("LEAF's JSON", text.fits_leaf, text.read_leaf),
+            Form("texts by role", shakespeare.fits_roles, shakespeare.read_roles),
+            Form("LEAF's JSON", shakespeare.fits_leaf, shakespeare.read_leaf),
             _SHAKESPEARE_HUB.local(hub.fits_roles),
         ),
         remote=_SHAKESPEARE_HUB,
@@ -226,3 +247,30 @@ def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
         for pattern in (name, *source.files):
             yield from sorted(folder.expanduser().glob(pattern))
     yield from (Path(place) for place in source.places if Path(place).exists())
+
+
+TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
+
+FORM = "embedded in the package"
+
+FILE = Path(__file__).with_name("digits.npz")
+
+
+@cache
+def digits() -> Dataset:
+    """Every fifth image of each class, in the order of the file, is for testing."""
+    with np.load(FILE) as stored:
+        x, y = stored["images"], stored["labels"].astype(np.int64)
+    test = np.zeros(len(y), bool)
+    for label in range(10):
+        test[np.flatnonzero(y == label)[4::5]] = True
+    arrays: dict[str, Any] = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+    for array in arrays.values():
+        array.flags.writeable = False  # one copy serves every caller
+    samples = Samples(
+        kind="image",
+        classes=tuple("0123456789"),
+        notes=("pixels run from 0 to 16; every fifth image of a class is in the test set",),
+        **arrays,
+    )
+    return complete("digits", FORM, samples)

@@ -1,14 +1,9 @@
-"""Which of its samples a client uses in a step: a function of (seed, client, step) and nothing
-else.
-
-Shape suffixes: C clients, H steps, B places in a batch, S shuffles, T positions of all shuffles in
-a row.
-"""
+"""Which samples are in a client's batch of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -16,6 +11,7 @@ from torch import Tensor
 
 from stratafl.base.device import placed
 from stratafl.base.rng import Purpose, bits, uniform
+from stratafl.base.validation import check_choice, check_integer
 
 Sampling = Literal["epochs", "replacement"]
 
@@ -148,3 +144,12 @@ def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> St
 
 def _on(device: str | torch.device, array: np.ndarray) -> Tensor:
     return placed(array, device)
+
+
+MOST_BATCH = 1 << 31
+
+
+def check_batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
+    """How many samples a step takes, None for all, and how they are drawn."""
+    drawn: Sampling = check_choice("sampling", sampling, get_args(Sampling))
+    return None if batch is None else check_integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn

@@ -1,22 +1,107 @@
-"""Who holds which samples: a data set divided over a tree, each level in its own way.
-
-The root holds everything; each node's samples are split over its children by the method of their
-edge level. A sample goes to exactly one leaf, or is dropped and counted.
-"""
+"""Partition of a data set over the clients of a tree."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.rng import Purpose, generator
-from stratafl.base.validation import check_integer
-from stratafl.data.splits import sizes as sizing
-from stratafl.data.splits.methods import Node, Split, parse
-from stratafl.data.splits.rotation import leaf_angles
+from stratafl.base.topology import Tree, balanced_hint, groups_of
+from stratafl.base.validation import check_integer, check_number
+from stratafl.data.partition import methods as sizing
+from stratafl.data.partition.methods import Node, Split, parse
+
+
+class Labels(NamedTuple):
+    """The targets of all samples, and whose they are where that is known."""
+
+    y_train: np.ndarray
+    y_test: np.ndarray
+    owner_train: np.ndarray | None = None
+    owner_test: np.ndarray | None = None
+
+
+def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """The test samples of each leaf, whose training samples these are."""
+    leaf_T = _by_owner(data, leaves)
+    if leaf_T is None:
+        leaf_T = _by_class(data, leaves, seed)
+    return [np.flatnonzero(leaf_T == leaf) for leaf in range(len(leaves))]
+
+
+def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The leaf of each test sample's owner, -1 for nobody; None where owners are divided."""
+    if data.owner_train is None or data.owner_test is None:
+        return None
+    last = int(max(data.owner_train.max(initial=0), data.owner_test.max(initial=0)))
+    leaf_of = np.full(last + 1, -1)
+    for leaf, mine in enumerate(leaves):
+        owners = np.unique(data.owner_train[mine])
+        if (leaf_of[owners] >= 0).any():
+            return None
+        leaf_of[owners] = leaf
+    return leaf_of[data.owner_test]
+
+
+def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    for labels in (data.y_train, data.y_test):
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            told = "needs one class for each sample, or owners of the samples"
+            raise InvalidInput("data.test_partition", "like_train", told)
+    leaf_T = np.full(len(data.y_test), -1)
+    for label in np.unique(data.y_test):
+        held_N = np.array([np.count_nonzero(data.y_train[mine] == label) for mine in leaves])
+        if not held_N.any():
+            continue
+        draw = generator(seed, Purpose.TEST, int(label))
+        samples = draw.permutation(np.flatnonzero(data.y_test == label))
+        leaf_T[samples] = np.repeat(np.arange(len(leaves)), _shares(len(samples), held_N, draw))
+    return leaf_T
+
+
+def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """How many each gets of so many, in proportion to what is held: whole numbers, what is left
+    over to those who lack the most, by lot where that is the same."""
+    exact_N = total * held_N / held_N.sum()
+    whole_N = np.floor(exact_N).astype(np.int64)
+    order = np.lexsort((draw.permutation(len(held_N)), whole_N - exact_N))
+    whole_N[order[: total - whole_N.sum()]] += 1
+    return whole_N
+
+
+MOST_DEGREES = 1e6
+"""Beyond it the last turn has no exact place left in a number."""
+
+
+def leaf_angles(
+    parents: Sequence[Sequence[int] | np.ndarray],
+    start: float = -50.0,
+    step: float = 10.0,
+    level: int = 1,
+) -> np.ndarray:
+    """Each leaf's angle in degrees: node i (from 0) of the level turns its own by start + step * i.
+
+    The defaults are the paper's; where its groups are counted from 1, start is -40.
+    """
+    depth = len(parents) - 1
+    if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= depth:
+        raise InvalidInput("rotation.level", level, f"must be a level of the tree, 1 to {depth}")
+    start, step = (
+        check_number(f"rotation.{name}", value, at_least=-MOST_DEGREES, at_most=MOST_DEGREES)
+        for name, value in (("start", start), ("step", step))
+    )
+    node = np.arange(len(parents[-1]))
+    for lower in range(depth, level, -1):
+        node = np.asarray(parents[lower])[node]
+    return start + step * node
+
 
 ROTATION = ("start", "step", "level")
 
@@ -229,3 +314,52 @@ def _whole(field: str, values: np.ndarray) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise InvalidInput(field, array, "must be a list of whole numbers, none below 0")
     return array.astype(np.int64)
+
+
+def check_partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
+    """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
+    try:
+        count = len(given)
+    except TypeError:
+        count = 0
+    if isinstance(given, str | bytes | Mapping) or not count:
+        raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
+    if count != tree.leaves:
+        hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
+        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
+        raise InvalidInput("partition", f"{count} lists", allowed)
+    owner = np.full(samples, -1)
+    parts = []
+    for client, indices in enumerate(given):
+        name = tree.names[-1][client]
+        mine = check_sample_numbers(f"partition[{client}]", indices, samples)
+        if mine.size == 0:
+            raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
+        values, counts = np.unique(mine, return_counts=True)
+        taken = values[(owner[values] >= 0) | (counts > 1)]
+        if taken.size:
+            other = owner[taken[0]] if owner[taken[0]] >= 0 else client
+            raise InvalidInput(
+                f"partition[{client}]",
+                int(taken[0]),
+                f"each sample may be used once; client {tree.names[-1][other]} has it already",
+            )
+        owner[mine] = client
+        parts.append(torch.as_tensor(mine))
+    return parts
+
+
+def check_sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
+    """A list of numbers of samples, of which there are so many; it may be empty."""
+    try:
+        numbers = np.asarray(given)
+    except Exception:
+        raise InvalidInput(field, given, "must be a list of whole numbers") from None
+    if numbers.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise InvalidInput(field, given, "must be a list of whole numbers")
+    if numbers.min() < 0 or numbers.max() >= samples:
+        outside = numbers[(numbers < 0) | (numbers >= samples)][0]
+        raise InvalidInput(field, int(outside), f"sample numbers go from 0 to {samples - 1}")
+    return numbers.astype(np.int64)

@@ -1,26 +1,93 @@
-"""The ways to split one node's samples over its children, one function per idea.
-
-Each function returns a `Split`: its name, its parameters, the sizes it was asked for, and a pure
-function from a node's samples and a generator to the child of every sample, -1 for a sample that is
-dropped.
-
-Shape suffixes: S samples of the node, N children, K classes the node holds.
-"""
+"""Partition methods, and sizes of siblings."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown
-from stratafl.base.validation import check_choice, check_integer, name_and_params
-from stratafl.data.splits import sizes as sizing
-from stratafl.data.splits.classes import choose_classes, share_out
-from stratafl.data.splits.dirichlet import flattening, keeping
+from stratafl.base.validation import check_choice, check_integer, check_number, name_and_params
+from stratafl.data.partition.label_skew import apportion, choose_classes, flattening, keeping, share_out
+
+ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
+
+MOST = 1 << 31
+"""Samples or classes of a node: no data set has more, and sums of as many stay exact."""
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Every leaf below the node gets the same number; what does not divide is dropped.
+
+    A child's share is therefore its number of leaves, so unequal groups still have equal clients.
+    """
+
+    text: ClassVar[str] = "equal sizes"
+
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
+        return leaves_N * (total // int(leaves_N.sum()))
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Shares are log-normal, times the leaves of the child; nothing is dropped."""
+
+    sigma: float
+
+    @property
+    def text(self) -> str:
+        return f"log-normal sizes (sigma {self.sigma:g})"
+
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
+        # Shifted by the largest so that no sigma overflows.
+        powers_N = self.sigma * rng.standard_normal(len(leaves_N))
+        return apportion(total, leaves_N * np.exp(powers_N - powers_N.max()), leaves_N)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The counts given, one for each node of the level; samples nobody asked for are dropped."""
+
+    counts: tuple[int, ...]
+    text: ClassVar[str] = "given sizes"
+
+    def draw(self, total: int, leaves_N: np.ndarray, nodes: slice, rng: np.random.Generator) -> np.ndarray:
+        return np.array(self.counts[nodes], dtype=np.int64)
+
+
+Sizes = Equal | LogNormal | Counts
+
+
+def parse_sizes(value: object) -> Sizes | None:
+    """The sizes a config value stands for; None leaves the choice to the method."""
+    if value is None or isinstance(value, Sizes):
+        return value
+    if isinstance(value, str):
+        if value != "equal":
+            raise unknown("sizes", value, ["equal", "lognormal"])
+        return Equal()
+    if isinstance(value, Mapping):
+        if set(value) != {"lognormal"}:
+            raise InvalidInput("sizes", dict(value), ALLOWED)
+        return LogNormal(non_negative("sizes.lognormal", value["lognormal"]))
+    counts = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(counts, Sequence) or isinstance(counts, bytes):
+        raise InvalidInput("sizes", value, ALLOWED)
+    return Counts(tuple(check_integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
+
+
+def non_negative(field: str, value: object) -> float:
+    """The value as a finite float that is not below zero, nor so large that products of it
+    overflow."""
+    try:
+        return check_number(field, value, at_least=0, at_most=1e100)
+    except InvalidInput:
+        raise InvalidInput(field, value, "must be a number, at least 0") from None
+
 
 DROPPED = -1
 
@@ -42,8 +109,8 @@ class Split(NamedTuple):
 
     name: str
     params: Mapping[str, Any]
-    sizes: sizing.Sizes | None  # as asked for
-    otherwise: sizing.Sizes | None  # where nothing was asked for; None: as the method makes them
+    sizes: Sizes | None  # as asked for
+    otherwise: Sizes | None  # where nothing was asked for; None: as the method makes them
     assign: Callable[[Node, np.random.Generator], np.ndarray]
 
     @property
@@ -63,7 +130,7 @@ def iid(sizes: object = None) -> Split:
         child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
         return rng.permutation(child_S)
 
-    return Split("iid", {}, sizing.parse(sizes), sizing.Equal(), assign)
+    return Split("iid", {}, parse_sizes(sizes), Equal(), assign)
 
 
 def lognormal(sigma: float) -> Split:
@@ -78,7 +145,7 @@ def dirichlet(alpha: float, sizes: object = None) -> Split:
     """
     alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: keeping(pool_K, sizes_N, alpha, rng))
-    return Split("dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
+    return Split("dirichlet", {"alpha": alpha}, parse_sizes(sizes), Equal(), assign)
 
 
 def release_dirichlet(alpha: float, sizes: object = None) -> Split:
@@ -90,7 +157,7 @@ def release_dirichlet(alpha: float, sizes: object = None) -> Split:
     """
     alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: flattening(pool_K, sizes_N, alpha, rng))
-    return Split("release_dirichlet", {"alpha": alpha}, sizing.parse(sizes), sizing.Equal(), assign)
+    return Split("release_dirichlet", {"alpha": alpha}, parse_sizes(sizes), Equal(), assign)
 
 
 def classes(k: int, sizes: object = None) -> Split:
@@ -100,7 +167,7 @@ def classes(k: int, sizes: object = None) -> Split:
     classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
     for need it; classes that nobody holds (more classes than k times the children) are dropped.
     """
-    k = check_integer("k", k, at_least=1, at_most=sizing.MOST)
+    k = check_integer("k", k, at_least=1, at_most=MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
@@ -110,7 +177,7 @@ def classes(k: int, sizes: object = None) -> Split:
         counts_NK = share_out(pool_K, holds_NK, node.leaves_N, sizes_N)
         return _handed_out(class_S, counts_NK, rng)
 
-    return Split("classes", {"k": k}, sizing.parse(sizes), None, assign)
+    return Split("classes", {"k": k}, parse_sizes(sizes), None, assign)
 
 
 def natural(samples: int | None = None) -> Split:
@@ -121,7 +188,7 @@ def natural(samples: int | None = None) -> Split:
     are left out.
     """
     if samples is not None:
-        samples = check_integer("samples", samples, at_least=1, at_most=sizing.MOST)
+        samples = check_integer("samples", samples, at_least=1, at_most=MOST)
 
     def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
         if node.owner_S is None:
@@ -209,7 +276,7 @@ def _handed_out(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Gener
 
 def _alpha(value: object) -> float:
     # Beyond these a prior is one class or an even split to the last bit, and logarithms run out.
-    alpha = sizing.non_negative("alpha", value)
+    alpha = non_negative("alpha", value)
     if not 1e-6 <= alpha <= 1e9:
         raise InvalidInput("alpha", value, "must be from 1e-6 to 1e9")
     return alpha

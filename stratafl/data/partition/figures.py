@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.splits.heterogeneity import class_counts
-from stratafl.data.splits.rotation import rotate
+from stratafl.data.partition.statistics import class_counts
+from stratafl.data.transforms import rotate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

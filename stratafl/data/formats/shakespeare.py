@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.sets.formats.files import Files
-from stratafl.data.sets.on_disk import Samples
+from stratafl.data.catalog.storage import Samples
+from stratafl.data.formats.archive import Files
 
 LENGTH = 80
 TRAIN_PER_ROLE = 1_500

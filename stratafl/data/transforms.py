@@ -1,10 +1,4 @@
-"""From stored images to what a model sees, on the device and for many clients at once.
-
-Every draw is keyed by (seed, client, step, position in the batch), so a client gets the same pixels
-whether it is computed alone or stacked with others.
-
-Shape suffixes: B batch, K channels, H height, W width; `...` may hold a leading axis of clients.
-"""
+"""Transforms of image batches: normalise, flip and crop, rotate."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Purpose, uniform
@@ -72,3 +67,41 @@ def flip_and_crop(images_BKHW: Tensor, seed: int, client: int | Tensor, step: in
 
 def _within(index: Tensor, size: int) -> Tensor:
     return (index >= 0) & (index < size)
+
+
+CHUNK = 4096
+
+
+def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
+    """uint8 images turned counter-clockwise about their centre: bilinear, zero outside, same size.
+
+    images   (N, H, W) or (N, H, W, C), as data sets store them
+    degrees  one angle, or one per image
+    """
+    if images.dtype != torch.uint8 or images.dim() not in (3, 4):
+        raise InvalidInput("images", (images.dtype, tuple(images.shape)), "must be uint8 (N, H, W) or (N, H, W, C)")
+    angles_N = torch.as_tensor(degrees, dtype=torch.float64, device=images.device)
+    angles_N = angles_N.expand(len(images))
+    parts = [_rotate(part, angles) for part, angles in zip(images.split(CHUNK), angles_N.split(CHUNK), strict=True)]
+    return torch.cat(parts) if parts else images.clone()
+
+
+def _rotate(images: Tensor, angles_N: Tensor) -> Tensor:
+    channels_last = images.dim() == 4
+    pixels = images.permute(0, 3, 1, 2) if channels_last else images[:, None]
+    height, width = pixels.shape[-2:]
+    radians = torch.deg2rad(angles_N)
+    cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
+    # The grid says where each output pixel comes from, in coordinates from -1 to 1 with y pointing
+    # down; the ratio of the sides keeps the turn rigid in images that are not square.
+    theta = torch.stack(
+        [
+            torch.stack([cos, -sin * height / width, zero], dim=-1),
+            torch.stack([sin * width / height, cos, zero], dim=-1),
+        ],
+        dim=-2,
+    ).float()
+    grid = functional.affine_grid(theta, list(pixels.shape), align_corners=False)
+    turned = functional.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    turned = turned.round().clamp(0, 255).to(torch.uint8)
+    return turned.permute(0, 2, 3, 1).contiguous() if channels_last else turned[:, 0]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.sets.formats.files import Files, numpy_archive
-from stratafl.data.sets.on_disk import Samples
+from stratafl.data.catalog.storage import Samples
+from stratafl.data.formats.archive import Files, numpy_archive
 
 _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
 # The package's own spelling of "labels", and the right one.

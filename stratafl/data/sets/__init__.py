@@ -1,1 +1,0 @@
-"""The data sets there are: prepared from their published files, and read."""

@@ -1,0 +1,312 @@
+"""Data sets in a user's files: arrays, tables, image folders, Hugging Face data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratafl.base.errors import InvalidInput, MissingExtra, guarded
+from stratafl.base.rng import Purpose, generator
+from stratafl.base.validation import check_choice, check_number
+from stratafl.data.catalog.storage import Dataset, Samples, complete
+from stratafl.data.dataset import Columns
+from stratafl.data.formats.archive import Files, open_files
+from stratafl.data.formats.hub import load
+from stratafl.data.formats.images import picture
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Found:
+    """Data to train and to test on, in any of the forms that `simulate` takes."""
+
+    train: object
+    test: object = None
+    classes: tuple[str, ...] = ()
+    """The names of the classes; empty where they have none, or where targets are no classes."""
+    owner: Sequence[object] | np.ndarray | None = None
+    """Whose each sample is."""
+    partition: object = None
+    """Each client's sample numbers, where the data comes with them."""
+    stored: Dataset | None = None
+    """The whole as one of the library's own data sets, where it can be one."""
+
+
+def codes(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Each value as its place among all that occur, and what they are called."""
+    array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
+    if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
+        raise InvalidInput(field, array, "must be all numbers or all texts, and none missing")
+    known, numbers = np.unique(array, return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, known))
+
+
+def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the samples to train and to test on; the same in every run, whatever its
+    seed."""
+    tested = round(check_number(field, share, above=0, below=1) * count)
+    if not 0 < tested < count:
+        raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
+    order = generator(0, Purpose.SAMPLES, count).permutation(count)
+    return np.sort(order[tested:]), np.sort(order[:tested])
+
+
+def needs_test(field: str, path: Path) -> InvalidInput:
+    """The complaint about data with which nothing says what to test on."""
+    allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
+    return InvalidInput(field, str(path), allowed)
+
+
+ARRAY_SUFFIXES = (".npz",)
+
+
+def read_arrays(path: Path, test: object) -> Found:
+    """The arrays as they are."""
+    arrays = _arrays("data.name", path)
+    part = "_train" if "x_train" in arrays else ""
+    x, y = _pair("data.name", path, arrays, part)
+    owner = arrays.get(f"owner{part}")
+    if owner is not None and owner.shape != y.shape[:1]:
+        raise InvalidInput("data.name", str(path), f"must have as many of owner{part} as of y{part}")
+    if "x_test" in arrays:
+        if test is not None:
+            raise InvalidInput("data.test", test, f"{path.name} has an x_test of its own")
+        return Found(train=(x, y), test=_pair("data.name", path, arrays, "_test"), owner=owner)
+    if test is None or isinstance(test, str):
+        tested = None if test is None else _pair("data.test", Path(test), _arrays("data.test", Path(test)))
+        return Found(train=(x, y), test=tested, owner=owner)
+    first, second = held_out("data.test", len(y), test)
+    return Found(train=(x[first], y[first]), test=(x[second], y[second]), owner=None if owner is None else owner[first])
+
+
+def _arrays(field: str, path: Path) -> dict[str, np.ndarray]:
+    with guarded(field, str(path), "cannot be read"), np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _pair(field: str, path: Path, arrays: dict[str, np.ndarray], part: str = "") -> tuple[np.ndarray, np.ndarray]:
+    names = [f"x{part}", f"y{part}"]
+    if not set(names) <= set(arrays):
+        raise InvalidInput(field, str(path), f"must have {' and '.join(names)}; it has {', '.join(arrays)}")
+    x, y = (arrays[name] for name in names)
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise InvalidInput(field, str(path), f"must have as many of {names[1]} as of {names[0]}")
+    return x, y
+
+
+TESTED = ("test", "validation")
+"""The splits a model is tested on unless one is named, the first that there is."""
+
+
+def read_hub(name: str, test: object, columns: Columns, arguments: Mapping[str, Any]) -> Found:
+    """Read a data set's split `train`, and one to test on."""
+    splits = _splits(name, arguments)
+    if "train" not in splits:
+        raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
+    tested = (
+        check_choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
+    )
+    train = splits["train"]
+    target = columns.target("data", list(train.column_names))
+    classes = getattr(train.features[target], "names", None) or ()
+    return Found(train=train, test=None if tested is None else splits[tested], classes=tuple(classes))
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Have the package look nowhere but in its cache; it has no argument for that."""
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A data set's splits by their names."""
+    try:
+        import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise MissingExtra("data sets of Hugging Face", "datasets", "hub") from None
+    folder = Path(name)
+    if folder.is_dir():
+        if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
+            found = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
+            return {part: load(folder, part) for part in found}
+        with guarded("data.name", name, "cannot be read"):
+            saved = datasets.load_from_disk(name)
+    else:
+        get = f"to get it: python -c \"import datasets; datasets.load_dataset('{name}')\""
+        with guarded("data.name", name, f"is not in the cache of Hugging Face's datasets; {get}"), _offline(datasets):
+            saved = datasets.load_dataset(name, **arguments)
+    return dict(saved) if isinstance(saved, dict) else {"train": saved}
+
+
+IMAGE_KINDS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def read_images(path: Path, test: object) -> Found:
+    """The images of all classes, which must be of one size, as a data set of the library's own."""
+    inside = {each.name for each in path.iterdir() if each.is_dir()}
+    if {"train", "test"} <= inside and test is None:
+        train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
+    elif "train" in inside:
+        allowed = "has a folder train: leave test out where there is a folder test beside it, or name both folders"
+        raise InvalidInput("data.name", str(path), f'{allowed}: name = ".../train", test = ".../..."')
+    elif test is None:
+        raise needs_test("data.name", path)
+    else:
+        train = _images("data.name", path)
+        tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
+    classes = tuple(sorted({*train, *tested}))
+    x, y = _together(train, classes)
+    if tested:
+        (x_train, y_train), (x_test, y_test) = (x, y), _together(tested, classes)
+    else:
+        first, second = held_out("data.test", len(y), test)
+        (x_train, y_train), (x_test, y_test) = (x[first], y[first]), (x[second], y[second])
+    if x_test.shape[1:] != x_train.shape[1:]:
+        raise InvalidInput("data.test", x_test.shape[1:], f"must be images of {x_train.shape[1:]}")
+    samples = Samples(kind="image", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
+    stored = complete(path.name, "image folder", samples)
+    return Found(train=(x_train, y_train), test=(x_test, y_test), classes=classes, stored=stored)
+
+
+def _images(field: str, path: Path) -> dict[str, np.ndarray]:
+    """All images of a folder, by class."""
+    found: dict[str, np.ndarray] = {}
+    size: tuple[int, int] | None = None
+    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        files: Files = open_files(folder)
+        names = sorted(name for name in files.names if name.lower().endswith(IMAGE_KINDS) and not _is_hidden(name))
+        pictures = {}
+        for name, data in files.each(names):
+            pictures[name] = picture(files, name, data, size)
+            size = size or (pictures[name].shape[1], pictures[name].shape[0])
+        if pictures:
+            found[folder.name] = np.stack([pictures[name] for name in names])
+    if not found:
+        raise InvalidInput(field, str(path), "must have a folder of PNG, JPEG or WebP images for each class")
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether it is a file that an editor or a file system keeps for itself."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    numbers = {label: number for number, label in enumerate(classes)}
+    y = [np.full(len(each), numbers[label], np.int64) for label, each in images.items()]
+    return np.concatenate(list(images.values())), np.concatenate(y)
+
+
+TABLE_SUFFIXES = (".csv", ".parquet")
+
+NO_NAME = "Unnamed: "
+"""How pandas begins the name of a column that has none."""
+
+
+WHOLE, REAL = "whole numbers", "decimal numbers"
+
+TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "texts", "M": "dates"}
+"""NumPy's kinds of values that a column may have."""
+
+NUMBERS = ("f", "i", "u", "b")
+
+
+def read_table(path: Path, test: object, columns: Columns) -> Found:
+    """Numbers in some columns, the targets in another; and whose a row is, perhaps, in one more.
+
+    Targets that are whole numbers or texts are classes; real numbers are what they are.
+    """
+    frame = _frame("data.name", path)
+    known = [str(name) for name in frame.columns]
+    target = columns.target("data", known)
+    chosen = columns.chosen("data", known)
+    inputs = (chosen,) if isinstance(chosen, str) else chosen
+    for name in inputs if columns.inputs is None else ():
+        if name.startswith(NO_NAME):
+            allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
+            raise InvalidInput("data column", name, f"{allowed} (pandas: to_csv(index=False))")
+    if columns.owner is not None and columns.owner not in known:
+        raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(known)}")
+    frames = [frame, _frame("data.test", Path(test))] if isinstance(test, str) else [frame]
+    x = np.concatenate([np.stack([_numbers(each, name) for name in inputs], axis=1) for each in frames])
+    y, classes = _targets([_values(each, target) for each in frames])
+    if isinstance(test, str):
+        first, second = np.arange(len(frame)), np.arange(len(frame), len(y))
+    elif test is None:
+        first, second = np.arange(len(frame)), np.arange(0)
+    else:
+        first, second = held_out("data.test", len(frame), test)
+    owner = None if columns.owner is None else _values(frame, columns.owner)[first]
+    tested = None if test is None else (x[second], y[second])
+    return Found(train=(x[first], y[first]), test=tested, classes=classes, owner=owner)
+
+
+def _frame(field: str, path: Path) -> Any:
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtra("reading tables", "pandas", "tables") from None
+    with guarded(field, str(path), "cannot be read"):
+        try:
+            frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+        except ImportError:
+            raise MissingExtra("reading parquet files", "pyarrow", "tables") from None
+    if not len(frame):
+        raise InvalidInput(field, str(path), "has no rows")
+    return frame.rename(columns=str)
+
+
+def _column(frame: Any, name: str) -> Any:
+    if name not in frame.columns:
+        raise InvalidInput("data.test", list(frame.columns), f"has no column {name!r}")
+    if frame[name].isna().any():
+        raise InvalidInput("data column", name, "has missing values")
+    return frame[name]
+
+
+def _values(frame: Any, name: str) -> np.ndarray:
+    """A column as an array of one of the kinds."""
+    column = _column(frame, name)
+    plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
+    values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
+    if values.dtype.kind in "OS":
+        with guarded("data column", name, "cannot be read"):
+            # numbers and texts, as pandas may read a column of a large file, are texts
+            values = np.asarray(column.tolist())
+            values = values.astype(str) if values.dtype.kind == "S" else values
+    if values.ndim != 1 or values.dtype.kind not in TABLE_KINDS:
+        found = type(column.iloc[0]).__name__
+        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {found}")
+    return values
+
+
+def _numbers(frame: Any, name: str) -> np.ndarray:
+    values = _values(frame, name)
+    if values.dtype.kind not in NUMBERS:
+        allowed = "must hold numbers: columns = {inputs = [...]} says which are the inputs"
+        raise InvalidInput("data column", name, allowed)
+    return values.astype(np.float32)
+
+
+def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Targets and the names of their classes, of the kind that the file to train on has: the
+    first."""
+    kind, *others = [TABLE_KINDS[part.dtype.kind] for part in parts]
+    for other in others:
+        # 3 is a real number, too, but 3.0 is no name of a class
+        if other != kind and (kind, other) != (REAL, WHOLE):
+            told = f"must be {kind}, as the targets to train on are: write both files alike"
+            raise InvalidInput("data.test targets", other, told)
+    values = np.concatenate(parts)
+    return (values.astype(np.float32)[:, None], ()) if kind == REAL else codes("targets", values)
