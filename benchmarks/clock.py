@@ -19,7 +19,8 @@ from stratafl.clock.model.presets import network
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.sizes import message_sizes
 from stratafl.clock.price.costs import costs
-from stratafl.core.schedule import Participation, Schedule
+from stratafl.core.participation import Participation
+from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 
 ROUNDS, PARAMETERS, FLOPS = 1000, 800_000, 9e7

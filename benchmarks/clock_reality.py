@@ -59,8 +59,8 @@ from stratafl.clock.model.sizes import message_sizes
 from stratafl.clock.price.costs import costs
 from stratafl.config.schema import Config
 from stratafl.config.setup import root_of, rules_of, schedule_of
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Work
+from stratafl.core.client_training import Work
+from stratafl.core.rows import Spread
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import Topology, provision

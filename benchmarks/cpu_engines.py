@@ -28,9 +28,9 @@ from benchmarks.modules import GPT, Encoder, Recurrent, job_for
 from stratafl.base.environment import environment
 from stratafl.bench.baselines import Job
 from stratafl.bench.engines import LR, SEED, Contender, make
-from stratafl.core.flat import Flat
-from stratafl.core.leaf import leaf
-from stratafl.core.work import Training
+from stratafl.core.client_training import Training
+from stratafl.core.client_update import leaf
+from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
 from stratafl.engine.default import default_engine, operations
 from stratafl.models.registry import build

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratafl.core.leaf import leaf
-from stratafl.core.measure.drift import Diagnose
+from stratafl.core.client_update import leaf
 from stratafl.engine.choose import Name
+from stratafl.metrics.drift import Diagnose
 from stratafl.models.registry import build
 from stratafl.runs.python.simulate import simulate
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 SAMPLES = 100
 SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}

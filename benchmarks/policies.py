@@ -26,7 +26,7 @@ from stratafl.base.plotting import COLOURS, STYLE, pyplot, save
 from stratafl.base.statistics import over_seeds
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.measure.record import ClockedRound
+from stratafl.metrics.records import ClockedRound
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SEEDS, SECONDS, ROUNDS, POINTS = (0, 1, 2), 400.0, 2_000, 120

@@ -19,7 +19,7 @@ from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.clock.model.presets import network
 from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
-from stratafl.core.measure.divergence import measured
+from stratafl.metrics.records import measured
 from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.base import Case, essence
 from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS

@@ -29,10 +29,10 @@ from stratafl.base.environment import environment
 from stratafl.base.state_dict import State
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
-from stratafl.core.federation import Federation
-from stratafl.core.flat import Flat
-from stratafl.core.measure.traffic import Traffic
-from stratafl.core.meeting import note_of
+from stratafl.core.flat_module import Flat
+from stratafl.federation.federation import Federation
+from stratafl.federation.sync import note_of
+from stratafl.metrics.communication import Traffic
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout

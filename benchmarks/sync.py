@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.core.federation import Federation
-from stratafl.core.work import Trained
+from stratafl.core.client_training import Trained
 from stratafl.engine.choose import drift_kernel
+from stratafl.federation.federation import Federation
 from stratafl.rules.registry import place
 
 PARAMETERS = 797_962

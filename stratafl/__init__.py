@@ -13,19 +13,20 @@ from stratafl.base.version import __version__
 if TYPE_CHECKING:
     from stratafl.base.errors import InvalidInput, UserCodeError
     from stratafl.base.topology import Tree
-    from stratafl.core.leaf import clip, constant, corrections, cosine, decay, leaf, step_decay
-    from stratafl.core.measure.record import RoundResult
-    from stratafl.core.measure.result import Result
-    from stratafl.core.measure.track import tracking
-    from stratafl.core.optimise.optimiser import SGD, Adam, AdamW, Optimiser
+    from stratafl.core.client_update import clip, corrections, decay, leaf
+    from stratafl.core.optimizer import SGD, Adam, AdamW, Optimiser, constant, cosine, step_decay
+    from stratafl.core.participation import Draw
     from stratafl.core.rule import Edge, Rule, average
-    from stratafl.core.schedule import Draw, Schedule
+    from stratafl.core.schedule import Schedule
+    from stratafl.metrics.records import RoundResult
     from stratafl.report.costs.pricing import price
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.python.simulate import simulate
     from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
-    from stratafl.simulation.run import Simulation
+    from stratafl.simulation.callbacks import tracking
+    from stratafl.simulation.result import Result
+    from stratafl.simulation.simulation import Simulation
 
 _ROOMS = {
     "base.errors": (
@@ -33,33 +34,29 @@ _ROOMS = {
         "UserCodeError",
     ),
     "base.topology": ("Tree",),
-    "core.leaf": (
+    "core.client_update": (
         "clip",
-        "constant",
         "corrections",
-        "cosine",
         "decay",
         "leaf",
-        "step_decay",
     ),
-    "core.measure.record": ("RoundResult",),
-    "core.measure.result": ("Result",),
-    "core.measure.track": ("tracking",),
-    "core.optimise.optimiser": (
+    "core.optimizer": (
         "SGD",
         "Adam",
         "AdamW",
         "Optimiser",
+        "constant",
+        "cosine",
+        "step_decay",
     ),
+    "core.participation": ("Draw",),
     "core.rule": (
         "Edge",
         "Rule",
         "average",
     ),
-    "core.schedule": (
-        "Draw",
-        "Schedule",
-    ),
+    "core.schedule": ("Schedule",),
+    "metrics.records": ("RoundResult",),
     "report.costs.pricing": ("price",),
     "rules": (
         "adam",
@@ -81,7 +78,9 @@ _ROOMS = {
         "TensorBoard",
         "WeightsAndBiases",
     ),
-    "simulation.run": ("Simulation",),
+    "simulation.callbacks": ("tracking",),
+    "simulation.result": ("Result",),
+    "simulation.simulation": ("Simulation",),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -54,6 +54,8 @@ LAYERS = (
     "data",
     "models",
     "core",
+    "federation",
+    "metrics",
     "clock.model",
     "rules",
     "engine",
@@ -92,8 +94,8 @@ def layer(name: str) -> int:
 
 
 def test_the_reader_sees_imports() -> None:
-    assert "stratafl.core.federation" in IMPORTS["stratafl.simulation.prepare"]
-    assert "stratafl.core.checks" in IMPORTS["stratafl.simulation.prepare"], "from stratafl.core import checks"
+    assert "stratafl.federation.federation" in IMPORTS["stratafl.simulation.prepare"]
+    assert "stratafl.core.flat_module" in IMPORTS["stratafl.simulation.prepare"], "from stratafl.core import checks"
     assert "stratafl.runs.python.simulate" in IMPORTS["stratafl"]
 
 
@@ -155,7 +157,7 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
 
 def test_public_names_are_theirs_whatever_was_imported_before() -> None:
     """Some are those of modules, too."""
-    code = "import stratafl.runs.python.simulate, stratafl.core.leaf, stratafl.rules; import stratafl as s"
+    code = "import stratafl.runs.python.simulate, stratafl.core.client_update, stratafl.rules; import stratafl as s"
     assert "stratafl" in loaded_by(f"{code}; assert all(hasattr(s, n) for n in s.__all__) and callable(s.simulate)")
     assert set(stratafl.__all__) <= set(dir(stratafl))
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
 from stratafl.engine.cuda_graph import uncollected
 from stratafl.models.lstm import Recurrent
 

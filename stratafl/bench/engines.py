@@ -27,15 +27,15 @@ from stratafl.bench import baselines, jax_baseline, roofline
 from stratafl.bench.baselines import Job, Round
 from stratafl.bench.roofline import now
 from stratafl.bench.table import OURS, Row, Table
-from stratafl.core.federation import Federation
-from stratafl.core.flat import Flat
-from stratafl.core.leaf import leaf
-from stratafl.core.work import Augment, Training
+from stratafl.core.client_training import Augment, Training
+from stratafl.core.client_update import leaf
+from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name, drift_kernel, make_engine
 from stratafl.engine.ops import COMPUTES, HALF, Compute
 from stratafl.engine.precision import computing
+from stratafl.federation.federation import Federation
 from stratafl.models.registry import build, parameters
 from stratafl.rules.registry import rules_for
 

@@ -15,7 +15,7 @@ from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
     from stratafl.config.schema import Config
-    from stratafl.core.measure.result import Result
+    from stratafl.simulation.result import Result
 
 
 def demo_command(
@@ -27,7 +27,7 @@ def demo_command(
     """Compare four methods on handwritten digits, in about a minute."""
     from stratafl.base import plotting
     from stratafl.cli.display import byte_count
-    from stratafl.core.measure.metrics import rounds_to
+    from stratafl.metrics.evaluation import rounds_to
     from stratafl.paper import demo
 
     plotting.pyplot()

@@ -60,14 +60,14 @@ def up_command(
 ) -> None:
     """Start a whole tree on this machine, or go on with one, run its job, and stop it."""
     _need_flower()
-    from stratafl.core.measure.record import RoundResult
-    from stratafl.core.measure.track import tracking
     from stratafl.deploy.host import attendance, this_machine
     from stratafl.deploy.notes import log
     from stratafl.deploy.sites.provision import Topology, check_made_from, provision
     from stratafl.deploy.sites.rounds import read_lines
     from stratafl.deploy.sites.site import Site
+    from stratafl.metrics.records import RoundResult
     from stratafl.runs.trackers import check_trackers, trackers_for
+    from stratafl.simulation.callbacks import tracking
 
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)

@@ -20,7 +20,7 @@ from stratafl.runs import layout
 
 if TYPE_CHECKING:
     from stratafl.config.schema import Config
-    from stratafl.core.measure.record import RoundResult
+    from stratafl.metrics.records import RoundResult
     from stratafl.ranks.collectives import Ranks
     from stratafl.runs.launch import Launch
 
@@ -106,8 +106,8 @@ def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:
 
 def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) -> None:
     from stratafl.cli.display import byte_count
-    from stratafl.core.measure.track import tracking
     from stratafl.runs.trackers import trackers_for
+    from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.progress import Display
 
     title, before, folder = printable(launch.name), len(launch.simulation.history), launch.folder.path

@@ -15,7 +15,7 @@ from stratafl.base.errors import InvalidInput, listed, printable
 from stratafl.base.validation import check_choice
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
-from stratafl.core.measure.divergence import measured
+from stratafl.metrics.records import measured
 from stratafl.runs import layout
 from stratafl.runs.archive import pack_runs
 from stratafl.runs.read import Broken, StoredRun, scan

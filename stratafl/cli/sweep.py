@@ -17,7 +17,7 @@ from stratafl.runs import layout
 from stratafl.runs.read import StoredRun, read_run
 
 if TYPE_CHECKING:
-    from stratafl.core.objective.goal import Goal
+    from stratafl.metrics.objective import Goal
     from stratafl.runs.sweep import Outcome, Row
 
 
@@ -32,7 +32,7 @@ def sweep_command(
 ) -> None:
     """Run a grid of configs, several at a time; what is done is skipped."""
     from stratafl.cli.display import SweepDisplay
-    from stratafl.core.objective.goal import one_goal
+    from stratafl.metrics.objective import one_goal
     from stratafl.runs.sweep import Plan, run_all, table
 
     plan = Plan.load(file)

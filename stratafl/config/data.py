@@ -17,7 +17,7 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.own_data import find, is_own, refuse
 from stratafl.config.schema import DataConfig
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
 from stratafl.data.catalog import prepare
 from stratafl.data.catalog.storage import Dataset
 from stratafl.data.catalog.synthetic import synthetic

@@ -10,7 +10,7 @@ from torch import nn
 
 from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.validation import name_and_params
-from stratafl.core import checks, flat
+from stratafl.core import flat_module
 from stratafl.data.inputs import Shape
 from stratafl.models.lora import adapters
 from stratafl.models.registry import build
@@ -30,7 +30,7 @@ def network(table: object, shape: Shape, outputs: int) -> Callable[[], nn.Module
         if base is not None:
             if not isinstance(base, str):
                 raise InvalidInput("model.base", base, "must be the path of a .safetensors or .pt file")
-            flat.load(module, checks.initial(base, "model.base"), "model.base")
+            flat_module.load(module, flat_module.read_state_dict(base, "model.base"), "model.base")
         return module if lora is None else adapters(module, **lora)
 
     return make

@@ -29,7 +29,8 @@ from typing import Any, get_args
 from stratafl.base.errors import InvalidInput, first_line, reason, unknown
 from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.paths import anchored
-from stratafl.core.leaf import Leaf, LearningRate, OptimiserState, constant, cosine, leaf, step_decay
+from stratafl.core.client_update import Leaf, OptimiserState, leaf
+from stratafl.core.optimizer import LearningRate, constant, cosine, step_decay
 
 PLAN = "plan"
 DEEPEST = 120

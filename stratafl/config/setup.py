@@ -26,27 +26,27 @@ from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
 from stratafl.config.schema import Config
-from stratafl.core import checks
-from stratafl.core.flat import Flat
-from stratafl.core.home import Home, LeafTrainer, names_at_home
-from stratafl.core.measure.metrics import metrics
-from stratafl.core.objective.losses import loss_of
-from stratafl.core.objective.metric import metrics_of
-from stratafl.core.objective.objective import Objective
+from stratafl.core import flat_module
+from stratafl.core.client_training import Training
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import loss_of
 from stratafl.core.schedule import Schedule
-from stratafl.core.work import Training
 from stratafl.data import batches
 from stratafl.data.dataset import BatchKey, Held
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, model_fits, objective_fits
+from stratafl.federation.local_parameters import Home, LeafTrainer, names_at_home
+from stratafl.metrics.evaluation import metrics
+from stratafl.metrics.metrics import metrics_of
+from stratafl.metrics.objective import Objective
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation
 from stratafl.simulation.evaluate import is_due, tally_of
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.prepare import held, set_up
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 from stratafl.simulation.workload import measured
 
 CPU = torch.device("cpu")
@@ -203,8 +203,10 @@ class InitialModel:
 
 def initial_model(config: Config, shape: Shape, outputs: int) -> InitialModel:
     """Drawn from the run's seed or read from a file, so the same wherever it is asked for."""
-    flat = checks.flattened(network(config.model, shape, outputs), check_integer("run.seed", config.run.seed))
-    return InitialModel(flat, *checks.started(flat, config.run.initial))
+    flat = flat_module.build_flat_module(
+        network(config.model, shape, outputs), check_integer("run.seed", config.run.seed)
+    )
+    return InitialModel(flat, *flat_module.initial_rows(flat, config.run.initial))
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,7 +62,7 @@ class Shared(Protocol):
 
 class Path(NamedTuple):
     """Where plain SGD would have come along the same directions, where that is not where models are
-    (see `core.optimise.path`)."""
+    (see `core.client_update`)."""
 
     start: Tensor | Shared
     """Where the path was when the child got its model."""
@@ -196,10 +196,10 @@ class Rule(NamedTuple):
     they are where a deployed child has lost its own, where all others of its family begin anew."""
     measures: bool = False
     """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
-    where an optimiser bends the way, nodes then carry what tells (see `core.optimise.path`)."""
+    where an optimiser bends the way, nodes then carry what tells (see `core.client_update`)."""
     counts_late: bool = False
     """Whether what it keeps at children bears work that counts meetings later (see
-    `core.state.late`); a rule that keeps nothing there always does."""
+    `federation.state`); a rule that keeps nothing there always does."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
-"""When the levels of a tree synchronise, and which children take part."""
+"""When the levels of a tree synchronise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.rng import Purpose, generator, seed_of, seeded
-from stratafl.base.topology import Tree
-from stratafl.base.validation import check_count_or_fraction, check_integer, plain
-from stratafl.core.rule import documented
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_integer, plain
+from stratafl.data.batches import steps_of_pass
 
 MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
@@ -91,91 +89,25 @@ class Schedule:
         return Event(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
-@documented
-class Draw(NamedTuple):
-    """What a user's own participation function gets. It returns who takes part: a boolean mask with
-    an entry for each node of the level, `tree.sizes[level]` of them. A function of what is given
-    alone draws the same whenever the run goes on; its random numbers are those of `generator`."""
-
-    tree: Tree
-    """The whole tree; `tree.sizes[level]` is the length of the mask."""
-    level: int
-    """Whose nodes may take part: 1 are the root's children, `tree.depth` the clients."""
-    round: int
-    """How many rounds this level has had before."""
-    generator: np.random.Generator
-    """Random numbers of this level and round, which follow from the run's seed."""
+MOST_DRAWN = 1 << 30
+"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8
+GB."""
 
 
-Participation = None | str | float | int | Callable[[Draw], np.ndarray]
-"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function giving a
-mask of the level."""
+def check_levels(field: str, given: Sequence[int], depth: int) -> list[int]:
+    """A list of levels of a tree, or the complaint."""
+    given = plain(given)
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidInput(field, given, "must be a list of levels")
+    return [check_integer(field, level, at_least=0, at_most=depth) for level in given]
 
 
-def check_participation(
-    participation: Participation | Sequence[Participation], depth: int
-) -> tuple[Participation, ...]:
-    """One participation per edge level, root first; a single one stands for the leaves' level."""
-    participation = plain(participation)
-    if isinstance(participation, Sequence) and not isinstance(participation, str):
-        per_level = tuple(participation)
-        if len(per_level) != depth:
-            raise InvalidInput("participation", list(per_level), f"needs one entry per edge level, {depth} of them")
-    else:
-        per_level = (None,) * (depth - 1) + (participation,)
-    return tuple(_checked(each) for each in per_level)
-
-
-def _checked(each: Participation) -> Participation:
-    if each is None or callable(each) or (isinstance(each, str) and each == "all"):
-        return each
-    return check_count_or_fraction("participation", each, 'must be "all", a fraction, a number or a function')
-
-
-def draw(
-    participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
-) -> np.ndarray:
-    """Which nodes of a level take part in its next round, as a mask; at least one child of each
-    parent, unless the user's own function decides otherwise.
-
-    busy_N: who is still at work, and counts as one of those that take part without beginning anew.
-    """
-    count = tree.sizes[level]
-    busy_N = np.zeros(count, dtype=bool) if busy_N is None else busy_N
-    if participation is None or isinstance(participation, str):
-        return ~busy_N
-    random = generator(seed, Purpose.PARTICIPATION, level, round)
-    if callable(participation):
-        key = seed_of(seed, Purpose.PARTICIPATION, level, round)
-        with guarded("participation", getattr(participation, "__name__", participation)), seeded(key):
-            mask = np.asarray(participation(Draw(tree, level, round, random)))
-        if mask.shape != (count,) or mask.dtype != bool:
-            raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")
-        return mask & ~busy_N
-    parents = tree.parents[level]
-    siblings = tree.children(level - 1)
-    wanted = _wanted(participation, siblings) - np.bincount(parents[busy_N], minlength=len(siblings))
-    # a random order within each set of siblings, the busy ones last; those ranked first take part
-    order = np.lexsort((random.random(count), busy_N, parents))
-    rank = np.empty(count, dtype=int)
-    rank[order] = np.arange(count) - (np.cumsum(siblings) - siblings)[parents[order]]
-    return (rank < wanted[parents]) & ~busy_N
-
-
-def _wanted(participation: float | int, siblings: np.ndarray) -> np.ndarray:
-    """How many children of each parent take part."""
-    if isinstance(participation, float):
-        return np.maximum(1, np.round(participation * siblings).astype(int))
-    return np.minimum(participation, siblings)
-
-
-def expected(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
-    """The share of rounds that each leaf may be expected to take part in; a user's own function is
-    taken for all."""
-    share_N = np.ones(tree.leaves)
-    for level, each in enumerate(participation, 1):
-        if isinstance(each, float | int):
-            siblings = tree.children(level - 1)
-            parent_N = tree.ancestors(level - 1)
-            share_N *= (_wanted(each, siblings) / siblings)[parent_N]
-    return share_N
+def check_drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
+    """Why a period's batches cannot be held by an engine that draws those of all clients in one go,
+    if they cannot. `passes`: over a client's data, in the place of steps."""
+    steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
+    steps *= steps_of_pass(largest, batch) if passes else 1
+    if clients * steps * places <= MOST_DRAWN:
+        return ""
+    each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
+    return f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import Purpose, as_before, generator_of, seed_of, states, torch_as_before
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
 from stratafl.data.dataset import Held, Supply
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 

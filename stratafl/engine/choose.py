@@ -13,8 +13,8 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, guarded
 from stratafl.base.rng import as_before
 from stratafl.base.validation import check_choice
-from stratafl.core.shared_rows import DriftKernel, Spread
-from stratafl.core.work import Engine, Training, Work
+from stratafl.core.client_training import Engine, Training, Work
+from stratafl.core.rows import DriftKernel, Spread
 from stratafl.data.inputs import shape_of
 from stratafl.engine.default import FEWEST, default_engine, lengths_at_once
 from stratafl.engine.loop import LoopEngine

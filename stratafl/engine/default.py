@@ -15,8 +15,8 @@ from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import as_before
-from stratafl.core.leaf import Usual
-from stratafl.core.work import Training
+from stratafl.core.client_training import Training
+from stratafl.core.client_update import Usual
 from stratafl.data.batches import batch_lengths, steps_of_pass
 from stratafl.engine.habits import Observer
 from stratafl.engine.ops import HALF, Compute

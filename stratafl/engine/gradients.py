@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from stratafl.core.flat import Flat, copied
-from stratafl.core.objective.losses import Loss, OnScores
-from stratafl.core.shared_rows import Spread
+from stratafl.core.flat_module import Flat, copied
+from stratafl.core.losses import Loss, OnScores
+from stratafl.core.rows import Spread
 from stratafl.data.inputs import Inputs, arguments
 from stratafl.engine import ops
 from stratafl.engine.draws.stream import Source

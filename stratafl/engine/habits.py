@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import as_before, generator_of, states
-from stratafl.core.flat import Flat, same_values
-from stratafl.core.objective.losses import Loss
-from stratafl.core.work import Training
+from stratafl.core.client_training import Training
+from stratafl.core.flat_module import Flat, same_values
+from stratafl.core.losses import Loss
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, Kind, mapped
 

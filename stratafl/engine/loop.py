@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of, torch_as_before
-from stratafl.core.leaf import Correct, Stage, through
-from stratafl.core.work import Trained, Training, Work, behind_clip
+from stratafl.core.client_training import Trained, Training, Work, behind_clip
+from stratafl.core.client_update import Correct, Stage, through
 from stratafl.data.batches import batches
 from stratafl.engine.draws.mode import drawing
 from stratafl.engine.draws.stream import Stream

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, complaint, guarded, pass_on_no_room, reason
 from stratafl.base.rng import as_before
-from stratafl.core.flat import Flat
-from stratafl.core.measure.metrics import CHUNK, WHOLE, tally
-from stratafl.core.objective.builtin import has_classes, is_classification
-from stratafl.core.objective.losses import Loss, ignored, takes_classes
-from stratafl.core.objective.metric import Metric, directions
-from stratafl.core.objective.objective import Objective, stops_at
-from stratafl.core.objective.outputs import WANTED, kind_of, scores_of, size
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import WANTED, Loss, ignored, kind_of, scores_of, size, takes_classes
 from stratafl.data.dataset import Classes
 from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
 from stratafl.engine.vocabulary import Vocabulary
+from stratafl.metrics.evaluation import CHUNK, WHOLE, tally
+from stratafl.metrics.metrics import Metric, directions, has_classes, is_classification
+from stratafl.metrics.objective import Objective, stops_at
 
 
 class Subject(NamedTuple):

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl.core.leaf import PLAIN as PLAIN_SGD
-from stratafl.core.optimise.optimiser import SGD, Optimiser
+from stratafl.core.client_update import PLAIN as PLAIN_SGD
+from stratafl.core.optimizer import SGD, Optimiser
+from stratafl.core.rows import DriftKernel
 from stratafl.core.rule import Rows
-from stratafl.core.shared_rows import DriftKernel
 from stratafl.engine.draws.stream import Source
 
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]

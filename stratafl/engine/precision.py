@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.rng import PROCESS
-from stratafl.core.objective.losses import Loss
+from stratafl.core.losses import Loss
 from stratafl.engine.ops import HALF, Compute
 
 FP16_SCALE = 4096.0

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.core.leaf import Leaf, Stage, Usual, through
-from stratafl.core.optimise.optimiser import KNOWN, Optimiser
+from stratafl.core.client_training import Anchor, Pull, Work, behind_clip
+from stratafl.core.client_update import Leaf, Stage, Usual, through
+from stratafl.core.optimizer import KNOWN, Optimiser
+from stratafl.core.rows import Spread
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Anchor, Pull, Work, behind_clip
 from stratafl.engine.ops import Table, advance
 from stratafl.engine.trace.layout import Layout
 

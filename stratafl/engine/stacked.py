@@ -21,9 +21,9 @@ from torch import Tensor
 
 from stratafl.base.device import placed
 from stratafl.base.rng import as_before
-from stratafl.core.leaf import PLAIN
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Trained, Training, Work
+from stratafl.core.client_training import Trained, Training, Work
+from stratafl.core.client_update import PLAIN
+from stratafl.core.rows import Spread
 from stratafl.data.batches import stacked_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from stratafl.clock.price.costs import Costs, PricedRun, Total
-from stratafl.core.measure.divergence import measured
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
+from stratafl.metrics.records import measured
 from stratafl.plan.question import Cost, Question
 from stratafl.runs import StoredRun, layout
 

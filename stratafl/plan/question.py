@@ -14,7 +14,7 @@ from stratafl.base.files import read_json, unreadable
 from stratafl.base.validation import check_choice, check_number, repeated
 from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
 from stratafl.plan.space import Space
 from stratafl.runs.layout import slug
 from stratafl.runs.origins import essence

@@ -20,7 +20,8 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_number, name_and_params
 from stratafl.config.schema import Config, check_plain
 from stratafl.config.setup import import_plugins, rules_of, schedule_of
-from stratafl.core.schedule import Schedule, check_participation
+from stratafl.core.participation import check_participation
+from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 
 WIDE, NARROW = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0)

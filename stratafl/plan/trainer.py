@@ -11,8 +11,7 @@ from pathlib import Path
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.config.schema import Config
-from stratafl.core.measure.divergence import diverged_after
-from stratafl.core.measure.record import RoundResult
+from stratafl.metrics.records import RoundResult, diverged_after
 from stratafl.plan.priced import Tried, last_round
 from stratafl.plan.question import Question
 from stratafl.runs import StoredRun, layout

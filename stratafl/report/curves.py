@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from stratafl.base.statistics import over_seeds
-from stratafl.core.measure.divergence import diverged, measured
+from stratafl.metrics.records import diverged, measured
 from stratafl.runs import StoredRun
 
 Points = list[float | None]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, get_args
 
 from stratafl.base.errors import InvalidInput, listed
 from stratafl.base.statistics import OverSeeds
-from stratafl.core.objective.goal import Goal, GoalLike, default_metric, one_goal, rank
-from stratafl.core.objective.metric import Better
+from stratafl.metrics.metrics import Better
+from stratafl.metrics.objective import Goal, GoalLike, default_metric, one_goal, rank
 from stratafl.report.curves import Curve, is_metric
 from stratafl.runs import StoredRun
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.core.objective.goal import Goal, GoalLike
+from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report import compare
 from stratafl.report.compare import Setting
 from stratafl.report.costs.axes import NetworkAxes

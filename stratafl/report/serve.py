@@ -15,7 +15,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.price.costs import Pricing
 from stratafl.clock.price.story import named_networks, resolved
-from stratafl.core.objective.goal import GoalLike
+from stratafl.metrics.objective import GoalLike
 from stratafl.report.costs.axes import NetworkAxes, network_axes
 from stratafl.report.gather import Gatherer
 from stratafl.report.payload import payload

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from stratafl.base.statistics import OverSeeds, over_seeds
-from stratafl.core.objective.goal import Goal
-from stratafl.core.objective.metric import Better
+from stratafl.metrics.metrics import Better
+from stratafl.metrics.objective import Goal
 from stratafl.report.compare import Setting
 from stratafl.report.curves import Curve
 from stratafl.report.measures import ABSENT, Measure, number_text

@@ -20,16 +20,15 @@ from stratafl.base.state_dict import State
 from stratafl.base.topology import Tree
 from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts
-from stratafl.core.measure.divergence import diverged, diverged_after
-from stratafl.core.measure.record import RoundResult
-from stratafl.core.measure.result import Result
-from stratafl.core.objective.metric import USUAL, Directions
+from stratafl.metrics.metrics import USUAL, Directions
+from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.runs import layout
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.lock import Lock
 from stratafl.runs.origins import Origins
 from stratafl.runs.records import Records
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.result import Result
+from stratafl.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)

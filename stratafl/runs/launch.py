@@ -18,7 +18,7 @@ from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.origins import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent
 from stratafl.runs.resume import Reopening, Ways, is_done, opened
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
 WAYS = Ways(

@@ -11,7 +11,7 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_bytes, read_json, unreadable
-from stratafl.core.measure.divergence import diverged
+from stratafl.metrics.records import diverged
 from stratafl.runs import layout
 from stratafl.runs.lock import is_held
 
@@ -100,7 +100,7 @@ class StoredRun:
 
     def frame(self) -> Any:
         """The records as a pandas table, with a column per value ("metrics.accuracy")."""
-        from stratafl.core.measure.show import table
+        from stratafl.simulation.result import table
 
         return table(self.rounds)
 

@@ -26,13 +26,13 @@ from stratafl.base import errors
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.base.state_dict import State
-from stratafl.core.measure.record import RoundResult
+from stratafl.metrics.records import RoundResult
 from stratafl.ranks.failure import GONE
 from stratafl.ranks.launcher import RUN
 from stratafl.runs import layout
 from stratafl.runs.checkpoint import Place
 from stratafl.runs.folder import RunFolder, summary_of
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 Watch = Callable[[RoundResult], None]
 Say = Callable[[str], None]

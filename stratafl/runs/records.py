@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stratafl.base import files
-from stratafl.core.measure.record import RoundResult
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import layout
 
 

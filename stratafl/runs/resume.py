@@ -23,7 +23,7 @@ from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.lock import Lock
 from stratafl.runs.origins import Origins, changes, config_digest, extensions, in_short
 from stratafl.runs.recorder import NullRunFolder, Say, silent
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
 SAME = ("stratafl", "commit", "torch", "numpy", "processor", "gpu")

@@ -1,6 +1,6 @@
 """A run's records in TensorBoard, Weights & Biases and MLflow, beside what its folder keeps anyway.
 
-Each is a `Tracker` of `core.measure.track`. One that is not installed is missed when it is made,
+Each is a `Tracker` of `simulation.callbacks`. One that is not installed is missed when it is made,
 before the work.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from stratafl.base.errors import MissingExtra
 from stratafl.base.validation import check_choice
-from stratafl.core.measure.record import RoundResult
-from stratafl.core.measure.track import DONE, INTERRUPTED, Tracker, scalars
+from stratafl.metrics.records import RoundResult
+from stratafl.simulation.callbacks import DONE, INTERRUPTED, Tracker, scalars
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 FOLDER = "tensorboard"

@@ -16,12 +16,11 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, check_integer, plain
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.waiting import Policy
-from stratafl.core import checks
-from stratafl.core.leaf import Leaf
-from stratafl.core.measure.drift import Diagnose
-from stratafl.core.objective.objective import stopping
+from stratafl.core import client_update
+from stratafl.core.client_update import Leaf
+from stratafl.core.participation import Participation, check_participation
 from stratafl.core.rule import Rule
-from stratafl.core.schedule import Participation, Schedule, check_participation
+from stratafl.core.schedule import Schedule, check_levels
 from stratafl.data import batches
 from stratafl.data.batches import Sampling
 from stratafl.data.dataset import Given, is_several, one_each, one_numbering
@@ -30,6 +29,8 @@ from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.metrics.drift import Diagnose
+from stratafl.metrics.objective import stopping
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import rules_for
 from stratafl.simulation.evaluate import own_test
@@ -83,7 +84,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     if problem.weights is not None:
         tree = tree.weighted(problem.weights, [len(part) for part in parts])
     rules = rules_for(method.rules, tree.depth)
-    leaf = checks.chain(method.leaf)
+    leaf = client_update.client_update_of(method.leaf)
     schedule = _schedule(method, leaf, tree)
     evaluation = checked_evaluation(evaluation, tree.depth)
     batch, sampling = batches.check_batching(method.batch, method.sampling)
@@ -175,7 +176,7 @@ def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
     made = Evaluation(
         rounds=check_integer("rounds", given.rounds, at_least=1),
         evaluate_every=check_integer("evaluate_every", given.evaluate_every, at_least=1),
-        evaluate_levels=checks.levels("evaluate_levels", given.evaluate_levels, depth),
+        evaluate_levels=check_levels("evaluate_levels", given.evaluate_levels, depth),
         stop_at=given.stop_at,
         diagnose=check_choice("diagnose", given.diagnose, get_args(Diagnose)),
         metrics=given.metrics,

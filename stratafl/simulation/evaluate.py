@@ -11,13 +11,13 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.core.flat import Flat
-from stratafl.core.measure.metrics import Tally, metrics, tally
-from stratafl.core.objective.losses import adds_up
-from stratafl.core.objective.objective import Objective
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import adds_up
 from stratafl.data.dataset import Given, is_several, one_each
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
+from stratafl.metrics.evaluation import Tally, metrics, tally
+from stratafl.metrics.objective import Objective
 from stratafl.ranks.collectives import Ranks
 
 

@@ -19,14 +19,16 @@ from torch.utils.data import Dataset
 from stratafl.base.topology import Shape, Tree
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.model.waiting import Wait
-from stratafl.core.leaf import Leaf, LearningRate
-from stratafl.core.objective.goal import GoalLike
-from stratafl.core.objective.losses import LossLike
-from stratafl.core.objective.metric import MetricsLike
-from stratafl.core.schedule import Participation, Schedule
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
+from stratafl.core.client_update import Leaf
+from stratafl.core.losses import LossLike
+from stratafl.core.optimizer import LearningRate
+from stratafl.core.participation import Participation
+from stratafl.core.schedule import Schedule
 from stratafl.data.dataset import Given
 from stratafl.data.partition.partition import Partition
+from stratafl.metrics.metrics import MetricsLike
+from stratafl.metrics.objective import GoalLike
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 

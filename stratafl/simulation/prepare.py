@@ -21,18 +21,12 @@ from stratafl.base.user_code import own_code
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.workload import Workload
-from stratafl.core import checks
-from stratafl.core.federation import Federation
-from stratafl.core.flat import FROZEN, Flat
-from stratafl.core.home import Home, names_at_home
-from stratafl.core.measure.drift import Drift
-from stratafl.core.measure.traffic import Traffic
-from stratafl.core.objective.losses import loss_of
-from stratafl.core.objective.metric import metrics_of
-from stratafl.core.objective.objective import Objective
-from stratafl.core.optimise.trial import try_leaf
-from stratafl.core.schedule import expected
-from stratafl.core.work import Augment, Engine, Training
+from stratafl.core import client_update, flat_module, schedule
+from stratafl.core.client_training import Augment, Engine, Training
+from stratafl.core.client_update import try_leaf
+from stratafl.core.flat_module import FROZEN, Flat
+from stratafl.core.losses import loss_of
+from stratafl.core.participation import expected
 from stratafl.data.batches import steps_of_pass
 from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
 from stratafl.data.inputs import Fields, Pair
@@ -42,6 +36,12 @@ from stratafl.engine.choose import differences, drift_kernel, make_default, make
 from stratafl.engine.habits import FEW, habits, peculiarities, plain
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject
+from stratafl.federation.federation import Federation
+from stratafl.federation.local_parameters import Home, names_at_home
+from stratafl.metrics.communication import Traffic
+from stratafl.metrics.drift import Drift
+from stratafl.metrics.metrics import metrics_of
+from stratafl.metrics.objective import Objective
 from stratafl.ranks.assignment import deal, leaf_work
 from stratafl.ranks.subtree import Branch
 from stratafl.rules.registry import method_label
@@ -49,7 +49,7 @@ from stratafl.rules.trial import try_rules
 from stratafl.simulation.checked import Checked, checked
 from stratafl.simulation.evaluate import OwnTest
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 from stratafl.simulation.waiting import run_clock
 from stratafl.simulation.workload import measured
 
@@ -59,7 +59,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
     """The run, ready to iterate; what is tried on the way uses up nobody's generators."""
     with as_before():
         given = checked(problem, method, evaluation, execution)
-    flat = checks.flattened(problem.model, given.seed)
+    flat = flat_module.build_flat_module(problem.model, given.seed)
     with as_before(given.device):
         return _run(given, flat, problem, method)
 
@@ -112,9 +112,9 @@ class Placed:
 
 def placed(given: Checked, flat: Flat, problem: Problem) -> Placed:
     """Put everything where it belongs, and try the model, its loss and its transform on it."""
-    checks.strengths(flat.dtype, given.leaf, given.rules)
+    client_update.check_strengths(flat.dtype, given.leaf, given.rules)
     try_leaf(given.leaf, flat.parameters, flat.dtype, given.device)
-    row = checks.started(flat, problem.initial)
+    row = flat_module.initial_rows(flat, problem.initial)
     train = given.data.supply.to(given.device, flat.dtype)
     test = None if given.test is None else held(given.test, given.device, flat.dtype)
     flat.module.to(given.device)
@@ -265,7 +265,7 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
     if name == "loop":
         return make_engine(name, shard.training, precision=given.precision)
     clients, passes = float(expected(given.participation, given.tree).sum()), given.leaf.epochs is not None
-    too_many = checks.drawn(given.schedule, clients, max(given.samples), given.batch, passes)
+    too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None:
         whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
         return make_default(shard.training, whole, 0 if too_many else clients, given.precision)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from stratafl.base.errors import listed, printable
-from stratafl.core.measure.record import RoundResult
+from stratafl.metrics.records import RoundResult
 
 NARROW = 60
 """Columns of a terminal below which a line has no room for a bar."""

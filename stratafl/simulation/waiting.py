@@ -13,10 +13,9 @@ from stratafl.clock.model.presets import network
 from stratafl.clock.model.replay import Story
 from stratafl.clock.model.run_clock import RunClock
 from stratafl.clock.model.waiting import Policy, check_wait
-from stratafl.core.leaf import Leaf
-from stratafl.core.optimise.path import wants_path
+from stratafl.core.client_update import Leaf, wants_path
 from stratafl.core.rule import Rule
-from stratafl.core.state.late import bears_late_work
+from stratafl.federation.state import bears_late_work
 from stratafl.simulation.groups import Method
 
 

@@ -12,7 +12,7 @@ from stratafl.base.rng import as_before
 from stratafl.clock.model.replay import leaf_steps
 from stratafl.clock.model.sizes import MessageSizes, message_sizes, scaled_sizes
 from stratafl.clock.model.workload import Workload, training_flops
-from stratafl.core.leaf import Leaf
+from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Inputs

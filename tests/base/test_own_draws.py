@@ -15,8 +15,8 @@ from stratafl import Rule, average, register
 from stratafl.base.rng import states
 from stratafl.base.user_code import load_attribute
 from stratafl.config.setup import import_plugins
-from stratafl.core.objective.losses import loss_of
-from stratafl.core.optimise.optimiser import optimiser_of
+from stratafl.core.losses import loss_of
+from stratafl.core.optimizer import optimiser_of
 from stratafl.rules import registry
 from tests.mistakes.studies import study
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratafl.config.setup import experiment
-from stratafl.core.measure.metrics import rounds_to
+from stratafl.metrics.evaluation import rounds_to
 from stratafl.paper import demo
 
 

@@ -21,8 +21,8 @@ from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cli.reproduce import show, work
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import Goal
 from stratafl.deploy.host import this_machine, view
+from stratafl.metrics.objective import Goal
 from stratafl.paper import demo
 from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.cost import Rate

@@ -20,9 +20,9 @@ from stratafl.clock.model.network import Network
 from stratafl.clock.model.presets import network, presets
 from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
-from stratafl.core.measure.record import ClockedRound, RoundResult
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.stacked import StackedEngine
+from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.report.costs.texts import grouped
 from stratafl.rules.registry import place
 from stratafl.runs import read_run

@@ -16,7 +16,7 @@ from stratafl import Tree, simulate
 from stratafl.clock.model.network import Network
 from stratafl.clock.model.placed import PlacedNetwork, Quantity, place
 from stratafl.clock.price.costs import PricedRun, Total
-from stratafl.core.schedule import draw
+from stratafl.core.participation import draw
 from stratafl.runs import read_run
 from tests.clock.cases import quantity, random_tree
 from tests.clock.whole_run import Place, Run, Spent, Terms

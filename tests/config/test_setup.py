@@ -11,8 +11,8 @@ import torch
 from stratafl.config import setup
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, initial_model, leaf_trainer, part_of, root_of, study
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Engine, Work
+from stratafl.core.client_training import Engine, Work
+from stratafl.core.rows import Spread
 
 MODEL = """
 import torch

@@ -9,9 +9,9 @@ import torch
 from stratafl import Simulation
 from stratafl.base.rng import Purpose, uniform
 from stratafl.core.channel import BUFFERS, MODEL, Channel, Channels, Key, row_bytes
-from stratafl.core.federation import Federation
-from stratafl.core.meeting import Terms
 from stratafl.core.rule import Edge, Rows, average
+from stratafl.federation.federation import Federation
+from stratafl.federation.sync import Terms
 from tests.deploy.trees import Deployed, simulation
 
 STEP = 2.0**-7

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stratafl import Draw, Result, average, mtgc, scaffold, simulate
-from stratafl.core.measure.traffic import Total
+from stratafl.metrics.communication import Total
 from tests.problems import LeastSquares
 
 E, H, T = 3, 2, 4

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from stratafl import simulate
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
-from stratafl.core.measure.divergence import diverged, measured
-from stratafl.core.measure.metrics import metrics, tally
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.evaluation import metrics, tally
+from stratafl.metrics.objective import Goal
+from stratafl.metrics.records import diverged, measured
 from stratafl.paper.reproduce.claims import claims_of
 from stratafl.paper.reproduce.draw import draw
 from stratafl.paper.reproduce.report import describe

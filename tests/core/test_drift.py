@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stratafl import Draw, InvalidInput, Tree, constant, corrections, leaf, median, simulate
-from stratafl.core.leaf import Leaf
-from stratafl.core.measure.drift import Drift
+from stratafl.core.client_update import Leaf
+from stratafl.metrics.drift import Drift
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights
 from tests.rules.test_parity import problem_and_setting
 from tests.transcriptions import Node, Setting
@@ -209,7 +209,7 @@ def test_families_of_any_size_are_measured_alike() -> None:
 def test_large_models_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = LeastSquares([2, 3, 1])
     whole = [each.drift for each in problem.simulation("mtgc")]
-    monkeypatch.setattr("stratafl.core.shared_rows.BLOCK", 1)
+    monkeypatch.setattr("stratafl.core.rows.BLOCK", 1)
     blocks = [each.drift for each in problem.simulation("mtgc")]
     for one, other in zip(whole, blocks, strict=True):
         for m in one:

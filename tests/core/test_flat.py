@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Tree, simulate
-from stratafl.core.flat import Flat
+from stratafl.core.flat_module import Flat
 
 
 class Tied(nn.Module):

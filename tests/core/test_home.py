@@ -15,9 +15,9 @@ from stratafl import Simulation, leaf, simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.flat import Flat
-from stratafl.core.home import names_at_home
+from stratafl.core.flat_module import Flat
 from stratafl.data.batches import batches
+from stratafl.federation.local_parameters import names_at_home
 
 PARTS = torch.arange(48).chunk(4)
 GROUPS = [[0, 1], [2, 3]]

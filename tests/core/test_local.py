@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import clip, constant, corrections, cosine, decay, leaf, mtgc, simulate, step_decay
-from stratafl.core.leaf import Leaf, Stage
+from stratafl.core.client_update import Leaf, Stage
 from tests.problems import LeastSquares, half_squares, root
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
 from stratafl.base.errors import listed
 from stratafl.base.topology import median_of_siblings
-from stratafl.core.measure.record import LOST_ROUNDS, PartialRound, hopeless, record
-from stratafl.core.measure.result import Result
-from stratafl.core.objective.objective import Objective
-from stratafl.core.refusal import LIMIT, Refusal, update_limits
+from stratafl.federation.update_checks import LIMIT, Refusal, update_limits
+from stratafl.metrics.objective import Objective
+from stratafl.metrics.records import LOST_ROUNDS, PartialRound, hopeless, record
+from stratafl.simulation.result import Result
 from tests.problems import without
 
 SHAPES: dict[int, Any] = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 3]]}

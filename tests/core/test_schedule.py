@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl import Draw, InvalidInput, Schedule, Tree
-from stratafl.core.schedule import Participation, check_participation, draw
+from stratafl.core.participation import Participation, check_participation, draw
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,8 @@ from safetensors.torch import load_file
 from benchmarks.small_tree import processes, small_tree
 from stratafl.base import files
 from stratafl.config.setup import part_of
-from stratafl.core import federation
-from stratafl.core.home import names_at_home
+from stratafl.core.participation import draw
 from stratafl.core.rule import Rows
-from stratafl.core.schedule import draw
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
 from stratafl.deploy.host import supervise, this_machine
@@ -34,6 +32,8 @@ from stratafl.deploy.sites.assemble import study_of
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.site import Site, tree_of
 from stratafl.deploy.sites.state_file import DIGEST, STATE
+from stratafl.federation import federation
+from stratafl.federation.local_parameters import names_at_home
 from stratafl.runs.lock import is_held
 
 LIMIT = 600

@@ -147,8 +147,8 @@ def test_a_round_in_words() -> None:
 @needs_flower
 def test_tensorboard_events_of_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from stratafl.core.measure.record import DeployedRound
     from stratafl.deploy.host import attendance, this_machine
+    from stratafl.metrics.records import DeployedRound
 
     records = [
         DeployedRound(number, number, 0.1, {"accuracy": 0.5}, {}, (), 8.0, 1.0, absent=("paris/0",) * number)

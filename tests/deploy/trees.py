@@ -12,11 +12,11 @@ from torch import nn
 
 from stratafl import Simulation, simulate
 from stratafl.core.channel import Channels
-from stratafl.core.home import LeafTrainer
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
+from stratafl.federation.local_parameters import LeafTrainer
 from tests.deploy.balance import assert_balanced
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}

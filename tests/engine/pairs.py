@@ -9,7 +9,7 @@ from torch import nn
 from stratafl import simulate
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.stacked import StackedEngine
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [3], 2: [2, 3], 3: [2, 1, 3]}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import leaf
-from stratafl.core.flat import Flat
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Training, Work
+from stratafl.core.client_training import Training, Work
+from stratafl.core.flat_module import Flat
+from stratafl.core.rows import Spread
 from stratafl.data.batches import batches
 from stratafl.data.dataset import Held
 from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
-from stratafl.core.flat import Flat
-from stratafl.core.leaf import leaf
-from stratafl.core.work import Training
+from stratafl.core.client_training import Training
+from stratafl.core.client_update import leaf
+from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
 from stratafl.engine import choose
 from stratafl.engine.choose import make_engine

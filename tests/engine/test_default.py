@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import Simulation, simulate
-from stratafl.core import checks
-from stratafl.core.flat import Flat
-from stratafl.core.leaf import Leaf, corrections, leaf
-from stratafl.core.work import Training
+from stratafl.core import schedule
+from stratafl.core.client_training import Training
+from stratafl.core.client_update import Leaf, corrections, leaf
+from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
 from stratafl.engine import default
 from stratafl.engine.choose import make_default
@@ -170,7 +170,7 @@ def test_nobody_is_told_of_an_engine_that_nobody_asked_for(capsys: pytest.Captur
 
 
 def test_more_samples_than_can_be_drawn_at_once_are_the_loop_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MOST_DRAWN", 2 * 8 * BATCH)
+    monkeypatch.setattr(schedule, "MOST_DRAWN", 2 * 8 * BATCH)
     assert run(periods=[2, 2]).engine.name == "stacked"
     assert run(periods=[2, 3]).engine.name == "loop"
 

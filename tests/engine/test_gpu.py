@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import feddyn, simulate
-from stratafl.core.leaf import Correct, Leaf, constant, leaf
-from stratafl.core.measure.result import Result
-from stratafl.core.optimise.optimiser import SGD
+from stratafl.core.client_update import Correct, Leaf, leaf
+from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
 from stratafl.models.lstm import lstm
 from stratafl.models.mlp import mlp
 from stratafl.rules.registry import entries
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.result import Result
+from stratafl.simulation.simulation import Simulation
 from tests.engine.plain import difference, engine, plain, problem
 from tests.engine.zoo import ZOO
 

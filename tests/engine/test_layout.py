@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.flat import Flat
-from stratafl.core.leaf import Leaf, constant, leaf
-from stratafl.core.optimise.optimiser import SGD
+from stratafl.core.client_update import Leaf, leaf
+from stratafl.core.flat_module import Flat
+from stratafl.core.optimizer import SGD, constant
+from stratafl.core.rows import Spread
 from stratafl.core.rule import average
-from stratafl.core.shared_rows import Spread
 from stratafl.engine import ops
 from stratafl.engine.trace.layout import Layout
 from stratafl.rules import feddyn

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stratafl import simulate
 from stratafl.base.errors import InvalidInput
-from stratafl.core.flat import Flat
+from stratafl.core.flat_module import Flat
 from stratafl.data.batches import batches
 from stratafl.engine import ops
 from stratafl.engine.gradients import Stacked

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.core.flat import Flat
+from stratafl.core.flat_module import Flat
 from stratafl.engine.gradients import Stacked
 from stratafl.engine.method.choice import choose
 from stratafl.engine.method.differentiate import Batch

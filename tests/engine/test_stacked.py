@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.core.leaf import Leaf, clip, corrections, decay, leaf
+from stratafl.core.client_update import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import cuda_graph, ops

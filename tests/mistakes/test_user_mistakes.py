@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
-from stratafl.core.leaf import Leaf, constant, corrections
+from stratafl.core.client_update import Leaf, corrections
+from stratafl.core.optimizer import constant
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.guard import Called
 from tests.deploy.trees import Deployed, simulation

@@ -19,7 +19,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, initial_model
-from stratafl.core.checks import check_frozen, frozen_digest
+from stratafl.core.flat_module import check_frozen, frozen_digest
 from stratafl.models.lora import LowRank, adapters, merged
 from stratafl.runs.launch import Launch
 

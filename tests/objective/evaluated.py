@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from stratafl.core.measure.metrics import CHUNK, Predict, metrics, tally
-from stratafl.core.objective.losses import Loss
-from stratafl.core.objective.metric import Metric
+from stratafl.core.losses import Loss
+from stratafl.metrics.evaluation import CHUNK, Predict, metrics, tally
+from stratafl.metrics.metrics import Metric
 
 
 def evaluated(

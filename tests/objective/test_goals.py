@@ -14,7 +14,7 @@ from torch import nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.objective.goal import Goal, default_metric, goals_of, one_goal
+from stratafl.metrics.objective import Goal, default_metric, goals_of, one_goal
 from stratafl.runs import StoredRun, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import Plan, table

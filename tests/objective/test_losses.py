@@ -16,7 +16,7 @@ from torch import nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.objective.losses import LOSSES, adds_up, bare, ignored, loss_of
+from stratafl.core.losses import LOSSES, adds_up, bare, ignored, loss_of
 
 random = torch.Generator().manual_seed(1)
 VALUES, TARGETS = torch.randn(7, generator=random), torch.randn(7, generator=random)

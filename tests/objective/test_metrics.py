@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.measure import metrics as measuring
-from stratafl.core.measure.metrics import Tally, metrics, tally
-from stratafl.core.objective.losses import loss_of
-from stratafl.core.objective.metric import Metric, directions, metrics_of
+from stratafl.core.losses import loss_of
+from stratafl.metrics import evaluation as measuring
+from stratafl.metrics.evaluation import Tally, metrics, tally
+from stratafl.metrics.metrics import Metric, directions, metrics_of
 from tests.objective.evaluated import evaluated
 
 random = torch.Generator().manual_seed(4)

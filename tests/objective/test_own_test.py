@@ -18,9 +18,8 @@ from stratafl.base.topology import Tree
 from stratafl.config.data import prepared
 from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment
-from stratafl.core.measure.over_nodes import over_nodes
-from stratafl.core.measure.record import RoundResult
 from stratafl.data.partition.partition import Labels, like_train
+from stratafl.metrics.records import RoundResult, over_nodes
 from stratafl.simulation.evaluate import OwnTest
 
 random = torch.Generator().manual_seed(5)

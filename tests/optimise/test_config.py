@@ -13,7 +13,7 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, leaf_trainer, part_of
-from stratafl.core.optimise.optimiser import SGD, Adam, AdamW
+from stratafl.core.optimizer import SGD, Adam, AdamW
 from stratafl.runs.origins import sources
 from tests.runs.conftest import Server, contents, server
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl import Tree, leaf, mtgc, place
-from stratafl.core.leaf import step_decay
+from stratafl.core.optimizer import step_decay
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode
 from tests.deploy.trees import Deployed, assert_agrees, simulation

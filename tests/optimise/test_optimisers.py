@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stratafl import leaf
 from stratafl.base.errors import InvalidInput
-from stratafl.core.leaf import Leaf, clip, constant, corrections
-from stratafl.core.optimise.optimiser import SGD, Adam, AdamW
+from stratafl.core.client_update import Leaf, clip, corrections
+from stratafl.core.optimizer import SGD, Adam, AdamW, constant
 from tests.engine import pairs
 from tests.problems import LeastSquares, half_squares, root
 

@@ -10,7 +10,7 @@ import pytest
 
 from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import one_goal
+from stratafl.metrics.objective import one_goal
 from stratafl.plan.make import Made, make
 from stratafl.plan.question import Question
 from stratafl.plan.space import space_of

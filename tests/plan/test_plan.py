@@ -17,7 +17,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import one_goal
+from stratafl.metrics.objective import one_goal
 from stratafl.plan import trainer
 from stratafl.plan.choose import stretches
 from stratafl.plan.make import Made, make
@@ -30,7 +30,7 @@ from stratafl.report.costs.pricing import price
 from stratafl.runs import layout
 from stratafl.runs.launch import Launch
 from stratafl.runs.read import list_runs, read_run
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 from tests.plan.conftest import CONFIG, NETWORKS, Asking, silently
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Tree
-from stratafl.core.schedule import Schedule, expected
+from stratafl.core.participation import expected
+from stratafl.core.schedule import Schedule
 from stratafl.ranks.assignment import SLACK, deal, leaf_work
 from stratafl.ranks.collectives import Ranks
 from stratafl.ranks.subtree import Branch, answered, held

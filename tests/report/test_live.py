@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stratafl.clock.price import costs
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
 from stratafl.report.serve import Live
 from stratafl.runs import list_runs, read
 from stratafl.runs.archive import pack_runs

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
 from stratafl.report.gather import gather
 from stratafl.report.payload import payload
 from stratafl.runs.sweep import note_target

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stratafl import average, clip, constant, corrections, decay, feddyn, leaf
-from stratafl.core.leaf import Correct, Leaf, Stage
+from stratafl.core.client_update import Correct, Leaf, Stage
 from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare

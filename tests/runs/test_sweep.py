@@ -17,7 +17,7 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.sweep import Plan, PlannedRun, note_target, noted_target, pool, run_all, table
 from stratafl.runs.sweep.pool import Worker

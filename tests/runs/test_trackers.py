@@ -22,9 +22,9 @@ from stratafl.base.errors import MissingExtra
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
-from stratafl.core.measure.track import scalars, tracking
 from stratafl.runs.launch import Launch
 from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, check_trackers, trackers_for
+from stratafl.simulation.callbacks import scalars, tracking
 from tests.commands import CONFIG
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2

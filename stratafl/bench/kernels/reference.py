@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratafl.core.optimise.optimiser import COUNT, SGD, Adam, AdamW, Optimiser
+from stratafl.core.optimizer import COUNT, SGD, Adam, AdamW, Optimiser
 from stratafl.engine import kernels
 from stratafl.engine.ops import Sink
 

@@ -119,7 +119,7 @@ def _question(
     from stratafl.base.validation import check_choice
     from stratafl.clock.model.presets import network as found_network
     from stratafl.config.schema import PLAN, Config, read_tables
-    from stratafl.core.objective.goal import one_goal
+    from stratafl.metrics.objective import one_goal
     from stratafl.plan.question import COSTS, Question, budgets_of
     from stratafl.plan.space import space_of
 

@@ -1,7 +1,7 @@
 """A run without its training: who took part in every meeting, and what was sent.
 
 Participation is drawn again from the run's seed, and messages are counted by the very account that
-a simulation keeps (`core.measure.traffic`), so both are what they were. Where somebody can be late,
+a simulation keeps (`metrics.communication`), so both are what they were. Where somebody can be late,
 a clock decides stage by stage who is, since what a child is sent depends on whether it came before;
 here late children are sent their models, too, which a run's own account leaves out.
 
@@ -20,11 +20,12 @@ from stratafl.base.topology import Tree
 from stratafl.clock.model.sizes import MessageSizes
 from stratafl.clock.model.timeline import Clock, Messages, Observer, Spent, Stage, Walk
 from stratafl.clock.model.waiting import Policy
-from stratafl.core.measure.traffic import Direction, Traffic
-from stratafl.core.meeting import Held, Outcome
-from stratafl.core.schedule import Participation, Schedule, draw
-from stratafl.core.watch import Beginning, Meeting, Restart
+from stratafl.core.participation import Participation, draw
+from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_of_pass
+from stratafl.federation.events import Beginning, Meeting, Restart
+from stratafl.federation.sync import Held, Outcome
+from stratafl.metrics.communication import Direction, Traffic
 
 CHUNK = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""

@@ -17,9 +17,9 @@ import numpy as np
 from stratafl.clock.model.placed import PlacedNetwork
 from stratafl.clock.model.replay import Replay, Story
 from stratafl.clock.model.timeline import Clock
-from stratafl.core.measure.record import ClockedRound, RoundResult
-from stratafl.core.schedule import Draw, Participation
-from stratafl.core.state.late import Later
+from stratafl.core.participation import Draw, Participation
+from stratafl.federation.state import Later
+from stratafl.metrics.records import ClockedRound, RoundResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.core.federation import Federation
-from stratafl.core.leaf import Leaf
-from stratafl.core.meeting import is_answered
+from stratafl.core.client_training import Trained
+from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
-from stratafl.core.watch import Meeting, Watcher
-from stratafl.core.work import Trained
+from stratafl.federation.events import Meeting, Watcher
+from stratafl.federation.federation import Federation
+from stratafl.federation.sync import is_answered
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from stratafl.clock.model.workload import Workload
 from stratafl.clock.price.flops import flops_of
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
-from stratafl.core.leaf import Leaf
+from stratafl.core.client_update import Leaf
+from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
-from stratafl.core.schedule import Schedule, check_participation
+from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 

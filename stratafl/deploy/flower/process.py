@@ -19,7 +19,6 @@ from torch import Tensor
 
 from stratafl.base.errors import LONGEST_WORDS, InvalidInput, line, listed, told
 from stratafl.config.setup import RootSetup, root_of
-from stratafl.core.measure.record import DeployedRound, by_level
 from stratafl.deploy.flower.grid import RUN_IS_OVER, PromptGrid
 from stratafl.deploy.flower.inbox import RECORD, Inbox, contents
 from stratafl.deploy.flower.pace import Pace
@@ -44,6 +43,7 @@ from stratafl.deploy.sites.rounds import RootRun
 from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.state_file import DAMAGED, Damaged
 from stratafl.deploy.sites.topology import LONGEST_DEADLINE
+from stratafl.metrics.records import DeployedRound, by_level
 
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""

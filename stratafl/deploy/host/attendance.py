@@ -10,7 +10,7 @@ from pathlib import Path
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config
 from stratafl.config.setup import schedule_of
-from stratafl.core.schedule import check_participation, draw
+from stratafl.core.participation import check_participation, draw
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import stored_config, tree_of

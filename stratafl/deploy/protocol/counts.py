@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from stratafl.core.meeting import relay
-from stratafl.core.refusal import Limits, finite, largest, too_large
 from stratafl.core.rule import Rows, Rule
 from stratafl.deploy.protocol.messages import Shift
+from stratafl.federation.sync import relay
+from stratafl.federation.update_checks import Limits, finite, largest, too_large
 
 MOST_SHIFTS = 4
 """Shifts that a parent keeps for children that are away."""

@@ -18,14 +18,14 @@ from torch import Tensor
 from stratafl.base.device import DeviceCache
 from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.topology import Tree
-from stratafl.core import meeting
 from stratafl.core.channel import BUFFERS, MODEL
-from stratafl.core.meeting import Arrived, Edges, Held, Outcome
 from stratafl.core.rule import Edge, Rows
 from stratafl.deploy.protocol.bounds import OFFENCES, check_reply
 from stratafl.deploy.protocol.counts import MOST_SHIFTS, after_restart, reweighed, undelivered, unsound
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
+from stratafl.federation import sync
+from stratafl.federation.sync import Arrived, Edges, Held, Outcome
 
 LOG = logging.getLogger(__name__)
 WORDS_LOST = "it is not finite"
@@ -115,7 +115,7 @@ class Downward:
         terms, numbers = job.terms(level + 1), job.children(level, number)
         children = tuple(Child(samples=sum(job.declared(level + 1, child))) for child in numbers)
         memory = terms.rule.open(x_1P)
-        parcel = meeting.parcel_of(terms.rule, Held(x_1P, b_1B, memory))
+        parcel = sync.parcel_of(terms.rule, Held(x_1P, b_1B, memory))
         now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, terms.channels.down.init(parcel))
         return Downward(job, level, number, now)
 
@@ -258,7 +258,7 @@ class Downward:
         now.rate, now.merged = now.rate + rate, True
         present = [name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present]
         self._take_count(family, {name: replies[name].born for name in present})
-        is_answered = meeting.is_answered(self._terms.rule, relayed)
+        is_answered = sync.is_answered(self._terms.rule, relayed)
         if is_answered or not relayed:
             self.give()
         for name in present:
@@ -291,7 +291,7 @@ class Downward:
         while True:
             family = self._family({name: replies[name] for name in counted})
             held = Held(*self._given(), family.memory)
-            outcome = meeting.meet(self._edges(came, family.counts_K), held, arrived)
+            outcome = sync.meet(self._edges(came, family.counts_K), held, arrived)
             present = {name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present}
             if not outcome.sane_M[0] or present.issuperset(counted):
                 return family, outcome
@@ -341,13 +341,13 @@ class Downward:
     def _arrived(self, reports: Sequence[Report]) -> Arrived:
         """What came, as the parent understands it: a row for each."""
         known = Edge(self._given()[0], None, torch.ones(1, 1, dtype=self._job.dtype))
-        messages = [meeting.receive(self._terms, report.payload, known) for report in reports]
+        messages = [sync.receive(self._terms, report.payload, known) for report in reports]
         rows = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
         return Arrived(rows, np.ones(len(reports), dtype=bool), np.array([report.rate for report in reports]))
 
     def _given(self) -> tuple[Tensor, Tensor]:
         """The model and the buffers that the children have been given, as they understand them."""
-        taken = meeting.take(self._terms, self.now.given.rows)
+        taken = sync.take(self._terms, self.now.given.rows)
         return taken[MODEL], taken[BUFFERS]
 
     def give(self) -> None:
@@ -355,7 +355,7 @@ class Downward:
         now = self.now
         key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
         held = Held(now.held, now.buffers, now.memory)
-        now.channel, payload = meeting.give(self._terms, now.channel, held, key)
+        now.channel, payload = sync.give(self._terms, now.channel, held, key)
         now.given = Parcel.of(payload)
 
     @property

@@ -18,12 +18,12 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.core.channel import Channels
-from stratafl.core.leaf import Leaf
-from stratafl.core.meeting import Terms
-from stratafl.core.optimise.path import wants_path
-from stratafl.core.refusal import Limits, update_factors, update_limits
+from stratafl.core.client_update import Leaf, wants_path
+from stratafl.core.participation import Participation, draw
 from stratafl.core.rule import Edge, Rows, Rule
-from stratafl.core.schedule import Participation, Schedule, draw
+from stratafl.core.schedule import Schedule
+from stratafl.federation.sync import Terms
+from stratafl.federation.update_checks import Limits, update_factors, update_limits
 
 VERSION = "stratafl"
 """The part of what a node is made of that is the version of the package."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stratafl.core.channel import BUFFERS, MODEL
-from stratafl.core.meeting import note_of
 from stratafl.core.rule import Rows
+from stratafl.federation.sync import note_of
 
 PROTOCOL = 3
 

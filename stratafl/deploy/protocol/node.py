@@ -19,16 +19,16 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import own_code
-from stratafl.core.home import LeafTrainer
-from stratafl.core.optimise.path import with_path
-from stratafl.core.shared_rows import Spread
-from stratafl.core.work import Pull, Work
+from stratafl.core.client_training import Pull, Work
+from stratafl.core.client_update import with_path
+from stratafl.core.rows import Spread
 from stratafl.deploy.protocol import bounds
 from stratafl.deploy.protocol.children import Link, greet, meet
 from stratafl.deploy.protocol.downward import Below, Downward
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 from stratafl.deploy.protocol.upward import Above, Upward
+from stratafl.federation.local_parameters import LeafTrainer
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 from stratafl.base import files
 from stratafl.config.schema import Config
 from stratafl.config.setup import RootSetup, Study, leaf_trainer, part_of, study
-from stratafl.core.checks import check_frozen
+from stratafl.core.flat_module import check_frozen
 from stratafl.data.inputs import Pair
 from stratafl.deploy.notes import boards
 from stratafl.deploy.protocol import seal

@@ -28,7 +28,7 @@ from stratafl.base.topology import Tree
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of
-from stratafl.core.checks import frozen_digest
+from stratafl.core.flat_module import frozen_digest
 from stratafl.data.inputs import Fields
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message
@@ -42,7 +42,7 @@ from stratafl.deploy.sites.user_files import UserFiles
 from stratafl.rules.registry import rules_for
 from stratafl.runs import layout
 from stratafl.runs.origins import Origins, changes, in_short
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 """A certificate is good for hosts whose clocks are behind, however far: some begin in 1970."""

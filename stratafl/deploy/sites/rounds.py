@@ -18,10 +18,10 @@ from stratafl.base import files
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import CPU, RootSetup
-from stratafl.core.measure.record import RoundResult
 from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import honoured
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder, summary
 

@@ -31,7 +31,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, read_toml
 from stratafl.config.setup import import_plugins, rules_of, schedule_of
-from stratafl.core.schedule import check_participation
+from stratafl.core.participation import check_participation
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined

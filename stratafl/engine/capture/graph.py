@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from stratafl.core.flat import Flat, copied
-from stratafl.core.objective.outputs import replaced as replaced_in
-from stratafl.core.objective.outputs import scores_of, tensors_in
+from stratafl.core.flat_module import Flat, copied
+from stratafl.core.losses import replaced as replaced_in
+from stratafl.core.losses import scores_of, tensors_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
 from stratafl.engine.capture.tracing import BY_VALUES, OwnFunction, own_functions, traced
 from stratafl.engine.draws.mode import HANDLERS

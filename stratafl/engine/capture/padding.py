@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat import Flat
+from stratafl.core.flat_module import Flat
 from stratafl.data.inputs import mapped
 from stratafl.engine.capture.forms import axes, lookups, random, recurrent, samples
 from stratafl.engine.capture.graph import Recording, packet, recorded

@@ -20,8 +20,8 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat import Flat
-from stratafl.core.objective.outputs import replaced
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import replaced
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.capture.forms import axes, lookups, products, random, recurrent, samples
 from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped

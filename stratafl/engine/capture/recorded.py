@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import Loss, OnScores
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import Loss, OnScores
 from stratafl.data.inputs import mapped, tensors_of
 from stratafl.engine import ops
 from stratafl.engine.capture.program import Program

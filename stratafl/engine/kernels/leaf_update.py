@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.core.leaf import PLAIN
-from stratafl.core.optimise.optimiser import COUNT, SGD, Adam, Optimiser
+from stratafl.core.client_update import PLAIN
+from stratafl.core.optimizer import COUNT, SGD, Adam, Optimiser
 from stratafl.core.rule import Rows
 from stratafl.engine.kernels.common import cdiv, power
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stratafl.base import errors
 from stratafl.base.rng import as_before
-from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import Loss, OnScores
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import Loss, OnScores
 from stratafl.data.inputs import Inputs, typed
 from stratafl.engine import ops
 from stratafl.engine.capture.padding import pads

@@ -17,8 +17,7 @@ from torch.func import vmap
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import PROCESS
-from stratafl.core.objective.losses import Loss, bare, checked
-from stratafl.core.objective.outputs import replaced, tensors_in
+from stratafl.core.losses import Loss, bare, checked, replaced, tensors_in
 from stratafl.data.inputs import Inputs, mapped
 from stratafl.engine import ops
 from stratafl.engine.draws.mode import Draws

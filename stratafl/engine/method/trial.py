@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat import Flat, copied
-from stratafl.core.objective.losses import Loss
+from stratafl.core.flat_module import Flat, copied
+from stratafl.core.losses import Loss
 from stratafl.data.inputs import Inputs, mapped, typed
 from stratafl.engine import ops
 from stratafl.engine.capture.recorded import Recorded

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.core.flat import Flat
-from stratafl.core.shared_rows import Spread
+from stratafl.core.flat_module import Flat
+from stratafl.core.rows import Spread
 
 
 class Bank(NamedTuple):

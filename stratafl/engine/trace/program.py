@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat import Flat
-from stratafl.core.objective.outputs import place_of_scores
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.draws.stream import Source
 from stratafl.engine.method.unsupported import Unsupported

@@ -17,7 +17,7 @@ from stratafl.paper.recipes.base import Case, Options, Recipe
 from stratafl.paper.recipes.published import table1
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.prepare import set_up
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 H200 = {
     "mlp": {"fp32": 161_695, "tf32": 310_201, "bf16": 309_440, "fp16": 316_151},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratafl.base.statistics import over_seeds
-from stratafl.core.measure.metrics import rounds_to
+from stratafl.metrics.evaluation import rounds_to
 from stratafl.paper.recipes.base import Case, Options, Recipe
 from stratafl.paper.reproduce.stored_runs import RunCurve, StoredRuns
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
-from stratafl.core.measure.divergence import diverged, measured
+from stratafl.metrics.records import diverged, measured
 from stratafl.paper.recipes.base import essence
 from stratafl.runs.origins import changed_files_since
 from stratafl.runs.read import StoredRun, list_runs

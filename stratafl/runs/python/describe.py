@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from stratafl.base.topology import Tree
 from stratafl.base.tracebacks import is_installed
-from stratafl.core.checks import frozen_digest
+from stratafl.core.flat_module import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import is_array, tensor
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 Table = dict[str, Any]
 IN_MEMORY = "in memory"

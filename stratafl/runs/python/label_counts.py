@@ -12,7 +12,7 @@ from stratafl.config.data import FEW, NO_CLASSES, LabelCounts
 from stratafl.data.dataset import Held, Supply
 from stratafl.data.inputs import tensors_of
 from stratafl.runs.python.describe import digest
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 MOST_CLASSES = 1000
 """Labels beyond this are not counted one by one."""

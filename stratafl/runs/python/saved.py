@@ -16,10 +16,9 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.signals import Interrupted, Stop, Stopped
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.config.data import LabelCounts
-from stratafl.core.measure.record import RoundResult
-from stratafl.core.measure.track import tracking
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.ops import COMPUTES
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import layout
 from stratafl.runs.folder import RunFacts, RunFolder
 from stratafl.runs.python.describe import as_config, objects_of
@@ -27,9 +26,10 @@ from stratafl.runs.python.label_counts import label_counts
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
 from stratafl.runs.resume import Reopening, Ways, opened
 from stratafl.runs.trackers import check_trackers, trackers_for
+from stratafl.simulation.callbacks import tracking
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
-from stratafl.simulation.run import Simulation
+from stratafl.simulation.simulation import Simulation
 
 WAYS = Ways(
     "save",

@@ -14,21 +14,22 @@ from torch import nn
 from stratafl.base.topology import Shape, Tree
 from stratafl.clock.model.presets import NetworkLike
 from stratafl.clock.model.waiting import Wait
-from stratafl.core.leaf import Leaf
-from stratafl.core.measure.drift import Diagnose
-from stratafl.core.objective.goal import GoalLike
-from stratafl.core.objective.losses import LossLike
-from stratafl.core.objective.metric import MetricsLike
-from stratafl.core.schedule import Participation, Schedule
-from stratafl.core.work import Augment
+from stratafl.core.client_training import Augment
+from stratafl.core.client_update import Leaf
+from stratafl.core.losses import LossLike
+from stratafl.core.participation import Participation
+from stratafl.core.schedule import Schedule
 from stratafl.data.batches import Sampling
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import Compute
+from stratafl.metrics.drift import Diagnose
+from stratafl.metrics.metrics import MetricsLike
+from stratafl.metrics.objective import GoalLike
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 from stratafl.simulation.groups import Data, Evaluation, Execution, Initial, Method, Parts, Problem
 from stratafl.simulation.prepare import set_up
-from stratafl.simulation.run import Recorder, Simulation
+from stratafl.simulation.simulation import Recorder, Simulation
 
 
 def simulate(

@@ -17,7 +17,7 @@ from stratafl.base.files import read_json, remove, write_json
 from stratafl.base.validation import check_integer, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
-from stratafl.core.objective.goal import Goal, one_goal
+from stratafl.metrics.objective import Goal, one_goal
 from stratafl.runs import layout
 
 KEYS = ("config", "base", "variants", "grid", "target")

@@ -25,7 +25,7 @@ from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config, RunConfig
-from stratafl.core.objective.goal import Goal
+from stratafl.metrics.objective import Goal
 from stratafl.runs import layout
 from stratafl.runs.lock import Lock
 from stratafl.runs.origins import EXECUTION, changes_since, extensions, in_short, other_settings

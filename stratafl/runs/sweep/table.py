@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stratafl.base.statistics import over_seeds
-from stratafl.core.measure.divergence import measured
-from stratafl.core.objective.goal import Goal, default_metric
+from stratafl.metrics.objective import Goal, default_metric
+from stratafl.metrics.records import measured
 from stratafl.runs.read import StoredRun
 from stratafl.runs.sweep.plan import PlannedRun
 

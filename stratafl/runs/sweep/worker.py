@@ -20,7 +20,7 @@ import torch
 from stratafl.base.errors import told
 from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
-from stratafl.core.measure.record import RoundResult
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import layout
 from stratafl.runs.launch import Launch
 

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 from benchmarks.small_tree import small_tree
 from stratafl.cli.main import app
 from stratafl.config.schema import Config
-from stratafl.core.measure.traffic import Communication
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode
 from stratafl.deploy.protocol.wire import array_bytes, decode, encode
 from stratafl.deploy.sites.assemble import study_of
+from stratafl.metrics.communication import Communication
 from tests.deploy.trees import Deployed, Handler
 
 TREES = {"2x2": [2, 3], "2x2x2": [2, 2, 2]}

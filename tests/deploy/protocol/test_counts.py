@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from stratafl import Draw, rules
-from stratafl.core.leaf import leaf
+from stratafl.core.client_update import leaf
 from stratafl.deploy.protocol.bounds import OFFENCES
 from stratafl.deploy.protocol.counts import MOST_SHIFTS
 from stratafl.deploy.protocol.job import Patience

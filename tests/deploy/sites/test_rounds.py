@@ -23,8 +23,6 @@ from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.config.setup import part_of, root_of
-from stratafl.core.measure.record import RoundResult
-from stratafl.core.measure.track import scalars
 from stratafl.deploy.flower import process
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.processes import Forked
@@ -33,9 +31,11 @@ from stratafl.deploy.sites.assemble import Assembled, study_of
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
+from stratafl.metrics.records import RoundResult
 from stratafl.report.payload import payload
 from stratafl.runs import layout, read_run, records
 from stratafl.runs.launch import Launch
+from stratafl.simulation.callbacks import scalars
 from tests.deploy.trees import MemoryLink
 
 ROUNDS = 2

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratafl.core.flat import Flat
-from stratafl.core.objective.outputs import tensors_in
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import tensors_in
 from stratafl.data.inputs import mapped
 from stratafl.engine.capture.program import Program
 from stratafl.engine.draws.stream import Source, Stream

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl.core.flat import Flat
-from stratafl.core.objective.outputs import tensors_in
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import tensors_in
 from stratafl.data.inputs import mapped
 from stratafl.engine.capture.padding import pads
 from stratafl.engine.capture.program import Program

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import leaf, simulate
-from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import OnScores
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import OnScores
 from stratafl.engine.capture import program
 from stratafl.engine.capture.recorded import Recorded
 from stratafl.engine.draws.stream import Stream

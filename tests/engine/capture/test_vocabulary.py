@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import OnScores
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import OnScores
 from stratafl.engine.gradients import Mapped
 from stratafl.engine.method.differentiate import Batch
 from stratafl.engine.vocabulary import Vocabulary

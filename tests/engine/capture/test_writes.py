@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput
-from stratafl.core.flat import Flat
+from stratafl.core.flat_module import Flat
 from stratafl.engine.habits import habits
 from tests.engine.zoo.entry import Net
 from tests.simulation.habits import data, furthest, run

@@ -225,7 +225,7 @@ ours = ops._with_kernels()
 ops.table = lambda device, dtype: ours if dtype == torch.float32 else ops.PLAIN
 
 from stratafl.engine import stacked
-from stratafl.core.leaf import leaf
+from stratafl.core.client_update import leaf
 from tests.engine import pairs
 
 stacked.table = ops.table

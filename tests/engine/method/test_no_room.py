@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from stratafl import leaf
 from stratafl.base import errors
-from stratafl.core.flat import Flat
-from stratafl.core.objective.losses import OnScores
-from stratafl.core.work import Training
+from stratafl.core.client_training import Training
+from stratafl.core.flat_module import Flat
+from stratafl.core.losses import OnScores
 from stratafl.data.dataset import Held
 from stratafl.engine import augmenting, default, habits, ops
 from stratafl.engine.capture import padding

@@ -1,0 +1,283 @@
+"""What a client does between a gradient and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from stratafl.base.errors import InvalidInput, guarded
+from stratafl.base.rng import ALIKE, seeded
+from stratafl.base.validation import check_choice, check_integer, check_number
+from stratafl.core.flat_module import same_values
+from stratafl.core.optimizer import KNOWN, SGD, AdamW, LearningRate, Optimiser, constant, optimiser_of
+from stratafl.core.rule import Proximal, Rule
+
+Correct = Callable[[Tensor, Tensor], Tensor]
+"""(model, gradient) -> the direction with everything the rules on the path to the root add."""
+
+Stage = Callable[[Tensor, Tensor, Correct], Tensor]
+"""(direction, model, correct) -> direction."""
+
+OptimiserState = Literal["restart", "keep"]
+"""What becomes of an optimiser's state when a client gets a model from its parent."""
+
+PLAIN = SGD()
+
+
+def clips(stage: Stage) -> bool:
+    """Whether a stage may shorten directions, and says of how many: `clip`, and any of a user's own
+    that has a method `shortened` of the same arguments, for the directions behind it and the number
+    of rows that it made shorter."""
+    return hasattr(stage, "shortened")
+
+
+def through(stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: Correct, clipped: Tensor) -> Tensor:
+    """The directions behind all stages; to `clipped` is added how many rows they shortened."""
+    for stage in stages:
+        shortened = getattr(stage, "shortened", None)
+        if shortened is None:
+            direction = stage(direction, x, correct)
+        else:
+            direction, count = shortened(direction, x, correct)
+            clipped += count
+    return direction
+
+
+def corrections(direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+    """Stage: add what the rules add."""
+    return correct(x, direction)
+
+
+@dataclass(frozen=True)
+class clip:
+    """Stage: scale each client's direction down to this norm where it is longer."""
+
+    norm: float
+
+    def __call__(self, direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+        return self.shortened(direction, x, correct)[0]
+
+    def shortened(self, direction: Tensor, x: Tensor, correct: Correct) -> tuple[Tensor, Tensor]:
+        length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+        factor = self.norm / length.clamp(min=self.norm)
+        return direction * factor, (factor < 1).sum()
+
+
+@dataclass(frozen=True)
+class decay:
+    """Stage: add weight decay."""
+
+    rate: float
+
+    def __call__(self, direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+        return direction + self.rate * x
+
+
+class Usual(NamedTuple):
+    """The usual chain, corrections -> clip -> decay, as two numbers: an engine may compute it in
+    one go."""
+
+    clip: float | None
+    decay: float
+
+    @staticmethod
+    def of(stages: Sequence[Stage]) -> Usual | None:
+        """None where the chain is another."""
+        rest = list(stages)
+        if not rest or rest.pop(0) is not corrections:
+            return None
+        norms = [stage.norm for stage in rest[:1] if type(stage) is clip]
+        rates = [stage.rate for stage in rest if type(stage) is decay]
+        if len(norms) + len(rates) < len(rest):
+            return None
+        return Usual(norms[0] if norms else None, sum(rates, 0.0))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The chain every client runs: the learning rate, the stages between the gradient and the
+    optimiser, and the optimiser.
+
+    The optimiser's state starts anew whenever a client gets a model from its parent, or is kept.
+    """
+
+    lr: LearningRate
+    stages: tuple[Stage, ...] = (corrections,)
+    optimiser: Optimiser = PLAIN
+    optimiser_state: OptimiserState = "restart"
+    epochs: int | None = None
+    """Passes that each client makes over its own data between two meetings, in the place of steps:
+    a schedule then counts passes."""
+
+    @property
+    def clips(self) -> bool:
+        """Whether anything in it may shorten a direction."""
+        return any(map(clips, self.stages))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the optimiser's state outlives a meeting."""
+        return self.optimiser_state == "keep"
+
+    @property
+    def bends(self) -> bool:
+        """Whether how far a model moves does not tell what its directions were: all but SGD that
+        starts anew scale or delay them by what they do not say, and with passes clients make as
+        many steps as they have data for. A rule that wants to know then needs the path (see
+        `core.client_update`)."""
+        sgd = self.optimiser if type(self.optimiser) is SGD else None
+        return sgd is None or (self.keeps and sgd.momentum > 0) or self.epochs is not None
+
+    def rate(self, round: int, steps: int) -> float:
+        """The sum of the learning rates used in these steps, each with the weight momentum gives
+        it: how far the model moves if every gradient is one. Where the chain bends, the sum alone;
+        a pass counts as one step then."""
+        reach = steps if self.bends or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
+        return float(self.lr(round)) * reach
+
+
+def leaf(
+    lr: float | LearningRate = 0.1,
+    *,
+    clip_norm: float | None = None,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    optimiser: object = None,
+    optimiser_state: OptimiserState = "restart",
+    epochs: int | None = None,
+) -> Leaf:
+    """The usual chain: corrections, then clip by norm, then weight decay, then the optimiser.
+
+    It is a name ("sgd", "adam", "adamw"), a table with its parameters, or a value (see
+    `core.optimizer`); SGD with this momentum unless given. With `epochs`, clients make so many
+    passes over their own data between two meetings, and periods say nothing of the lowest level.
+    """
+    stages: list[Stage] = [corrections]
+    if clip_norm is not None:
+        stages.append(clip(check_number("leaf.clip", clip_norm, above=0, at_most=1e30)))
+    strength = check_number("leaf.weight_decay", weight_decay, at_least=0)
+    if strength > 0:
+        stages.append(decay(strength))
+    check_number("leaf.momentum", momentum, at_least=0, below=1)
+    chosen = SGD(momentum) if optimiser is None else optimiser_of(optimiser)
+    if optimiser is not None and momentum:
+        allowed = 'is an optimiser\'s own: optimiser = { name = "sgd", momentum = 0.9, nesterov = true }'
+        raise InvalidInput("leaf.momentum", momentum, allowed)
+    if isinstance(chosen, AdamW) and strength > 0:
+        allowed = 'AdamW has a decay of its own: optimiser = { name = "adamw", weight_decay = 0.01 }'
+        raise InvalidInput("leaf.weight_decay", weight_decay, allowed)
+    check_choice("leaf.optimiser_state", optimiser_state, get_args(OptimiserState))
+    schedule = lr if callable(lr) else constant(lr)
+    passes = None if epochs is None else check_integer("leaf.epochs", epochs, at_least=1)
+    return Leaf(schedule, tuple(stages), chosen, optimiser_state, passes)
+
+
+def wants_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
+    """Whether nodes of such a tree carry paths beside their models."""
+    return leaf.bends and any(rule.measures for rule in rules)
+
+
+def with_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
+    """Buffers, and paths behind them."""
+    return torch.cat([b_NB, path_NP], dim=-1)
+
+
+def try_leaf(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a chain whose result is not a function of what it is given: tried on rows like those
+    it will see."""
+    x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
+    try_stages(leaf.stages, x_2P)
+    try_optimiser(leaf.optimiser, x_2P)
+
+
+def try_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
+    """Refuse a stage whose result depends on what it was called with before: engines call it in
+    different orders, and clients would share what it remembers. It is tried on two clients in
+    turn."""
+    d_2P = x_2P.flip(1)
+    for stage in stages:
+        if stage is corrections or type(stage) in (clip, decay):
+            continue
+        name = getattr(stage, "__name__", type(stage).__name__)
+        results = []
+        for client in (0, 1, 0, 0):
+            rows = slice(client, client + 1)
+            with seeded(ALIKE, devices=True), guarded("leaf.stages", name, "fails on a row of numbers"):
+                results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
+                if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
+                    raise ValueError("it must give a direction of the model's shape")
+        first, _, *again = results
+        if not all(same_values(first, each) for each in again):
+            allowed = (
+                "remembers what it was called with before: a chain's memory is its optimiser's (docs/optimisers.md)"
+            )
+            raise InvalidInput("leaf.stages", name, allowed)
+
+
+def try_optimiser(optimiser: Optimiser, x_NP: Tensor) -> None:
+    """Refuse an optimiser whose functions are not pure, or treat a row by what stands beside it. It
+    is tried for two steps on these rows, together and one by one."""
+    if type(optimiser) in KNOWN.values():
+        return
+    name = type(optimiser).__name__
+    with guarded("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
+        hash(optimiser)
+    with guarded("leaf.optimiser", name, "fails on a row of numbers"):
+        together = _two_steps(optimiser, x_NP)
+        again = _two_steps(optimiser, x_NP)
+        alone = [_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
+    if not all(same_values(a, b) for a, b in zip(together, again, strict=True)):
+        raise InvalidInput(
+            "leaf.optimiser", name, "gives another result when called again: all it remembers must be in its state"
+        )
+    if not all(
+        torch.allclose(a, torch.cat(b), rtol=1e-3, equal_nan=True)
+        for a, b in zip(together, zip(*alone, strict=True), strict=True)
+    ):
+        raise InvalidInput("leaf.optimiser", name, "must do to a client's row what it does to it among others")
+
+
+def _two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
+    """The states and changes of two steps."""
+    state, found = optimiser.init(x_NP), []
+    for factor in (1.0, -0.5):
+        given = {**state, "x": x_NP, "direction": factor * x_NP.flip(1)}
+        before = {key: rows.clone() for key, rows in given.items()}
+        stepped = optimiser.step(state, given["direction"], x_NP, 0.1)
+        if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[0], Mapping)):
+            raise ValueError("step must return two things, the next state and what is subtracted from the models")
+        state, change_NP = stepped
+        for key, rows in given.items():
+            if not same_values(rows, before[key]):
+                raise ValueError(f"step changes {key} in place")
+        for key, rows in {**state, "change": change_NP}.items():
+            if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x_NP):
+                raise ValueError(f"{key} must be a matrix with {len(x_NP)} rows, one per client")
+        if change_NP.shape != x_NP.shape or state.keys() != before.keys() - {"x", "direction"}:
+            raise ValueError("step must give a state like the one of init, and a change of the model's shape")
+        found += [*(rows for _, rows in sorted(state.items())), change_NP]
+    return found
+
+
+def client_update_of(given: Leaf | float | LearningRate) -> Leaf:
+    """The clients' chain, whose learning rate is tried for the first round."""
+    made = given if isinstance(given, Leaf) else leaf(given)
+    with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
+        check_number("leaf.lr", made.lr(0), at_least=0)
+    return made
+
+
+def check_strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
+    """Refuse what a direction is multiplied with where the model's own type cannot hold it."""
+    largest = torch.finfo(dtype).max
+    check_number("leaf.lr", chain.lr(0), at_most=largest)
+    for stage in chain.stages:
+        if isinstance(stage, decay):
+            check_number("leaf.weight_decay", stage.rate, at_most=largest)
+    for rule in rules:
+        if isinstance(rule.local, Proximal):
+            check_number("rules", rule.local.strength, at_most=largest)

@@ -1,1 +1,0 @@
-"""What makes the change of a leaf's model out of its directions."""

@@ -1,1 +1,0 @@
-"""The state of a simulated tree, level by level."""

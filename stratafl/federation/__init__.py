@@ -1,0 +1,1 @@
+"""The algorithm on a tree: aggregation and the state of all nodes."""

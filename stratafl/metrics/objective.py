@@ -1,0 +1,146 @@
+"""Loss, metrics and goals of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_number
+from stratafl.core.losses import Loss
+from stratafl.metrics.metrics import ACCURACY, LOSS, USUAL, Better, Directions, Metric
+
+GoalLike = float | str | Mapping[str, float]
+"""A value of the default metric (0.8, "0.8"), "accuracy=0.8", "loss <= 0.1", or a table of metrics
+and values."""
+
+_TEXT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
+
+EXAMPLES = '0.8, "accuracy=0.8" or "loss <= 0.1"'
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A metric, at least or at most this."""
+
+    metric: str
+    value: float
+    sign: str = ""
+    """">=" or "<="; empty for whichever way is better for the metric."""
+
+    def towards(self, better: Mapping[str, str]) -> Goal:
+        """The goal with its sign, also of what older runs did not say; of what nobody knows, more
+        is better."""
+        way = {**USUAL, **better}.get(self.metric, "higher")
+        return self if self.sign else replace(self, sign="<=" if way == "lower" else ">=")
+
+    def reached(self, value: float | None) -> bool:
+        """Whether a value is as good as that; one that is no number, or not there, never is."""
+        if value is None:
+            return False
+        return value <= self.value if self.sign == "<=" else value >= self.value
+
+    def first(self, rounds: Iterable[int], values: Iterable[float]) -> int | None:
+        """The first round whose value is as good as that, None if there is none."""
+        return next((r for r, value in zip(rounds, values, strict=True) if self.reached(value)), None)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.sign or 'to'} {self.value:g}"
+
+
+def accuracy_of(field: str, value: Any) -> Goal:
+    """A test accuracy, above 0 and at most 1."""
+    return _checked(field, ACCURACY, value, ">=")
+
+
+def goals_of(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
+    """The targets that a user gave in any of the forms of `GoalLike`; all of them are to be
+    reached. default: the metric of a number alone."""
+    if isinstance(given, str):
+        return (_read(field, given, default),)
+    if isinstance(given, Mapping) and given:
+        return tuple(_checked(f"{field}.{name}", str(name), value) for name, value in given.items())
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return (_alone(field, given, default),)
+    raise InvalidInput(field, given, f"must look like {EXAMPLES}, or be a table such as {{ accuracy = 0.8 }}")
+
+
+def one_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
+    """A single target."""
+    goals = goals_of(field, given, default)
+    if len(goals) > 1:
+        raise InvalidInput(field, given, "must be one metric and its value")
+    return goals[0]
+
+
+def default_metric(measured: Iterable[str]) -> str:
+    """The metric that runs are judged by where nobody names one: the accuracy; where that is not
+    measured the first of the others by name, and the loss where there is nothing else."""
+    return min(measured, key=rank, default=ACCURACY)
+
+
+def rank(metric: str) -> tuple[bool, bool, str]:
+    """Sorts metrics: the accuracy first, the loss last."""
+    return metric != ACCURACY, metric == LOSS, metric
+
+
+def _read(field: str, text: str, default: str) -> Goal:
+    found = _TEXT.fullmatch(text)
+    try:
+        value = float(text if found is None else found[3])
+    except ValueError:
+        raise InvalidInput(field, text, f"must look like {EXAMPLES}") from None
+    if found is None:
+        return _alone(field, value, default)
+    return _checked(field, found[1], value, "" if found[2] == "=" else found[2])
+
+
+def _alone(field: str, value: float, default: str) -> Goal:
+    return accuracy_of(field, value) if default == ACCURACY else _checked(field, default, value)
+
+
+def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
+    """A goal with a value that its metric can have."""
+    is_share = metric == ACCURACY
+    return Goal(
+        metric, check_number(field, value, above=0, at_most=1) if is_share else check_number(field, value), sign
+    )
+
+
+def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
+    """The goals with their signs, if everything in them is measured."""
+    for goal in goals:
+        if goal.metric not in better:
+            known = f"measured are {', '.join(better)}" if better else "there is no test data"
+            raise InvalidInput(field, given, f"{goal.metric!r} is not measured; {known}")
+    return tuple(goal.towards(better) for goal in goals)
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A loss, what is measured besides it, and where a run may stop."""
+
+    loss: Loss
+    metrics: tuple[Metric, ...] = ()
+    better: dict[str, Better] = field(default_factory=dict)
+    """Which way everything that is measured is better; empty where there is no test data."""
+    goals: tuple[Goal, ...] = ()
+    """A run ends after the first evaluated round that reaches all of them; empty to do all
+    rounds."""
+
+
+def stopping(stop_at: Any, stop_when: Any) -> tuple[str, Any, tuple[Goal, ...]]:
+    """What a run is to stop at: which argument says so, what it says, and the goals, whose metrics
+    need not be measured."""
+    if stop_at is not None and stop_when is not None:
+        raise InvalidInput("stop_when", stop_when, "give either stop_at, an accuracy, or stop_when")
+    if stop_when is not None:
+        return "stop_when", stop_when, goals_of("stop_when", stop_when)
+    return "stop_at", stop_at, () if stop_at is None else (accuracy_of("stop_at", stop_at),)
+
+
+def stops_at(stop_at: Any, stop_when: Any, better: dict[str, Better]) -> tuple[Goal, ...]:
+    """The goals, if everything in them is measured."""
+    return measurable(*stopping(stop_at, stop_when), better)
