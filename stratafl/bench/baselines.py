@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.core.client_training import Augment
 from stratafl.engine.cuda_graph import uncollected
-from stratafl.models.lstm import Recurrent
+from stratafl.models.networks import Recurrent
 
 Round = Callable[[], None]
 """Train all clients for a round and let them meet."""

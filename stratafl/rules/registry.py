@@ -12,7 +12,7 @@ from stratafl.base.rng import ALIKE, seeded
 from stratafl.base.tracebacks import definition
 from stratafl.base.validation import check_choice, check_integer, name_and_params
 from stratafl.core.rule import Rule, average
-from stratafl.rules.guard import guarded_rule
+from stratafl.rules.checks import guarded_rule
 
 Place = Literal["every", "leaf", "inner", "root"]
 Factory = TypeVar("Factory", bound=Callable[..., Rule])

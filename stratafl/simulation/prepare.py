@@ -44,8 +44,8 @@ from stratafl.metrics.metrics import metrics_of
 from stratafl.metrics.objective import Objective
 from stratafl.ranks.assignment import deal, leaf_work
 from stratafl.ranks.subtree import Branch
+from stratafl.rules.checks import try_rules
 from stratafl.rules.registry import method_label
-from stratafl.rules.trial import try_rules
 from stratafl.simulation.checked import Checked, checked
 from stratafl.simulation.evaluate import OwnTest
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem

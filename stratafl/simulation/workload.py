@@ -17,7 +17,7 @@ from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Inputs
 from stratafl.engine.model_checks import Subject
-from stratafl.rules.trial import is_own
+from stratafl.rules.checks import is_own
 
 
 def measured(

@@ -25,7 +25,7 @@ from stratafl.cli.main import app
 from stratafl.engine import kernels
 from stratafl.engine.ops import COMPUTES
 from stratafl.engine.precision import computing
-from stratafl.models.lstm import Recurrent, lstm
+from stratafl.models.networks import Recurrent, lstm
 
 
 @pytest.fixture(autouse=True)

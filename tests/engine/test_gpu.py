@@ -17,8 +17,7 @@ from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.choose import Name
 from stratafl.engine.stacked import StackedEngine
-from stratafl.models.lstm import lstm
-from stratafl.models.mlp import mlp
+from stratafl.models.networks import lstm, mlp
 from stratafl.rules.registry import entries
 from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation

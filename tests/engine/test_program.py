@@ -16,8 +16,7 @@ from stratafl.engine.method.choice import choose
 from stratafl.engine.method.differentiate import Batch
 from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.trace.program import Program
-from stratafl.models.lstm import lstm
-from stratafl.models.resnet18_gn import resnet18_gn
+from stratafl.models.networks import lstm, resnet18_gn
 
 
 class Of(nn.Module):

@@ -14,10 +14,7 @@ from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import cuda_graph, ops
 from stratafl.engine.cuda_graph import Recurring
-from stratafl.models.cnn import cnn
-from stratafl.models.logistic import logistic
-from stratafl.models.lstm import lstm
-from stratafl.models.mlp import mlp
+from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
 from tests.engine.pairs import CLOSE, compare, federation, perceptron, stacked

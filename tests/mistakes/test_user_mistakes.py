@@ -17,7 +17,7 @@ from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
 from stratafl.core.client_update import Leaf, corrections
 from stratafl.core.optimizer import constant
 from stratafl.ranks.collectives import Ranks
-from stratafl.rules.guard import Called
+from stratafl.rules.checks import Called
 from tests.deploy.trees import Deployed, simulation
 from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from stratafl import Rule, average
 from stratafl.core.rule import Edge
-from stratafl.rules.guard import SIGNATURES, Called, guarded_rule
+from stratafl.rules.checks import SIGNATURES, Called, guarded_rule, try_rule
 from stratafl.rules.registry import entries
-from stratafl.rules.trial import try_rule
 from tests.mistakes.own_code import complaint_of, run
 
 STATEFUL = average()._replace(init=lambda x: {"z": torch.zeros_like(x)}, open=lambda x: {"m": torch.zeros_like(x)})

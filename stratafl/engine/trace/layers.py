@@ -27,7 +27,7 @@ from stratafl.engine.trace.functions import (
     unchanged,
 )
 from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
-from stratafl.models.lstm import Recurrent
+from stratafl.models.networks import Recurrent
 
 
 def lower(low: Lowering, node: fx.Node) -> Run:

@@ -26,7 +26,7 @@ from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.ops import PLAIN, Compute, Table
 from stratafl.engine.trace import layers
 from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
-from stratafl.models.lstm import Recurrent
+from stratafl.models.networks import Recurrent
 
 
 class _Tracer(fx.Tracer):

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.models.logistic import logistic
-from stratafl.models.mlp import mlp
+from stratafl.models.networks import logistic, mlp
 from tests.engine.zoo.entry import Zoo, codes, reals
 
 ZOO = Zoo()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.models.lstm import lstm
+from stratafl.models.networks import lstm
 from tests.engine.zoo.entry import Zoo, codes, reals
 
 ZOO = Zoo()
