@@ -25,7 +25,7 @@ from stratafl.paper.recipes.base import Case, essence
 from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS
 from stratafl.report.costs.texts import TIME, Unit
 from stratafl.runs import StoredRun, list_runs
-from stratafl.runs.archive import unpacked
+from stratafl.runs.reader import unpacked
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ("lan_wan", "mobile_edge", "nyc_mesh", "leo_relay")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.schema import Config
-from stratafl.runs.lock import is_held
+from stratafl.runs.format import is_held
 
 CONFIG = """
 [tree]

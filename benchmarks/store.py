@@ -35,13 +35,12 @@ from stratafl.federation.sync import note_of
 from stratafl.metrics.communication import Traffic
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
-from stratafl.runs import layout
-from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.folder import RunFolder
+from stratafl.runs import format
+from stratafl.runs.checkpoint import CHUNK, Checkpoints, Place
 from stratafl.runs.launch import Launch
-from stratafl.runs.origins import Origins
-from stratafl.runs.records import Mark
-from stratafl.runs.tensors import CHUNK
+from stratafl.runs.provenance import Origins
+from stratafl.runs.round_log import Mark
+from stratafl.runs.writer import RunFolder
 
 CLIENTS, TIMES = "10x10", 3
 
@@ -76,7 +75,7 @@ def paper_state(method: str, device: torch.device) -> State:
 def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str, Any]:
     state = paper_state(method, device)
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / layout.ROUNDS).touch()
+    (folder / format.ROUNDS).touch()
     checkpoints = Checkpoints(folder, "benchmark")
     written, copied, read = [], [], []
     for number in range(TIMES):

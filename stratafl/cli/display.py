@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from stratafl.base.errors import printable
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.sweep.pool import Event
 from stratafl.simulation.progress import is_dumb
 
@@ -60,12 +60,12 @@ class SweepDisplay:
         elif event.kind == "said":
             self.say(f"{name}: {values['text']}")
         elif event.kind == "ended":
-            self._ended += values["status"] == layout.DONE
+            self._ended += values["status"] == format.DONE
             self._bar.update(self._whole, completed=self._ended)
             if name in self._tasks:
                 self._bar.remove_task(self._tasks.pop(name))
             reason = f": {values['reason']}" if values["reason"] else ""
-            if not self.live or values["status"] != layout.DONE:
+            if not self.live or values["status"] != format.DONE:
                 self.say(f"{name}: {values['status']}{reason}  ({self._ended}/{self.runs} done)")
 
     def say(self, text: str) -> None:

@@ -17,8 +17,8 @@ from stratafl.cli.options import TARGET_HELP
 from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
-    from stratafl.report.compare import Setting
     from stratafl.runs import StoredRun
+    from stratafl.runs.groups import Setting
 
 
 def report_command(
@@ -55,11 +55,11 @@ def report_command(
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
     from stratafl.base.plotting import pyplot
     from stratafl.clock.price.story import named_networks, resolved
-    from stratafl.report.compare import settings
     from stratafl.report.costs.axes import network_axes
     from stratafl.report.figures import figures
     from stratafl.report.page import page
-    from stratafl.report.payload import payload
+    from stratafl.report.page_data import payload
+    from stratafl.runs.groups import settings
 
     places = folders or [Path("runs")]
     targets = _sound(target or [], metric) or None
@@ -86,8 +86,7 @@ def report_command(
 def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
     """The runs in some places, one at least, and what cannot be read there, which is told, as is
     which of several runs of one seed is left out."""
-    from stratafl.report.compare import one_of_each
-    from stratafl.report.gather import gather
+    from stratafl.runs.groups import gather, one_of_each
 
     runs, unreadable = gather(places)
     runs, repeated = one_of_each(runs)
@@ -117,9 +116,8 @@ def _check_metric(data: dict[str, Any], metric: str | None) -> None:
 def _watch(
     places: list[Path], targets: list[str] | None, metric: str | None, networks: list[str], title: str, port: int
 ) -> None:
-    from stratafl.report.gather import gather
-    from stratafl.report.page import page
-    from stratafl.report.serve import HOST, Live, Server
+    from stratafl.report.page import HOST, Live, Server, page
+    from stratafl.runs.groups import gather
 
     gather(places)
     live = Live(places, networks, targets, metric)
@@ -143,8 +141,8 @@ def _check_out(out: Path) -> None:
 
 def _print_summary(compared: Sequence[Setting], metric: str | None, targets: Sequence[float]) -> None:
     """What fits on a terminal: how good, and how soon; the page has the rest."""
-    from stratafl.report.payload import judged_by
     from stratafl.report.summary import columns
+    from stratafl.runs.groups import judged_by
 
     _, judged = judged_by(compared, metric)
     first, _, _, *rest = columns(compared, [] if judged is None else [judged], judged, targets)

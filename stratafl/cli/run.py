@@ -16,7 +16,7 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.signals import Interrupted
 from stratafl.base.validation import check_integer
 from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tracked_by
-from stratafl.runs import layout
+from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.config.schema import Config
@@ -74,7 +74,7 @@ def run_command(
                 launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force, further)
             else:
                 assert config is not None and settings is not None
-                launch = Launch.new(settings, name or layout.slug(config.stem), runs, ranks)
+                launch = Launch.new(settings, name or format.slug(config.stem), runs, ranks)
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
         if ranks.is_first:

@@ -16,9 +16,8 @@ from stratafl.base.validation import check_choice
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
 from stratafl.metrics.records import measured
-from stratafl.runs import layout
-from stratafl.runs.archive import pack_runs
-from stratafl.runs.read import Broken, StoredRun, scan
+from stratafl.runs import format
+from stratafl.runs.reader import Broken, StoredRun, pack_runs, scan
 
 Condition = tuple[Sequence[str], Any]
 
@@ -26,7 +25,7 @@ Condition = tuple[Sequence[str], Any]
 def runs_command(
     folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
     status: Annotated[
-        list[str] | None, typer.Option(help=f"Only those that are {', '.join(layout.STATUSES)}; repeatable.")
+        list[str] | None, typer.Option(help=f"Only those that are {', '.join(format.STATUSES)}; repeatable.")
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -39,7 +38,7 @@ def runs_command(
 ) -> None:
     """List stored runs, oldest first, with what became of them."""
     for name in status or ():
-        check_choice("--status", name, layout.STATUSES)
+        check_choice("--status", name, format.STATUSES)
     conditions = [_condition(text) for text in where or ()]
     entries = scan(folder)
     readable = [run for run in entries if isinstance(run, StoredRun)]

@@ -13,8 +13,8 @@ import typer
 from stratafl.base.errors import printable
 from stratafl.cli.options import TARGET_HELP, AsJson, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
-from stratafl.runs import layout
-from stratafl.runs.read import StoredRun, read_run
+from stratafl.runs import format
+from stratafl.runs.reader import StoredRun, read_run
 
 if TYPE_CHECKING:
     from stratafl.metrics.objective import Goal
@@ -43,7 +43,7 @@ def sweep_command(
         # what is run again, or kept although it is stale, is no progress
         say = _say if quiet else display.say
         outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
-    stored = {o.name: read_run(o.path) for o in outcomes if o.status == layout.DONE and o.path is not None}
+    stored = {o.name: read_run(o.path) for o in outcomes if o.status == format.DONE and o.path is not None}
     goal = goal and goal.towards({name: way for run in stored.values() for name, way in run.better.items()})
     rows = table(plan.entries, stored, goal)
     if as_json:
@@ -59,7 +59,7 @@ def sweep_command(
     else:
         _print(plan.name, rows, goal, outcomes, stored)
         print(f"written to {printable(folder)}")
-    if any(outcome.status != layout.DONE for outcome in outcomes):
+    if any(outcome.status != format.DONE for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -81,7 +81,7 @@ def _print(
     if skipped:
         print(f"{skipped} of {len(outcomes)} runs were done before")
     for outcome in outcomes:
-        if outcome.status != layout.DONE:
+        if outcome.status != format.DONE:
             print(printable(f"{outcome.name}: {outcome.status}: {outcome.reason}"))
         elif stored[outcome.name].diverged is not None:
             print(printable(f"{outcome.name}: diverged at round {stored[outcome.name].diverged}"))

@@ -17,7 +17,7 @@ from stratafl.plan.question import FILE, Question
 from stratafl.plan.search import AS_GIVEN, JOURNAL, Search, optuna
 from stratafl.plan.space import Setting
 from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
-from stratafl.runs.lock import Lock
+from stratafl.runs.format import Lock
 
 SEARCH = 0.6
 """The share of the time that the search takes: the rest is for the best settings' further seeds."""

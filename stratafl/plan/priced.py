@@ -16,7 +16,7 @@ from stratafl.clock.price.costs import Costs, PricedRun, Total
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import measured
 from stratafl.plan.question import Cost, Question
-from stratafl.runs import StoredRun, layout
+from stratafl.runs import StoredRun, format
 
 Outcome = Literal["reached", "stopped", "never", "diverged", "failed"]
 """How a run ended: it got to the target; it was stopped as it could not be among the best any more;
@@ -126,6 +126,6 @@ def _outcome(run: StoredRun, first: int | None) -> Outcome:
         return "reached"
     if run.diverged is not None:
         return "diverged"
-    if run.status == layout.FAILED:
+    if run.status == format.FAILED:
         return "failed"
-    return "never" if run.status == layout.DONE else "stopped"
+    return "never" if run.status == format.DONE else "stopped"

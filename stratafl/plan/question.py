@@ -16,8 +16,8 @@ from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
 from stratafl.plan.space import Space
-from stratafl.runs.layout import slug
-from stratafl.runs.origins import essence
+from stratafl.runs.format import slug
+from stratafl.runs.provenance import essence
 
 Cost = Literal["seconds", "bytes", "joules", "money"]
 COSTS: tuple[Cost, ...] = get_args(Cost)

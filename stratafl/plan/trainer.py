@@ -14,10 +14,10 @@ from stratafl.config.schema import Config
 from stratafl.metrics.records import RoundResult, diverged_after
 from stratafl.plan.priced import Tried, last_round
 from stratafl.plan.question import Question
-from stratafl.runs import StoredRun, layout
+from stratafl.runs import StoredRun, format
 from stratafl.runs.launch import Launch
-from stratafl.runs.origins import changed_files_since, essence, in_short
-from stratafl.runs.read import read_run, scan
+from stratafl.runs.provenance import changed_files_since, essence, in_short
+from stratafl.runs.reader import read_run, scan
 from stratafl.runs.sweep.plan import run_name
 from stratafl.runs.sweep.pool import Event, is_computed_alike
 
@@ -94,7 +94,7 @@ class Trainer:
         failed_again: whether one that failed begins anew; otherwise that is its answer.
         """
         before = self.find(config)
-        if failed_again and before is not None and before.status == layout.FAILED:
+        if failed_again and before is not None and before.status == format.FAILED:
             before = None
         if before is not None and self._is_settled(before, bars):
             return self._ended(Tried.of(before, self.question), label)
@@ -106,7 +106,7 @@ class Trainer:
     def _ended(self, tried: Tried, label: str) -> Tried:
         best = "" if tried.best is None else f", {tried.goal.metric} {tried.best:.4g}"
         rounds = tried.first or (len(tried.run.rounds) if tried.run else 0)
-        self.show(Event(label, "ended", {"status": layout.DONE, "reason": f"{tried.outcome}, round {rounds}{best}"}))
+        self.show(Event(label, "ended", {"status": format.DONE, "reason": f"{tried.outcome}, round {rounds}{best}"}))
         return tried
 
     def _keep(self, run: StoredRun) -> None:
@@ -116,7 +116,7 @@ class Trainer:
             self.say(f"not looked at: {problem}")
             return
         changed = changed_files_since(run, self.question.config)
-        if run.status == layout.FAILED and not is_computed_alike(run, self.question.config):
+        if run.status == format.FAILED and not is_computed_alike(run, self.question.config):
             # such as for lack of memory, of which there may be more here
             self._stale[_key(config)] = f"{run.name}: failed on another device or in another precision; run again"
         elif changed and not self.keep_stale:
@@ -125,7 +125,7 @@ class Trainer:
             self._known[_key(config)] = run.path
 
     def _is_settled(self, run: StoredRun, bars: Bars) -> bool:
-        if run.status in (layout.DONE, layout.FAILED) or run.diverged is not None:
+        if run.status in (format.DONE, format.FAILED) or run.diverged is not None:
             return True
         return bool(run.rounds) and last_round(run, self.question, bars) <= len(run.rounds)
 
@@ -148,7 +148,7 @@ class Trainer:
                 if watch.stop.asked or not watch.is_late:
                     raise
                 raise OutOfTime from None
-            launch.folder.end(layout.INTERRUPTED, launch.place, guard.why)
+            launch.folder.end(format.INTERRUPTED, launch.place, guard.why)
         except (UserCodeError, MissingExtra):
             raise
         except Exception as problem:

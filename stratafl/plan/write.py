@@ -18,7 +18,7 @@ from stratafl.plan.choose import Answer, Candidate, stretches
 from stratafl.plan.make import Made
 from stratafl.plan.priced import cost_in
 from stratafl.plan.question import COSTS
-from stratafl.runs.layout import slug
+from stratafl.runs.format import slug
 
 PLAN, TRIALS = "plan.json", "trials.csv"
 

@@ -11,13 +11,11 @@ from typing import Any
 from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.files import writing
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.report.compare import Setting
-from stratafl.report.curves import AXES
-from stratafl.report.export import as_csv, as_latex
-from stratafl.report.measures import Measure
-from stratafl.report.payload import QUANTITIES, judged_by
-from stratafl.report.summary import columns, first_round, of_all
-from stratafl.runs.layout import slug
+from stratafl.report.page_data import QUANTITIES
+from stratafl.report.summary import as_csv, as_latex, columns
+from stratafl.runs.curves import AXES, Measure, first_round, of_all
+from stratafl.runs.format import slug
+from stratafl.runs.groups import Setting, judged_by
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2629b", "#a87400", "#6b4fbb", "#5b6470")
 """Okabe and Ito's, which people with any colour vision can tell apart; a violet for their second

@@ -1,21 +1,24 @@
-"""Settings in a table: how good they got, how soon, and what that took."""
+"""The summary table of a report, also as CSV and LaTeX."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
-from stratafl.base.statistics import OverSeeds, over_seeds
+from stratafl.base.statistics import OverSeeds
 from stratafl.metrics.metrics import Better
-from stratafl.metrics.objective import Goal
-from stratafl.report.compare import Setting
-from stratafl.report.curves import Curve
-from stratafl.report.measures import ABSENT, Measure, number_text
 from stratafl.runs import StoredRun
+from stratafl.runs.curves import ABSENT, MINUS, Curve, Measure, first_round, number_text, of_all
+from stratafl.runs.groups import Setting
 
 TARGET_STEP = 0.05
+
 MEGA = 1e-6
 
 
@@ -116,12 +119,6 @@ def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
     return Cell(number_text(mean, 0 if mean.deviation is None else 1), *mean)
 
 
-def first_round(curve: Curve, goal: Goal) -> int | None:
-    """The first round that is as good as the target; None where none is."""
-    known = curve.known(goal.metric)
-    return goal.first([int(r) for r, _ in known], [value for _, value in known])
-
-
 def usual_targets(found: Sequence[Setting], metric: Measure | None) -> list[float]:
     """A round number that at least half of the settings reached with every run: for a share, the
     highest multiple of five per cent."""
@@ -140,12 +137,6 @@ def usual_targets(found: Sequence[Setting], metric: Measure | None) -> list[floa
         steps = int(value / TARGET_STEP + 1e-9)
         return [round(steps * TARGET_STEP, 2)] if steps > 0 else []
     return [_round_number(value, sign)]
-
-
-def of_all(values: Sequence[float | None]) -> OverSeeds | None:
-    """Mean and deviation where every run has a value."""
-    known = [value for value in values if value is not None]
-    return over_seeds(known) if known and len(known) == len(values) else None
 
 
 def _round_number(value: float, sign: int) -> float:
@@ -213,3 +204,88 @@ def _per_round(curve: Curve) -> float | None:
 def _times(run: StoredRun, why: str) -> int:
     """How often a node was left out of a meeting."""
     return sum(run.left_out.get(why, {}).values())
+
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    MINUS: r"$-$",
+    ABSENT: "---",
+    "…": r"\dots{}",
+}
+
+_SPECIAL = re.compile("|".join(map(re.escape, SPECIAL)))
+
+
+def as_csv(columns: Sequence[Column]) -> str:
+    """A column of means, and one of standard deviations where there are any; what is no number is
+    as the table shows it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    spread = [any(cell.deviation is not None for cell in column.cells) for column in columns]
+    head = [
+        (column.title, f"{column.title}, std") if wide else (column.title,) for column, wide in _with(spread, columns)
+    ]
+    writer.writerow([title for titles in head for title in titles])
+    for place in range(len(columns[0].cells)):
+        row: list[str] = []
+        for column, wide in _with(spread, columns):
+            cell = column.cells[place]
+            row.append(_safe(cell.text) if cell.mean is None else _number(cell.mean))
+            row += ["" if cell.deviation is None else _number(cell.deviation)] if wide else []
+        writer.writerow(row)
+    return text.getvalue()
+
+
+def as_latex(columns: Sequence[Column]) -> str:
+    """A tabular with the rules of booktabs; the best of each column is bold."""
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        "\\toprule",
+        " & ".join(_latex(column.title) for column in columns) + " \\\\",
+        "\\midrule",
+    ]
+    for place in range(len(columns[0].cells)):
+        cells = [_text_cell(column.cells[place], place in column.best) for column in columns]
+        lines.append(" & ".join(cells) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _with(spread: Sequence[bool], columns: Sequence[Column]) -> list[tuple[Column, bool]]:
+    return list(zip(columns, spread, strict=True))
+
+
+def _text_cell(cell: Cell, is_best: bool) -> str:
+    value, sign, deviation = cell.text.partition(" ± ")
+    shown = f"\\textbf{{{_latex(value)}}}" if is_best else _latex(value)
+    return f"{shown} $\\pm$ {_latex(deviation)}" if sign else shown
+
+
+def _latex(text: str) -> str:
+    return _SPECIAL.sub(lambda found: SPECIAL[found.group()], text)
+
+
+def _number(value: float) -> str:
+    """Twelve digits at most, so that 0.30000000000000004 is 0.3; written out as a browser does."""
+    exact = Decimal(f"{value:.12g}").normalize()
+    if exact and not 1e-6 <= abs(exact) < 1e21:
+        mantissa, _, power = f"{exact:e}".partition("e")
+        return f"{mantissa}e{int(power):+d}"
+    return f"{exact:f}"
+
+
+def _safe(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,15 +1,4 @@
-"""Checkpoints: where a run stood after a round or inside one, kept twice, and checked before it is
-believed.
-
-checkpoints/000010/       after ten rounds; 000010-000003/ after three meetings of the next one, too
-    state.json            which run and round, what the run depends on, and the state's plain part
-    tensors.safetensors   its tensors and arrays
-    SHA256SUMS            of both files; `sha256sum -c SHA256SUMS` checks them, too
-
-The folder gets its name when all three are on the disk, so a checkpoint is whole or not there. The
-records of the rounds so far are in rounds.jsonl, and a checkpoint knows them again: its size does
-not grow with them.
-"""
+"""Checkpoints of a run, verified by checksums."""
 
 from __future__ import annotations
 
@@ -17,24 +6,95 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from stratafl.base import files
+from stratafl.base.files import unreadable
 from stratafl.base.state_dict import State, pack, unpack
-from stratafl.runs import layout
-from stratafl.runs.origins import Origins
-from stratafl.runs.records import Mark, read_marked
-from stratafl.runs.tensors import read_tensors, write_tensors
+from stratafl.runs import format
+from stratafl.runs.provenance import Origins
+from stratafl.runs.round_log import Mark, read_marked
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+CHUNK = 1 << 24
+
+AHEAD = 16
+"""Chunks that may wait to be hashed: they keep what a GPU sent in memory."""
+
+
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    # hashing lets go of the interpreter's lock, so that a second core does it while this one hands
+    # bytes to the disk
+    with ThreadPoolExecutor(1) as beside:
+        waiting: deque[Future[None]] = deque()
+        for part in _parts(tensors):
+            waiting.append(beside.submit(digest.update, part))
+            file.write(part)
+            if len(waiting) > AHEAD:
+                waiting.popleft().result()
+    return digest.hexdigest()
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    # the wider ones first, so that each begins at a multiple of its width
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        view = memoryview(flat.numpy().data)
+        for begin in range(0, len(view), CHUNK):
+            yield view[begin : begin + CHUNK]
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or the complaint."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as problem:
+        raise unreadable(path, f"not a safetensors file ({problem})") from None
+
 
 FORMAT = 3
 """The version of the form of checkpoints. The first held all records themselves, and did not say
 what a run depends on; in the second, a federation's state was a list of levels for each kind of
 thing, where it now is one record per level."""
+
 KEPT = 2
+
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
+
 CHANGED = "its checksums are not those of its files"
+
 _NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
 
 
@@ -65,7 +125,7 @@ class Checkpoints:
     """The checkpoints of one run. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, run: str):
-        self.run_folder, self.folder, self.run = folder, folder / layout.CHECKPOINTS, run
+        self.run_folder, self.folder, self.run = folder, folder / format.CHECKPOINTS, run
         self.kept = sorted(self._present())
         """The places of checkpoints that may be good."""
 
@@ -102,7 +162,7 @@ class Checkpoints:
             "format": FORMAT,
             "run": self.run,
             **place._asdict(),
-            "created": layout.now(),
+            "created": format.now(),
             "records": records._asdict(),
             "inputs": origins._asdict(),
             "state": packed,
@@ -126,7 +186,7 @@ class Checkpoints:
         if sums != _sum(_digest(folder / TENSORS), TENSORS):
             raise files.unreadable(folder, CHANGED)
         mark = described["records"]
-        layout.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
+        format.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
         history = read_marked(self.run_folder, Mark(mark["size"], mark["sha256"]))
         if len(history) != place.round:
             raise files.unreadable(folder, f"its records are not those of {place.round} rounds")
@@ -152,12 +212,12 @@ class Checkpoints:
         if not sums.startswith(mine):
             raise files.unreadable(folder, CHANGED)
         described = files.parse_json(folder / STATE, text)
-        layout.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
+        format.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
         if described["format"] != FORMAT:
             raise files.unreadable(folder, f"format {described['format']}; this version reads {FORMAT}")
-        layout.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
+        format.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
         # not noted before there were checkpoints inside a round
-        layout.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
+        format.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
         its_place = Place(described["round"], described.get("meetings", 0))
         if (described["run"], its_place) != (self.run, place):
             raise files.unreadable(folder, f"it belongs to {its_place} of run {described['run']}")

@@ -13,11 +13,11 @@ from stratafl.config.data import LabelCounts
 from stratafl.config.schema import Config, with_changes
 from stratafl.config.setup import study
 from stratafl.ranks.collectives import Ranks
-from stratafl.runs import layout
-from stratafl.runs.folder import RunFacts, RunFolder
-from stratafl.runs.origins import EXECUTION, EXTENT, STORAGE, extensions
+from stratafl.runs import format
+from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent
 from stratafl.runs.resume import Reopening, Ways, is_done, opened
+from stratafl.runs.writer import RunFacts, RunFolder
 from stratafl.simulation.simulation import Simulation
 
 DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
@@ -40,7 +40,7 @@ class Launch(Recorder):
         """Begin a run in a new folder."""
         ranks = Ranks() if ranks is None else ranks
         with ranks.together():
-            layout.check_name(name)
+            format.check_name(name)
             if ranks.is_first:
                 files.check_writable("--runs", parent)
             made = study(config, ranks)
@@ -49,7 +49,7 @@ class Launch(Recorder):
         folder: RunFolder | NullRunFolder = NullRunFolder()
         with ranks.together():
             if ranks.is_first:
-                id = layout.new_id()
+                id = format.new_id()
                 facts = RunFacts.of(config.as_dict(), made.simulation, made.counts)
                 folder = RunFolder.create(parent / f"{name}-{id}", name, id, facts)
         return Launch(name, config, made.simulation, folder)
@@ -103,5 +103,5 @@ class Launch(Recorder):
         for change in changes:
             if (key := change.partition("=")[0].strip()) not in allowed:
                 raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {listed(allowed)}")
-        described = layout.moved_along(layout.read_description(path), path)
+        described = format.moved_along(format.read_description(path), path)
         return Config.of(with_changes(described["config"], changes))

@@ -29,9 +29,9 @@ from stratafl.base.state_dict import State
 from stratafl.metrics.records import RoundResult
 from stratafl.ranks.failure import GONE
 from stratafl.ranks.launcher import RUN
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.checkpoint import Place
-from stratafl.runs.folder import RunFolder, summary_of
+from stratafl.runs.writer import RunFolder, summary_of
 from stratafl.simulation.simulation import Simulation
 
 Watch = Callable[[RoundResult], None]
@@ -149,15 +149,15 @@ class Recorder:
             yield
         except SystemExit as ending:
             told = InvalidInput("run", self.name, f"something in the model or rule ended the process: {ending}")
-            self._end(layout.FAILED, str(told))
+            self._end(format.FAILED, str(told))
             raise told from ending
         except Interrupted as stopped:
-            self._end(layout.INTERRUPTED, "it was stopped")
+            self._end(format.INTERRUPTED, "it was stopped")
             problem = Interrupted(stopped.number, f"interrupted; {self.go_on}")
             self.ranks.agreed_on = problem if self._stopped_together else None
             raise problem from None
         except BaseException as problem:
-            self._end(layout.FAILED, errors.told(problem))
+            self._end(format.FAILED, errors.told(problem))
             self.ranks.leave_word(errors.told(problem))
             raise
 
@@ -174,7 +174,7 @@ class Recorder:
 
     def _lost(self) -> str:
         """Another rank is gone: say so in the directory, and how to go on."""
-        self._end(layout.FAILED, self.ranks.last_word() or GONE)
+        self._end(format.FAILED, self.ranks.last_word() or GONE)
         return f"; {self.go_on}"
 
     def _end(self, status: str, reason: str) -> None:

@@ -17,12 +17,12 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import State
 from stratafl.config.data import LabelCounts
 from stratafl.ranks.collectives import Ranks
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.folder import RunFacts, RunFolder
-from stratafl.runs.lock import Lock
-from stratafl.runs.origins import Origins, changes, config_digest, extensions, in_short
+from stratafl.runs.format import Lock
+from stratafl.runs.provenance import Origins, changes, config_digest, extensions, in_short
 from stratafl.runs.recorder import NullRunFolder, Say, silent
+from stratafl.runs.writer import RunFacts, RunFolder
 from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
@@ -225,7 +225,7 @@ class Reopening:
 
     def _edited(self) -> list[str]:
         """Whether the config that the run's folder has is the one that was written there."""
-        written = layout.read_description(self.path)
+        written = format.read_description(self.path)
         is_same = written["inputs"]["config"] == config_digest(written["config"])
         return [] if is_same else ["the config was changed"]
 
@@ -242,10 +242,10 @@ def opened(path: Path, ranks: Ranks, check: Callable[[dict[str, Any]], None]) ->
         with ranks.together():
             if ranks.is_first:
                 # first, since it says best what is wrong with a wrong path
-                check(layout.read_description(path))
-                layout.check_plain(path)
+                check(format.read_description(path))
+                format.check_plain(path)
                 lock = Lock(path)
-                described = layout.moved_along(layout.read_description(path), path)
+                described = format.moved_along(format.read_description(path), path)
         yield ranks.first(described), lock
     except BaseException:
         if lock is not None:
@@ -256,8 +256,8 @@ def opened(path: Path, ranks: Ranks, check: Callable[[dict[str, Any]], None]) ->
 def is_done(path: Path) -> bool:
     """Whether nothing is left to do of a run."""
     try:
-        found = files.read_json(path / layout.STATUS)
+        found = files.read_json(path / format.STATUS)
     except InvalidInput:
         # lost with the power, perhaps; a run that was done only does its last rounds again
         return False
-    return isinstance(found, dict) and found.get("status") == layout.DONE
+    return isinstance(found, dict) and found.get("status") == format.DONE

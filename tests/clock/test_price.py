@@ -17,10 +17,10 @@ from stratafl.clock.model.network import Network
 from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
 from stratafl.report.costs.axes import network_axes
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.archive import pack_runs
 from stratafl.runs.launch import Launch
+from stratafl.runs.reader import pack_runs
 
 NETWORK = Network.of(
     {

@@ -17,7 +17,7 @@ from stratafl.deploy.sites.provision import provision
 from stratafl.deploy.sites.site import Site, config_of
 from stratafl.deploy.sites.topology import Topology
 from stratafl.runs.launch import Launch
-from stratafl.runs.read import read_run
+from stratafl.runs.reader import read_run
 from stratafl.runs.sweep.plan import Plan
 from tests.config.conftest import LAZY, ROUNDS, config, data_of
 

@@ -24,12 +24,12 @@ from stratafl.metrics.records import diverged, measured
 from stratafl.paper.reproduce.claims import claims_of
 from stratafl.paper.reproduce.draw import draw
 from stratafl.paper.reproduce.report import describe
-from stratafl.report.compare import settings
-from stratafl.report.curves import curve_of, mean_curve
 from stratafl.report.figures import figures
-from stratafl.report.payload import judged_by, payload
+from stratafl.report.page_data import payload
 from stratafl.report.summary import Cell, columns
 from stratafl.runs import read_run
+from stratafl.runs.curves import curve_of, mean_curve
+from stratafl.runs.groups import judged_by, settings
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import PlannedRun, table
 from tests.objective.evaluated import evaluated

@@ -34,7 +34,7 @@ from stratafl.deploy.sites.site import Site, tree_of
 from stratafl.deploy.sites.state_file import DIGEST, STATE
 from stratafl.federation import federation
 from stratafl.federation.local_parameters import names_at_home
-from stratafl.runs.lock import is_held
+from stratafl.runs.format import is_held
 
 LIMIT = 600
 """Seconds for one run, on a machine that is busy with other things."""

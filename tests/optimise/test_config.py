@@ -14,7 +14,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, leaf_trainer, part_of
 from stratafl.core.optimizer import SGD, Adam, AdamW
-from stratafl.runs.origins import sources
+from stratafl.runs.provenance import sources
 from tests.runs.conftest import Server, contents, server
 
 __all__ = ["server"]

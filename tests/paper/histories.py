@@ -12,7 +12,7 @@ from stratafl.config.schema import Config
 from stratafl.paper.recipes import Case, Options, recipe
 from stratafl.paper.reproduce.measure import Results, measure
 from stratafl.paper.reproduce.stored_runs import StoredRuns
-from stratafl.runs.read import StoredRun
+from stratafl.runs.reader import StoredRun
 
 BEGUN = "2026-01-01T00:00:00+00:00"
 ENVIRONMENT = {"commit": "abc", "gpu": "none", "processor": "some", "torch": "2.0", "changed_since_commit": False}

@@ -19,7 +19,7 @@ from stratafl.paper.reproduce import train as training
 from stratafl.paper.reproduce.judge import OPEN
 from stratafl.paper.reproduce.overview import overview
 from stratafl.paper.reproduce.stored_runs import StoredRuns
-from stratafl.runs import layout, list_runs
+from stratafl.runs import format, list_runs
 from stratafl.runs.sweep import pool
 from tests.commands import command
 from tests.data.test_formats import _cinic
@@ -109,11 +109,11 @@ def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch
 
     watch = late_after_three_rounds
     first, second = training.train(configs, tmp_path / "parts", workers=1, watch=watch, seconds=500.0)
-    assert (first.status, second.status) == (layout.INTERRUPTED, layout.INTERRUPTED)
+    assert (first.status, second.status) == (format.INTERRUPTED, format.INTERRUPTED)
     assert second.path is None and "no time" in second.reason
     (begun,) = list_runs(tmp_path / "parts")
     assert 3 <= begun.round < 15
-    assert {o.status for o in training.train(configs, tmp_path / "parts", workers=1)} == {layout.DONE}
+    assert {o.status for o in training.train(configs, tmp_path / "parts", workers=1)} == {format.DONE}
     assert training.train(configs, tmp_path / "parts") == []
     training.train(configs[:1], tmp_path / "whole", workers=1)
     assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
@@ -124,7 +124,7 @@ def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> No
     (halves,) = quick("fig7a", "mtgc", rounds=2, precision="bf16")
     for config in (case.config, halves.config):
         (outcome,) = training.train([config], tmp_path, workers=1)
-        assert (outcome.status, outcome.was_done) == (layout.DONE, False)
+        assert (outcome.status, outcome.was_done) == (format.DONE, False)
         assert training.missing([config], tmp_path) == []
     assert sorted(run.precision for run in list_runs(tmp_path)) == ["bf16", "fp32"]
     assert training.train([case.config, halves.config], tmp_path) == []

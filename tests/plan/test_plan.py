@@ -27,9 +27,9 @@ from stratafl.plan.question import Question
 from stratafl.plan.space import space_of
 from stratafl.plan.write import as_csv, rows
 from stratafl.report.costs.pricing import price
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.launch import Launch
-from stratafl.runs.read import list_runs, read_run
+from stratafl.runs.reader import list_runs, read_run
 from stratafl.simulation.simulation import Simulation
 from tests.plan.conftest import CONFIG, NETWORKS, Asking, silently
 
@@ -72,7 +72,7 @@ def test_what_was_stopped_could_not_be_among_the_best_any_more(made: Made) -> No
     stopped = [tried for tried in made.search.tried.values() if tried.outcome == "stopped"]
     assert stopped, "these settings should hold one that is"
     for tried in stopped:
-        assert tried.run is not None and tried.run.status == layout.INTERRUPTED and tried.reason == trainer.BEATEN
+        assert tried.run is not None and tried.run.status == format.INTERRUPTED and tried.reason == trainer.BEATEN
         assert len(tried.run.rounds) < tried.run.total
         assert last_round(tried.run, made.question, made.search.bars()) <= len(tried.run.rounds)
 
@@ -171,7 +171,7 @@ def test_a_plan_stops_in_its_time_and_goes_on(
 def test_a_network_may_be_added(made: Made, ask: Asking, folder: Path, tmp_path: Path) -> None:
     first = silently(ask(networks=NETWORKS[:1]), tmp_path)
     both = silently(ask(), tmp_path)
-    kept = {id for id, run in _runs(first) if run.status == layout.DONE}
+    kept = {id for id, run in _runs(first) if run.status == format.DONE}
     assert kept <= {id for id, _ in _runs(both)} and both.is_complete
     for tried in both.search.tried.values():
         assert tried.run is not None
@@ -234,7 +234,7 @@ def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
     monkeypatch.setattr(Simulation, "advance", broken)
     plan = silently(question, tmp_path)
     (tried,) = (each for each in plan.search.tried.values() if each.outcome == "failed")
-    assert "out of memory" in tried.reason and tried.run is not None and tried.run.status == layout.FAILED
+    assert "out of memory" in tried.reason and tried.run is not None and tried.run.status == format.FAILED
     again = silently(question, tmp_path)
     assert again.search.trainer.trained == 0 and without_runs(again) == without_runs(plan)
     too_large = 3

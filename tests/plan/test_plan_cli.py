@@ -10,7 +10,7 @@ import pytest
 
 from stratafl.cli.costs import plan as plan_module
 from stratafl.plan.make import Made
-from stratafl.runs.read import list_runs
+from stratafl.runs.reader import list_runs
 from tests.commands import command
 from tests.plan.conftest import TARGET
 

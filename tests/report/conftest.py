@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.report.gather import gather
 from stratafl.report.page import page as page_of
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
+from stratafl.runs.groups import gather
 from stratafl.runs.launch import Launch
 
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.report.compare import differences, one_of_each, settings, shared
-from stratafl.report.curves import AXES, curve_of, mean_curve
-from stratafl.report.gather import gather
-from stratafl.report.naming import names
-from stratafl.report.payload import payload
-from stratafl.report.trees import STOPS, WIDEST
+from stratafl.report.page_data import STOPS, WIDEST, payload
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.archive import pack_runs
+from stratafl.runs.curves import AXES, curve_of, mean_curve
+from stratafl.runs.groups import differences, gather, names, one_of_each, settings, shared
+from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import PlannedRun, table
 from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
 

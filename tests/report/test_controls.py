@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.compare import settings
-from stratafl.report.export import as_csv, as_latex
-from stratafl.report.gather import gather
-from stratafl.report.payload import judged_by
-from stratafl.report.summary import columns, usual_targets
+from stratafl.report.summary import as_csv, as_latex, columns, usual_targets
+from stratafl.runs.groups import gather, judged_by, settings
 from stratafl.runs.launch import Launch
 from tests.report.conftest import METHODS, ROUNDS, Page, config, edit, write
 

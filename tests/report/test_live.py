@@ -11,9 +11,9 @@ import pytest
 
 from stratafl.clock.price import costs
 from stratafl.metrics.objective import Goal
-from stratafl.report.serve import Live
-from stratafl.runs import list_runs, read
-from stratafl.runs.archive import pack_runs
+from stratafl.report.page import Live
+from stratafl.runs import list_runs, reader
+from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import note_target
 from tests.report.conftest import ROUNDS, edit
 
@@ -24,7 +24,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.read: list[str] = []
         self.priced = 0
-        read_run, priced_on = read.read_run, costs.costs
+        read_run, priced_on = reader.read_run, costs.costs
 
         def reading(path: Path) -> Any:
             self.read.append(path.name)
@@ -34,7 +34,7 @@ class Counted:
             self.priced += 1
             return priced_on(*given)
 
-        monkeypatch.setattr(read, "read_run", reading)
+        monkeypatch.setattr(reader, "read_run", reading)
         monkeypatch.setattr(costs, "costs", pricing)
 
     def since(self) -> tuple[list[str], int]:
@@ -53,8 +53,8 @@ def test_only_what_changed_is_read_and_priced(copied: Path, counted: Counted) ->
     live = Live([copied], ["plato"])
     first = live.read()
     names = sorted(path.name for path in copied.iterdir())
-    read, priced = counted.since()
-    assert (sorted(read), priced) == (names, len(names)) and "seconds on plato" in first["axes"]
+    reader, priced = counted.since()
+    assert (sorted(reader), priced) == (names, len(names)) and "seconds on plato" in first["axes"]
     assert live.read() is first and counted.since() == ([], 0)
     for name in ("run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"):
         path = copied / names[1] / name
@@ -131,7 +131,7 @@ def test_a_process_that_is_gone_shows(copied: Path) -> None:
 
 
 def read_lock(run: Path) -> Any:
-    from stratafl.runs.lock import Lock
+    from stratafl.runs.format import Lock
 
     return Lock(run)
 

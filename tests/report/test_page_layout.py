@@ -12,9 +12,9 @@ import pytest
 
 from stratafl.clock.model.presets import network
 from stratafl.report.costs.axes import network_axes
-from stratafl.report.gather import gather
 from stratafl.report.page import page as page_of
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
+from stratafl.runs.groups import gather
 from tests.report.conftest import SETTINGS, Page, edit
 
 

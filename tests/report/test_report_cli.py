@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from stratafl.base.errors import MissingExtra
-from stratafl.report.compare import settings
 from stratafl.report.figures import TOLD_APART, figures
-from stratafl.report.gather import gather
+from stratafl.runs.groups import gather, settings
 from tests.commands import CONFIG, command
 from tests.report.conftest import METHODS
 

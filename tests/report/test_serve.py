@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.report import serve
-from stratafl.report.gather import gather
+from stratafl.report.page import AT_ONCE, HOST, Handler, Latest, Server
 from stratafl.report.page import page as page_of
-from stratafl.report.payload import payload
-from stratafl.report.serve import HOST, Server
+from stratafl.report.page_data import payload
+from stratafl.runs.groups import gather
 from tests.report.conftest import ROUNDS, Page
 
 
@@ -81,14 +80,14 @@ def test_only_this_machine_can_connect(runs: Path) -> None:
 
 def test_runs_are_not_read_anew_for_each_who_asks(runs: Path) -> None:
     read = []
-    latest = serve.Latest(lambda: {"times": read.append(1) or len(read)})
+    latest = Latest(lambda: {"times": read.append(1) or len(read)})
     assert {latest.get()[0]["times"] for _ in range(50)} == {1}
 
 
 def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve.Handler, "timeout", 1)
+    monkeypatch.setattr(Handler, "timeout", 1)
     with serving(runs) as server, contextlib.ExitStack() as idle:
-        for _ in range(3 * serve.AT_ONCE):
+        for _ in range(3 * AT_ONCE):
             idle.enter_context(socket.create_connection(server.server_address, timeout=5))
         for _ in range(100):
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -97,7 +96,7 @@ def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.Mo
             threading.Event().wait(0.1)
         else:
             pytest.fail("the server did not come back")
-        assert threading.active_count() < serve.AT_ONCE + 10
+        assert threading.active_count() < AT_ONCE + 10
 
 
 def test_the_page_follows_a_run(page: Page, copied: Path) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.compare import settings
-from stratafl.report.export import as_csv, as_latex
-from stratafl.report.payload import judged_by
-from stratafl.report.summary import Cell, Column, columns, usual_targets
+from stratafl.report.summary import Cell, Column, as_csv, as_latex, columns, usual_targets
 from stratafl.runs import StoredRun
+from stratafl.runs.groups import judged_by, settings
 from tests.report.test_compare import stored
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
 from stratafl.metrics.objective import Goal
-from stratafl.report.gather import gather
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
+from stratafl.runs.groups import gather
 from stratafl.runs.sweep import note_target
 from tests.commands import command
 

@@ -21,11 +21,11 @@ from stratafl.core.schedule import Schedule
 from stratafl.report.costs import rounds
 from stratafl.report.costs.axes import network_axes
 from stratafl.report.costs.rounds import Clocked, timelines
-from stratafl.report.gather import gather
 from stratafl.report.page import page as page_of
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
 from stratafl.rules.registry import rules_for
 from stratafl.runs import list_runs
+from stratafl.runs.groups import gather
 from tests.report.conftest import METHODS, ROUNDS, Page
 
 VARIED = Network.of(

@@ -11,8 +11,8 @@ from torch import nn
 from stratafl import simulate
 from stratafl.base.state_dict import pack
 from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.origins import Origins
-from stratafl.runs.records import Records
+from stratafl.runs.provenance import Origins
+from stratafl.runs.round_log import Records
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}

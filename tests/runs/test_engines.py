@@ -13,7 +13,7 @@ from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.recorder import Launched

@@ -19,8 +19,8 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
+from stratafl.runs.format import Lock, is_held
 from stratafl.runs.launch import Launch
-from stratafl.runs.lock import Lock, is_held
 from tests.commands import command
 from tests.runs.conftest import ROOT, Server
 from tests.runs.stopped import CONFIG, names, stopped_after
@@ -301,7 +301,7 @@ def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: P
 
 def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypatch) -> None:
     def at(commit: str) -> None:
-        monkeypatch.setattr("stratafl.runs.folder.environment", lambda: {"commit": commit, "threads": 1})
+        monkeypatch.setattr("stratafl.runs.writer.environment", lambda: {"commit": commit, "threads": 1})
 
     def commits(until: int | None = None) -> list[str]:
         return [each["commit"] for each in read_run(path).environments(until)]
@@ -340,7 +340,7 @@ def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -
 def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
     """Whatever fails while a folder is made, nothing of it is left."""
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("stratafl.runs.layout.new_id", lambda: "same")
+    monkeypatch.setattr("stratafl.runs.format.new_id", lambda: "same")
     first = launch(tmp_path / "runs").path
     with pytest.raises(InvalidInput, match="cannot be written"):
         launch(tmp_path / "runs")

@@ -17,7 +17,7 @@ from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
-from stratafl.runs.origins import Origins
+from stratafl.runs.provenance import Origins
 from tests.runs.stopped import CONFIG, stopped_after
 
 NET = """

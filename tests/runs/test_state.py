@@ -17,8 +17,8 @@ from stratafl import InvalidInput, Rule, average, leaf, mtgc
 from stratafl.base.state_dict import fitted, pack, unpack
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.origins import Origins
-from stratafl.runs.records import Mark
+from stratafl.runs.provenance import Origins
+from stratafl.runs.round_log import Mark
 from tests.runs.states import everything, federation, through_a_file
 
 

@@ -13,7 +13,7 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.validation import check_integer, check_number
 from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
-from stratafl.runs import layout
+from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.plan.choose import Answer, Candidate
@@ -70,7 +70,7 @@ def plan_command(
                                   (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
     question = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
     seconds = None if max_seconds is None else check_number("--max-seconds", max_seconds, above=0)
-    folder = out or Path("plans") / layout.slug(config.stem)
+    folder = out or Path("plans") / format.slug(config.stem)
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
         made = make(

@@ -110,8 +110,8 @@ def _runs(places: Sequence[Path]) -> list[StoredRun]:
 def _priced(
     runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: Pricing
 ) -> list[PricedSetting]:
-    from stratafl.report.compare import settings
     from stratafl.report.costs.pricing import priced
+    from stratafl.runs.groups import settings
 
     found = priced(settings(runs), networks, pricing, targets)
     for line in pricing.problems:

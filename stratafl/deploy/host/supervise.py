@@ -37,7 +37,7 @@ from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.site import Site, stored_config
 from stratafl.deploy.sites.state_file import DAMAGED, STATUS, status
 from stratafl.deploy.sites.watched import WatchedTable
-from stratafl.runs.lock import Lock, is_held
+from stratafl.runs.format import Lock, is_held
 
 PATIENCE = 60.0
 """Seconds a process gets to answer."""

@@ -26,8 +26,8 @@ from stratafl.deploy.sites.address import bound
 from stratafl.deploy.sites.site import HUGE_PAGES, Site, stored_config, tree_of
 from stratafl.deploy.sites.state_file import STATUS, checked, set_aside, status, stored
 from stratafl.deploy.sites.watched import NewLines, WatchedTable
-from stratafl.runs import layout, trackers
-from stratafl.runs.lock import is_held
+from stratafl.runs import format, trackers
+from stratafl.runs.format import is_held
 
 PATIENCE = 30.0
 """Seconds a site gets to stop."""
@@ -156,7 +156,7 @@ class _Seen:
     def __init__(self, folders: dict[str, Path], warn: Callable[[str], None], inform: Callable[[str], None]):
         root = folders["root"]
         self._warn, self._inform = warn, inform
-        self.rounds = NewLines(root / layout.ROUNDS)
+        self.rounds = NewLines(root / format.ROUNDS)
         self.rounds.take()  # those before were said before
         self._statuses = {name: WatchedTable(folder / "state" / STATUS) for name, folder in folders.items()}
         self._news = WatchedTable(root / newsroom.NEWS)
@@ -193,7 +193,7 @@ def reset(names: Sequence[str], out: Path) -> dict[str, Path]:
     for name, folder in folders.items():
         if not status(folder / "state").get("doing") == "damaged" and is_held(folder):
             raise InvalidInput("site", name, "runs: `stratafl deploy down`, or SIGTERM, stops it")
-    made = [name for name in (*layout.FILES, layout.CHECKPOINTS, trackers.FOLDER) if name != layout.LOCK]
+    made = [name for name in (*format.FILES, format.CHECKPOINTS, trackers.FOLDER) if name != format.LOCK]
     # who took part is of the run that was: in one that goes on, those above know it, too
     made.append(newsroom.NEWS)
     return {name: set_aside(folder / "state", *(folder / each for each in made)) for name, folder in folders.items()}
@@ -243,7 +243,7 @@ def stop(folders: Mapping[str, Path]) -> tuple[list[str], list[str]]:
     running = [name for name, folder in folders.items() if _runs(folder)]
     for folder in (folders[name] for name in running if is_held(folders[name])):
         with contextlib.suppress(ValueError, OSError):  # it has just ended, or is another user's
-            os.kill(int((folder / layout.LOCK).read_text()), signal.SIGTERM)
+            os.kill(int((folder / format.LOCK).read_text()), signal.SIGTERM)
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until and any(_runs(folders[name]) for name in running):
         time.sleep(0.1)

@@ -17,7 +17,7 @@ from stratafl.deploy.news.changes import CONNECTING, times
 from stratafl.deploy.news.entries import SKEWED, TRAFFIC, Entry
 from stratafl.deploy.sites.site import Site, stored_config, tree_of
 from stratafl.deploy.sites.state_file import status
-from stratafl.runs.lock import is_held
+from stratafl.runs.format import is_held
 
 FROM_PARENT = ("clock", "waited", "why", "took_part", "out")
 """Fields that only a parent knows."""

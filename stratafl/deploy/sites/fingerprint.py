@@ -19,8 +19,8 @@ from stratafl.config.schema import Config
 from stratafl.deploy.protocol.job import VERSION
 from stratafl.deploy.protocol.messages import PROTOCOL
 from stratafl.deploy.sites.user_files import CODE
-from stratafl.runs import layout
-from stratafl.runs.origins import in_short
+from stratafl.runs import format
+from stratafl.runs.provenance import in_short
 
 LONGEST = 60
 """Characters of a value that is told; of a longer one, as of a file, a digest is."""
@@ -53,7 +53,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 def _texts(config: Config) -> dict[str, str]:
     """Each key of a config, and its value as a short text."""
-    texts = {key: json.dumps(value) for key, value in layout.flat_config(config.as_dict()).items()}
+    texts = {key: json.dumps(value) for key, value in format.flat_config(config.as_dict()).items()}
     return {key: text if len(text) <= LONGEST else _digest(text.encode()) for key, text in texts.items()}
 
 

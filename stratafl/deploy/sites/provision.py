@@ -40,8 +40,8 @@ from stratafl.deploy.sites.site import FORMAT, HUGE_PAGES, TOPOLOGY, Site, slug,
 from stratafl.deploy.sites.topology import PORTS, Topology
 from stratafl.deploy.sites.user_files import UserFiles
 from stratafl.rules.registry import rules_for
-from stratafl.runs import layout
-from stratafl.runs.origins import Origins, changes, in_short
+from stratafl.runs import format
+from stratafl.runs.provenance import Origins, changes, in_short
 from stratafl.simulation.simulation import Simulation
 
 SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -63,7 +63,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
 
 def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, out: Path) -> dict[str, str]:
     """Each site's folder in this one, by its name."""
-    job = layout.new_id()
+    job = format.new_id()
     authority = Authority.new(f"stratafl {job}")
     sites = _sites(topology, made, own_files, largest, job)
     keys = {site.name: EdgeKeys.new() for site in sites if not site.is_root}
@@ -195,7 +195,7 @@ def check_made_from(root: Path, topology: Topology) -> None:
 def _by_present_keys(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     """A stored topology with the keys that this version has: another version's have no meaning
     here, and one that did not have a key went by what is now its default."""
-    layout.check_fields(path, stored, {"config": dict})
+    format.check_fields(path, stored, {"config": dict})
     usual, sections = Topology(path, path, Config()).as_dict(), vars(Config())
     tables = _filled(stored["config"], usual["config"])
     for name, table in tables.items():

@@ -22,8 +22,8 @@ from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import honoured
 from stratafl.metrics.records import RoundResult
-from stratafl.runs import layout
-from stratafl.runs.folder import RunFacts, RunFolder, summary
+from stratafl.runs import format
+from stratafl.runs.writer import RunFacts, RunFolder, summary
 
 
 class RootRun:
@@ -41,7 +41,7 @@ class RootRun:
         engine, better = LoopEngine.name, made.objective.better
         how = engine, engine, precision
         facts = RunFacts(config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload)
-        self._folder = RunFolder.adopt(folder, layout.slug(folder.absolute().parent.name), facts, self.history)
+        self._folder = RunFolder.adopt(folder, format.slug(folder.absolute().parent.name), facts, self.history)
 
     @property
     def last(self) -> RoundResult | None:
@@ -50,7 +50,7 @@ class RootRun:
     def add(self, line: str) -> RoundResult:
         """A round more, on the disk when this returns: the state of the next round will not hold
         it."""
-        record = _record(self._folder.path / layout.ROUNDS, line)
+        record = _record(self._folder.path / format.ROUNDS, line)
         self._folder.add(record, sync=True)
         self.history.append(record)
         return record
@@ -68,7 +68,7 @@ class RootRun:
 
 def read_lines(folder: Path) -> list[str]:
     """The records that are wholly written."""
-    path = folder / layout.ROUNDS
+    path = folder / format.ROUNDS
     return [line.decode(errors="replace") for line in _whole_lines(files.read_bytes(path))] if path.exists() else []
 
 
@@ -76,7 +76,7 @@ def _history(folder: Path, last: str) -> list[RoundResult]:
     """What the record holds of the rounds before the last one, and that."""
     if not last:
         return []
-    path = folder / layout.ROUNDS
+    path = folder / format.ROUNDS
     ending = _record(path, last)
     lines = _whole_lines(files.read_bytes(path)) if path.exists() else []
     # beyond that there is what a state told that is gone, or never was saved

@@ -36,8 +36,8 @@ from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.rules.registry import rules_for
-from stratafl.runs import layout
-from stratafl.runs.origins import Origins
+from stratafl.runs import format
+from stratafl.runs.provenance import Origins
 
 HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 """A variable of the environment that the C library reads when a process starts, and its value.
@@ -151,11 +151,11 @@ def slug(name: str) -> str:
     """A site's name as one of a file; where that does not tell it from every other name, a digest
     of it does."""
     plain = name.replace("_", "__").replace("/", "_")
-    made = layout.slug(plain)
+    made = format.slug(plain)
     if made == plain and "_/" not in name and "/_" not in name:
         return made
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-    return f"{made[: layout.LONGEST - DIGITS - 1]}-{digest}"
+    return f"{made[: format.LONGEST - DIGITS - 1]}-{digest}"
 
 
 def tree_of(config: Config) -> Tree:

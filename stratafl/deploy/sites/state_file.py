@@ -21,8 +21,8 @@ from stratafl.base.errors import InvalidInput
 from stratafl.deploy.notes import boards
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import OtherFormat, decode, encode
-from stratafl.runs import layout
-from stratafl.runs.lock import Lock
+from stratafl.runs import format
+from stratafl.runs.format import Lock
 
 STATE, STATUS, RUN = "state.safetensors", "status.json", "run"
 DIGEST = 32
@@ -132,7 +132,7 @@ def set_aside(folder: Path, *others: Path) -> Path:
         lock = Lock(folder)
     except InvalidInput:
         raise InvalidInput("site", folder.parent, "runs: `stratafl deploy down`, or SIGTERM, stops it") from None
-    aside = folder / f"aside-{layout.new_id()}"
+    aside = folder / f"aside-{format.new_id()}"
     try:
         files.make_folder(aside)
         kept = {path: aside / path.name for path in (folder / STATE, folder / STATUS)}

@@ -21,7 +21,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.tracebacks import is_installed
 from stratafl.config import paths
 from stratafl.config.schema import Config
-from stratafl.runs.origins import sources
+from stratafl.runs.provenance import sources
 
 CODE = "code"
 

@@ -16,7 +16,7 @@ from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config
 from stratafl.core.schedule import Schedule
 from stratafl.engine.ops import COMPUTES
-from stratafl.runs import layout, origins
+from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]
 Form = Literal["rounds", "curves", "communication", "time"]
@@ -144,7 +144,7 @@ def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
 def essence(config: Config | Mapping[str, Any]) -> str:
     """What a run computes, whatever computes it and however far it goes: equal texts mean equal
     histories."""
-    return json.dumps(origins.essence(config, extent=False), sort_keys=True)
+    return json.dumps(provenance.essence(config, extent=False), sort_keys=True)
 
 
 def run_name(config: Config) -> str:
@@ -154,4 +154,4 @@ def run_name(config: Config) -> str:
     parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
              *periods, f"s{config.run.seed}")  # fmt: skip
     digest = hashlib.sha256(essence(config).encode()).hexdigest()[:8]
-    return layout.slug("-".join(map(str, parts)))[: layout.LONGEST - 9] + f"-{digest}"
+    return format.slug("-".join(map(str, parts)))[: format.LONGEST - 9] + f"-{digest}"

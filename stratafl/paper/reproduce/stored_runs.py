@@ -15,8 +15,8 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.metrics.records import diverged, measured
 from stratafl.paper.recipes.base import essence
-from stratafl.runs.origins import changed_files_since
-from stratafl.runs.read import StoredRun, list_runs
+from stratafl.runs.provenance import changed_files_since
+from stratafl.runs.reader import StoredRun, list_runs
 from stratafl.runs.sweep.pool import is_computed_alike
 
 SETTING_UP = 120.0

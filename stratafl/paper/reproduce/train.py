@@ -10,7 +10,7 @@ from pathlib import Path
 from stratafl.config.schema import Config
 from stratafl.paper.recipes.base import Case, essence, run_name, runs_of
 from stratafl.paper.reproduce.stored_runs import StoredRuns
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.sweep import Outcome, run_all
 from stratafl.runs.sweep.pool import Watch
 
@@ -77,4 +77,4 @@ def merged(configs: Iterable[Config]) -> dict[str, Config]:
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The runs that failed."""
-    return [outcome for outcome in outcomes if outcome.status == layout.FAILED]
+    return [outcome for outcome in outcomes if outcome.status == format.FAILED]

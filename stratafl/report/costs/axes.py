@@ -10,8 +10,8 @@ import numpy as np
 
 from stratafl.clock.model.network import Network
 from stratafl.clock.price.costs import PricedRun, Pricing
-from stratafl.report.curves import Points, number
 from stratafl.runs import StoredRun
+from stratafl.runs.curves import Points, plain_number
 
 SECONDS, COST = "seconds on ", "cost on "
 """How the names of such axes begin; the network's name follows. The page knows them, too."""
@@ -59,4 +59,4 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing
 
 def _points(each_R: np.ndarray) -> Points:
     """Up to the end of each round."""
-    return [number(float(value)) for value in np.cumsum(each_R)]
+    return [plain_number(float(value)) for value in np.cumsum(each_R)]

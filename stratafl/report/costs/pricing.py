@@ -17,13 +17,9 @@ from stratafl.clock.model.network import LARGEST, Network
 from stratafl.clock.model.timeline import PARTS, Part
 from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
 from stratafl.clock.price.story import named_networks, resolved
-from stratafl.report.compare import Setting, settings
-from stratafl.report.curves import Curve
-from stratafl.report.gather import gather
-from stratafl.report.measures import Target, targets_of
-from stratafl.report.payload import judged_by
-from stratafl.report.summary import first_round, of_all
 from stratafl.runs import StoredRun
+from stratafl.runs.curves import Curve, Target, first_round, of_all, targets_of
+from stratafl.runs.groups import Setting, gather, judged_by, settings
 
 ALL = "all rounds"
 

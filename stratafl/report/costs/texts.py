@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stratafl.base.statistics import OverSeeds
 from stratafl.clock.model.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, WORK
 from stratafl.report.costs.pricing import Milestone, PricedSetting
-from stratafl.report.measures import ABSENT
+from stratafl.runs.curves import ABSENT
 
 TIME = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
 ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))

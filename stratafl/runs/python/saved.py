@@ -19,13 +19,13 @@ from stratafl.config.data import LabelCounts
 from stratafl.engine.choose import Name, make_engine
 from stratafl.engine.ops import COMPUTES
 from stratafl.metrics.records import RoundResult
-from stratafl.runs import layout
-from stratafl.runs.folder import RunFacts, RunFolder
+from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of
 from stratafl.runs.python.label_counts import label_counts
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
 from stratafl.runs.resume import Reopening, Ways, opened
 from stratafl.runs.trackers import check_trackers, trackers_for
+from stratafl.runs.writer import RunFacts, RunFolder
 from stratafl.simulation.callbacks import tracking
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
@@ -106,7 +106,7 @@ class Saving(NamedTuple):
 
     @property
     def name(self) -> str:
-        return layout.slug(self.path.name)
+        return format.slug(self.path.name)
 
     def say(self, text: str) -> None:
         """One line on the error stream, of the first rank."""
@@ -140,7 +140,7 @@ def saved(
     before = _open_here.get(path.absolute())
     if before is not None:
         before.close()
-    is_there = ranks.first(os.path.lexists(path / layout.RUN))
+    is_there = ranks.first(os.path.lexists(path / format.RUN))
     folder = _gone_on_with(saving, force) if is_there else _new(saving)
     if folder is None:
         return None
@@ -161,7 +161,7 @@ def _new(saving: Saving) -> RunFolder | NullRunFolder:
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput("save", path, "there is something else: a run needs a folder of its own")
             facts = RunFacts.of(saving.config, simulation, saving.counts, saving.objects)
-            folder = RunFolder.create(path, saving.name, layout.new_id(), facts, simulation.history)
+            folder = RunFolder.create(path, saving.name, format.new_id(), facts, simulation.history)
     return folder
 
 

@@ -18,7 +18,7 @@ from stratafl.base.validation import check_integer, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.metrics.objective import Goal, one_goal
-from stratafl.runs import layout
+from stratafl.runs import format
 
 KEYS = ("config", "base", "variants", "grid", "target")
 MOST = 10_000
@@ -55,7 +55,7 @@ class Plan:
 
     @staticmethod
     def load(path: Path) -> Plan:
-        return Plan.of(read_toml(path), layout.slug(path.stem), path.parent)
+        return Plan.of(read_toml(path), format.slug(path.stem), path.parent)
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
@@ -118,11 +118,11 @@ def _entry(
 def run_name(label: str) -> str:
     """A label as part of a folder's name; where that loses something, a few digits tell it from
     others."""
-    plain = layout.slug(label)
+    plain = format.slug(label)
     if plain == label.replace(" ", "-"):
         return plain
     digest = hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()
-    return f"{plain[: layout.LONGEST - 7]}-{digest[:6]}"
+    return f"{plain[: format.LONGEST - 7]}-{digest[:6]}"
 
 
 def _axes(grid: Mapping[str, Any]) -> list[Axis]:

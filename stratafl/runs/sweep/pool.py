@@ -26,10 +26,10 @@ from stratafl.base.signals import Interrupted, Stop
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config, RunConfig
 from stratafl.metrics.objective import Goal
-from stratafl.runs import layout
-from stratafl.runs.lock import Lock
-from stratafl.runs.origins import EXECUTION, changes_since, extensions, in_short, other_settings
-from stratafl.runs.read import StoredRun, scan
+from stratafl.runs import format
+from stratafl.runs.format import Lock
+from stratafl.runs.provenance import EXECUTION, changes_since, extensions, in_short, other_settings
+from stratafl.runs.reader import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
 PATIENCE = 20.0
@@ -159,7 +159,7 @@ def run_all(
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
     for name in configs:
-        layout.check_name(name)
+        format.check_name(name)
     check_writable("--runs", folder)
     make_folder(folder)
     lock = Lock(folder, "is at a sweep in it: let it end, or give another --runs")
@@ -176,7 +176,7 @@ def run_all(
             _Pool(configs, folder, waiting, outcomes, count, watch, keep_stale).run(say, deadline)
     finally:
         lock.release()
-    return [outcomes.get(name, Outcome(name, layout.INTERRUPTED, NO_TIME)) for name in configs]
+    return [outcomes.get(name, Outcome(name, format.INTERRUPTED, NO_TIME)) for name in configs]
 
 
 def default_workers(configs: Mapping[str, Config]) -> int:
@@ -203,10 +203,10 @@ def _sorted_out(
         there, told = _there(found[name], config, keep_stale)
         for line in told:
             say(f"{name}: {line}")
-        if there is not None and there.status == layout.DONE and not extensions(there.config, config.as_dict()):
-            outcomes[name] = Outcome(name, layout.DONE, path=there.path, was_done=True)
-        elif there is not None and there.status == layout.RUNNING:
-            outcomes[name] = Outcome(name, layout.RUNNING, "another process is at it", there.path)
+        if there is not None and there.status == format.DONE and not extensions(there.config, config.as_dict()):
+            outcomes[name] = Outcome(name, format.DONE, path=there.path, was_done=True)
+        elif there is not None and there.status == format.RUNNING:
+            outcomes[name] = Outcome(name, format.RUNNING, "another process is at it", there.path)
         else:
             waiting[name] = None if there is None else there.path
     return outcomes, waiting
@@ -216,13 +216,13 @@ def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple
     """Which of the runs of a name, the newest first, is what its config would compute now, or goes
     on to be; and what the user should know about that."""
     # such as for lack of memory, of which there may be more on another device
-    failed = [run for run in runs if run.status == layout.FAILED and not is_computed_alike(run, config)]
+    failed = [run for run in runs if run.status == format.FAILED and not is_computed_alike(run, config)]
     runs = [run for run in runs if run not in failed]
     changed = {run.id: changes_since(run, config) for run in runs}
     current = [run for run in runs if not changed[run.id]]
-    chosen = next((run for run in current if run.status == layout.DONE), current[0] if current else None)
-    going_on = next((run for run in runs if run.status == layout.RUNNING), None)
-    if chosen is not None and (chosen.status == layout.DONE or going_on is None):
+    chosen = next((run for run in current if run.status == format.DONE), current[0] if current else None)
+    going_on = next((run for run in runs if run.status == format.RUNNING), None)
+    if chosen is not None and (chosen.status == format.DONE or going_on is None):
         return chosen, _other_execution(chosen, config)
     if going_on is not None:
         return going_on, []
@@ -233,7 +233,7 @@ def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple
         return None, ["failed on another device, engine or precision; run again"] if failed else []
     if keep_stale:
         same = [run for run in runs if not other_settings(run.config, config.as_dict())]
-        kept = next((run for run in same if run.status == layout.DONE), same[0] if same else None)
+        kept = next((run for run in same if run.status == format.DONE), same[0] if same else None)
         if kept is not None:
             return kept, [f"{in_short(changed[kept.id])} since; kept all the same"]
     return None, [f"{in_short(changed[runs[0].id])} since; run again"]
@@ -244,7 +244,7 @@ def _goes_further(run: StoredRun, config: Config) -> bool:
     before, now = run.config.get("run", {}), config.as_dict()["run"]
     if any(before.get(key) != now[key] for key in ("stop_at", "stop_when")) or run.round > config.run.rounds:
         return False
-    has_state = run.status != layout.DONE or any((run.path / layout.CHECKPOINTS).glob("*"))
+    has_state = run.status != format.DONE or any((run.path / format.CHECKPOINTS).glob("*"))
     return has_state and changes_since(run, config) == extensions(run.config, config.as_dict())
 
 
@@ -307,7 +307,7 @@ class _Pool:
                 worker.close()
             self.selector.close()
         if asked:
-            done = sum(outcome.status == layout.DONE for outcome in self.outcomes.values())
+            done = sum(outcome.status == format.DONE for outcome in self.outcomes.values())
             raise Interrupted(
                 asked, f"interrupted; {done} of {len(self.configs)} runs are done, and the same command goes on"
             )
@@ -345,7 +345,7 @@ class _Pool:
         self.selector.unregister(worker.said)
         self.workers.remove(worker)
         if worker.name:
-            status = layout.INTERRUPTED if stopping else layout.FAILED
+            status = format.INTERRUPTED if stopping else format.FAILED
             reason = "it was stopped" if stopping else worker.last_words()
             self.outcomes[worker.name] = Outcome(worker.name, status, reason, worker.path)
             self.watch(Event(worker.name, "ended", {"status": status, "reason": reason}))

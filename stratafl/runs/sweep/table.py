@@ -11,7 +11,7 @@ from typing import Any
 from stratafl.base.statistics import over_seeds
 from stratafl.metrics.objective import Goal, default_metric
 from stratafl.metrics.records import measured
-from stratafl.runs.read import StoredRun
+from stratafl.runs.reader import StoredRun
 from stratafl.runs.sweep.plan import PlannedRun
 
 

@@ -21,7 +21,7 @@ from stratafl.base.errors import told
 from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
 from stratafl.metrics.records import RoundResult
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.launch import Launch
 
 
@@ -59,11 +59,11 @@ def work(task: dict[str, Any], answers: Answers) -> None:
             answers.send("said", text=note)
         answers.send("began", path=str(path), rounds=launch.simulation.rounds, done=len(launch.simulation.history))
         launch.run(watch)
-        status, reason = layout.DONE, ""
+        status, reason = format.DONE, ""
     except Interrupted:
-        status, reason = layout.INTERRUPTED, "it was stopped"
+        status, reason = format.INTERRUPTED, "it was stopped"
     except Exception as problem:
-        status, reason = layout.FAILED, told(problem)
+        status, reason = format.FAILED, told(problem)
     answers.send("ended", status=status, reason=reason, path=str(path) if path else None)
 
 

@@ -14,7 +14,7 @@ from stratafl.cli.main import app
 
 HOLD = """
 import pathlib, signal, sys, time
-from stratafl.runs.lock import Lock
+from stratafl.runs.format import Lock
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 lock = Lock(pathlib.Path(sys.argv[1]))

@@ -27,7 +27,7 @@ from stratafl.deploy.host.supervise import Supervisor, Together
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.state_file import DAMAGED, STATE, Durable, status
-from stratafl.runs.lock import Lock, is_held
+from stratafl.runs.format import Lock, is_held
 
 CONFIG = """
 [tree]

@@ -19,7 +19,7 @@ from stratafl.config.schema import Config
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import study_of
 from stratafl.runs import read_run
-from stratafl.runs.lock import is_held
+from stratafl.runs.format import is_held
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300

@@ -32,8 +32,8 @@ from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
 from stratafl.metrics.records import RoundResult
-from stratafl.report.payload import payload
-from stratafl.runs import layout, read_run, records
+from stratafl.report.page_data import payload
+from stratafl.runs import format, read_run, round_log
 from stratafl.runs.launch import Launch
 from stratafl.simulation.callbacks import scalars
 from tests.deploy.trees import MemoryLink
@@ -121,7 +121,7 @@ def lead(folders: dict[str, Path], system: Any = os) -> None:
             vars(files)["os"] = system
 
     link.ask = undisturbed  # type: ignore[method-assign]
-    vars(files)["os"] = vars(records)["os"] = system
+    vars(files)["os"] = vars(round_log)["os"] = system
     process._lead(here, link)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_a_root_killed_at_any_call_to_the_system_leaves_every_round_once(
             assert code == -signal.SIGKILL
             assert Forked(partial(lead, folders), log, tmp_path).wait() == 0
         run = read_run(folders["root"])
-        assert (run.status, run.round, run.total) == (layout.DONE, ROUNDS, ROUNDS), at
+        assert (run.status, run.round, run.total) == (format.DONE, ROUNDS, ROUNDS), at
         assert run.summary is not None and run.summary["absent"] == {} == run.summary["refused"]
         found = load_file(folders["root"] / "model.safetensors")
         assert max(float((found[name] - value).abs().max()) for name, value in wanted.items()) < 1e-6

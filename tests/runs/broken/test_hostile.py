@@ -18,8 +18,8 @@ from stratafl import InvalidInput, Schedule
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
+from stratafl.runs.format import slug
 from stratafl.runs.launch import Launch
-from stratafl.runs.layout import slug
 from stratafl.runs.sweep import Plan
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG, stopped_after

@@ -15,10 +15,10 @@ import pytest
 
 from stratafl.base.errors import printable
 from stratafl.config.schema import Config
-from stratafl.report.gather import gather
-from stratafl.report.payload import payload
+from stratafl.report.page_data import payload
+from stratafl.runs.format import is_held
+from stratafl.runs.groups import gather
 from stratafl.runs.launch import Launch
-from stratafl.runs.lock import is_held
 from tests.commands import command
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG

@@ -15,9 +15,9 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs.format import Lock
 from stratafl.runs.launch import Launch
-from stratafl.runs.lock import Lock
-from stratafl.runs.origins import Origins, changes, changes_since, essence, identity
+from stratafl.runs.provenance import Origins, changes, changes_since, essence, identity
 from stratafl.runs.sweep import run_all
 from tests.commands import command
 

@@ -22,11 +22,11 @@ from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import USUAL, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
-from stratafl.runs import layout
+from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.lock import Lock
-from stratafl.runs.origins import Origins
-from stratafl.runs.records import Records
+from stratafl.runs.format import Lock
+from stratafl.runs.provenance import Origins
+from stratafl.runs.round_log import Records
 from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation
 
@@ -83,10 +83,10 @@ class RunFacts:
     def described(self, path: Path, name: str, id: str, origins: Origins) -> dict[str, Any]:
         """run.json as a run begins in a folder."""
         return {
-            "format": layout.FORMAT,
+            "format": format.FORMAT,
             "name": name,
             "id": id,
-            "created": layout.now(),
+            "created": format.now(),
             "folder": os.path.abspath(path),
             "config": self.config,
             "engine": self.engine,
@@ -109,7 +109,7 @@ class RunFacts:
         return {} if self.workload is None else {"workload": self.workload.as_plain()}
 
     def write_tree(self, folder: Path) -> None:
-        files.write_json(folder / layout.TREE, describe_tree(self.tree, self.counts), indent=None)
+        files.write_json(folder / format.TREE, describe_tree(self.tree, self.counts), indent=None)
 
 
 class RunFolder:
@@ -140,11 +140,11 @@ class RunFolder:
         files.make_folder(path.absolute().parent)
         with files.making(path) as partial:
             lock = Lock(partial)
-            (partial / layout.CHECKPOINTS).mkdir()
+            (partial / format.CHECKPOINTS).mkdir()
             origins = Origins.of(facts.config)
-            files.write_json(partial / layout.RUN, facts.described(path, name, id, origins))
+            files.write_json(partial / format.RUN, facts.described(path, name, id, origins))
             facts.write_tree(partial)
-            _write_status(partial, layout.RUNNING, Place(len(history)), facts.rounds)
+            _write_status(partial, format.RUNNING, Place(len(history)), facts.rounds)
         return RunFolder(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
 
     @staticmethod
@@ -152,13 +152,13 @@ class RunFolder:
         """A folder that is there for another purpose, such as a deployed root's, as that of the run
         that goes on in it; whoever calls is the only one to write there, and knows the history."""
         origins, done = Origins.of(facts.config), Place(len(history))
-        begins = not os.path.lexists(path / layout.RUN)
-        described = facts.described(path, name, facts.job, origins) if begins else layout.read_description(path)
+        begins = not os.path.lexists(path / format.RUN)
+        described = facts.described(path, name, facts.job, origins) if begins else format.read_description(path)
         opened = RunFolder(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
         facts.write_tree(path)
-        opened.end(layout.RUNNING, done)
+        opened.end(format.RUNNING, done)
         # last, since it is what makes a run folder of a folder
-        files.write_json(path / layout.RUN, described if begins else _continued(described, done))
+        files.write_json(path / format.RUN, described if begins else _continued(described, done))
         return opened
 
     @staticmethod
@@ -185,11 +185,11 @@ class RunFolder:
             facts.write_tree(path)
         now = {"config": facts.config, "folder": os.path.abspath(path), "inputs": origins.noted()}
         now |= {"data": facts.counts.fingerprint, **facts.measured}
-        files.write_json(path / layout.RUN, {**_continued(described, place, changed, extended), **now})
+        files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **now})
         opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
-        for name in (layout.SUMMARY, layout.MODEL):
+        for name in (format.SUMMARY, format.MODEL):
             files.remove(path / name)
-        opened.end(layout.RUNNING, place)
+        opened.end(format.RUNNING, place)
         return opened
 
     def add(self, record: RoundResult, *, sync: bool = False) -> None:
@@ -198,7 +198,7 @@ class RunFolder:
         if sync:
             self._records.mark()
         self._diverged = diverged_after(self._diverged, vars(record))
-        _write_status(self.path, layout.RUNNING, Place(record.round), self.rounds, diverged=self._diverged, sync=False)
+        _write_status(self.path, format.RUNNING, Place(record.round), self.rounds, diverged=self._diverged, sync=False)
 
     def checkpoint(self, place: Place, state: State) -> None:
         """Keep where the run stands, unless that is kept already."""
@@ -211,15 +211,15 @@ class RunFolder:
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """The run is done: the root's model and the run in numbers are written."""
-        with files.writing(self.path / layout.MODEL) as file:
+        with files.writing(self.path / format.MODEL) as file:
             # copies, since tied weights share memory and the format has no word for that
             plain = {
                 name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
                 for name, value in tensors.items()
             }
             file.write(save(plain))
-        files.write_json(self.path / layout.SUMMARY, numbers)
-        self.end(layout.DONE, Place(numbers["rounds"]))
+        files.write_json(self.path / format.SUMMARY, numbers)
+        self.end(format.DONE, Place(numbers["rounds"]))
 
     def end(self, status: str, place: Place, reason: str = "") -> None:
         """Note how the run stands from now on, and why where that is not to be expected."""
@@ -236,8 +236,8 @@ def _continued(
 ) -> dict[str, Any]:
     """run.json of a run that goes on from there."""
     # of rounds that are dropped, where they were computed is of no interest either
-    before = [each for each in layout.continuations(described) if Place(each["after"], each.get("meetings", 0)) < place]
-    here: dict[str, Any] = {"after": place.round, "time": layout.now(), "environment": environment()}
+    before = [each for each in format.continuations(described) if Place(each["after"], each.get("meetings", 0)) < place]
+    here: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
     here |= {"meetings": place.meetings} if place.meetings else {}
     here |= {"changed": list(changed)} if changed else {}
     here |= {"extended": list(extended)} if extended else {}
@@ -262,9 +262,9 @@ def _write_status(
         "rounds": rounds,
         "diverged": diverged,
         "pid": os.getpid(),
-        "updated": layout.now(),
+        "updated": format.now(),
     }
-    files.write_json(folder / layout.STATUS, found, sync=sync)
+    files.write_json(folder / format.STATUS, found, sync=sync)
 
 
 def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def summary(
         "final": last,
         "diverged": diverged(records),
         "seconds": sum(record.seconds for record in history),
-        **layout.left_out(records),
+        **format.left_out(records),
         "bytes_per_client": bytes_per_client,
         "communication": [{"level": level, **total} for level, total in totals.items()],
     }

@@ -23,10 +23,10 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.tracebacks import is_installed
 from stratafl.config.paths import HUB, SUFFIXES, renamed
 from stratafl.config.schema import Config
-from stratafl.runs import layout
+from stratafl.runs import format
 
 if TYPE_CHECKING:
-    from stratafl.runs.read import StoredRun
+    from stratafl.runs.reader import StoredRun
 
 Table = Mapping[str, Any]
 EXECUTION = ("device", "engine", "precision")
@@ -69,10 +69,10 @@ class Origins(NamedTuple):
     @staticmethod
     def read(path: Path, stored: object) -> Origins:
         """Read origins from a file, or complain."""
-        layout.check_fields(path, stored, {"config": dict, "files": dict})
+        format.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
-        layout.check_depth(path, stored)
-        layout.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
+        format.check_depth(path, stored)
+        format.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
         return Origins(stored["config"], stored["files"])
 
     def noted(self) -> dict[str, Any]:
@@ -183,14 +183,14 @@ def _essence(tables: Table, extent: bool) -> dict[str, Any]:
 
 def _differences(was: Table, is_: Table) -> list[str]:
     """Keys whose values differ, one line each."""
-    before, now = layout.flat_config(was), layout.flat_config(is_)
+    before, now = format.flat_config(was), format.flat_config(is_)
     keys = [key for key in sorted({*before, *now}) if json.dumps(before.get(key)) != json.dumps(now.get(key))]
     return [f"{printable(key)} was {_short(before.get(key))} and is {_short(now.get(key))}" for key in keys]
 
 
 def _changed_on_the_way(run: StoredRun) -> list[str]:
     """What was changed when a run went on all the same: its rounds are not those of one config."""
-    return [f"on the way {text}" for each in run.continued for text in layout.texts(each.get("changed"))]
+    return [f"on the way {text}" for each in run.continued for text in format.texts(each.get("changed"))]
 
 
 def _changed_files(before: Origins, config: Table) -> list[str]:

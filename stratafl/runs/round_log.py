@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from stratafl.base import files
 from stratafl.metrics.records import RoundResult
-from stratafl.runs import layout
+from stratafl.runs import format
 
 
 class Mark(NamedTuple):
@@ -28,7 +28,7 @@ class Records:
 
     def __init__(self, folder: Path, history: Iterable[RoundResult] = ()):
         """Begin with these; whatever else is there is dropped."""
-        self.path = folder / layout.ROUNDS
+        self.path = folder / format.ROUNDS
         text = b"".join(_line(record) for record in history)
         with files.writing(self.path) as file:
             file.write(text)
@@ -55,7 +55,7 @@ class Records:
 
 def read_marked(folder: Path, mark: Mark) -> list[dict[str, Any]]:
     """The records that were marked, or the complaint where they are not what they were."""
-    path = folder / layout.ROUNDS
+    path = folder / format.ROUNDS
     text = files.read_bytes(path)[: mark.size]
     if (len(text), hashlib.sha256(text).hexdigest()) != mark:
         raise files.unreadable(path, "its lines are no longer those that the checkpoint was written after")

@@ -1,23 +1,29 @@
-"""Stored runs, read: one, or all in a folder."""
+"""Stored runs, read from folders and archives."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
-from collections.abc import Callable, Iterator
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base import files
+from stratafl.base.errors import InvalidInput, first_line
 from stratafl.base.files import read_bytes, read_json, unreadable
 from stratafl.metrics.records import diverged
-from stratafl.runs import layout
-from stratafl.runs.lock import is_held
+from stratafl.runs import format
+from stratafl.runs.format import is_held
 
 DEEPEST = 3
 """Folders in each other that are looked into for runs."""
-READ = (layout.RUN, layout.STATUS, layout.ROUNDS, layout.TREE, layout.SUMMARY)
+
+READ = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
 """Files that `read_run` reads."""
 
 
@@ -88,7 +94,7 @@ class StoredRun:
     def left_out(self) -> dict[str, dict[str, int]]:
         """How often each node was left out of a meeting, by why: refused, too_large; of a deployed
         run absent, too, and late where its parents wait by time."""
-        return layout.left_out(self.rounds)
+        return format.left_out(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
         """The environments that its records, or those up to a round, were computed in: the first it
@@ -108,23 +114,23 @@ class StoredRun:
 def read_run(path: Path | str) -> StoredRun:
     """The run in a directory; a complaint that names the file where something in it is broken."""
     folder = Path(path)
-    described = layout.moved_along(layout.read_description(folder), folder)
-    status_path, tree_path, summary_path = (folder / name for name in (layout.STATUS, layout.TREE, layout.SUMMARY))
+    described = format.moved_along(format.read_description(folder), folder)
+    status_path, tree_path, summary_path = (folder / name for name in (format.STATUS, format.TREE, format.SUMMARY))
     status = read_json(status_path)
-    layout.check_fields(
+    format.check_fields(
         status_path, status, {"status": str, "reason": str, "round": int, "rounds": int, "updated": str}
     )
-    if status["status"] not in layout.STATUSES:
+    if status["status"] not in format.STATUSES:
         raise unreadable(status_path, "unknown status")
-    layout.check_time(status_path, "updated", status["updated"])
+    format.check_time(status_path, "updated", status["updated"])
     tree = read_json(tree_path)
-    layout.check_fields(tree_path, tree, {"classes": list, "levels": list})
+    format.check_fields(tree_path, tree, {"classes": list, "levels": list})
     summary = read_json(summary_path) if summary_path.exists() else None
     if summary is not None:
-        layout.check_fields(summary_path, summary, {"rounds": int, "final": dict, "seconds": (int, float)})
+        format.check_fields(summary_path, summary, {"rounds": int, "final": dict, "seconds": (int, float)})
     state, reason = status["status"], status["reason"]
-    if state == layout.RUNNING and not is_held(folder):
-        state, reason = layout.INTERRUPTED, "its process has ended"
+    if state == format.RUNNING and not is_held(folder):
+        state, reason = format.INTERRUPTED, "its process has ended"
     rounds = read_rounds(folder)
     return StoredRun(
         path=folder,
@@ -144,9 +150,9 @@ def read_run(path: Path | str) -> StoredRun:
         rounds=rounds,
         tree=tree,
         summary=summary,
-        continued=layout.continuations(described),
-        notes=tuple(layout.texts(described.get("notes"))),
-        better=layout.directions(described),
+        continued=format.continuations(described),
+        notes=tuple(format.texts(described.get("notes"))),
+        better=format.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
         workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
         files=described["inputs"]["files"] if "inputs" in described else None,
@@ -198,7 +204,7 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
     """The records so far; a last line that is still being written, or never was to its end, is left
     out."""
-    path = folder / layout.ROUNDS
+    path = folder / format.ROUNDS
     if not path.exists() and not path.is_symlink():
         return []
     complete, _, _ = read_bytes(path).rpartition(b"\n")
@@ -236,7 +242,7 @@ def _is_record(found: Any, round: int) -> bool:
 
 def _is_number(value: object) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) <= layout.LARGEST
+        return abs(value) <= format.LARGEST
     return isinstance(value, float)
 
 
@@ -277,10 +283,62 @@ def _folders(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """Run folders in a folder; of those in a project, runs/SWEEP/RUN are the deepest."""
     # os.path's questions are answered also where something may not be looked at
     for path in [path for path in folder.iterdir() if os.path.isdir(path) and not path.name.startswith(".")]:
-        if os.path.lexists(path / layout.RUN):
+        if os.path.lexists(path / format.RUN):
             yield path
         elif depth > 1:
             try:
                 yield from _folders(path, depth - 1)
             except OSError:
                 yield path  # whoever reads it will be told
+
+
+CARRIED = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
+"""Models and checkpoints stay: they are a thousand times larger."""
+
+ENDINGS = (".tar.gz", ".tgz")
+
+
+def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
+    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes. Same runs,
+    same bytes.
+
+    A run that is not done begins again when it goes on elsewhere, as its checkpoints are not
+    carried.
+    """
+    if not path.name.endswith(ENDINGS) or path.is_dir():
+        raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
+    files.make_folder(path.absolute().parent)
+    with (
+        files.writing(path) as out,
+        gzip.GzipFile("", "wb", fileobj=out, mtime=0) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w") as archive,
+    ):
+        for run in sorted(runs, key=lambda run: run.path):
+            for name in CARRIED:
+                if (run.path / name).is_file() and not (run.path / name).is_symlink():
+                    archive.add(run.path / name, str((run.path / name).relative_to(folder)), filter=_plain)
+    return path.stat().st_size
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """A folder with the runs of an archive, for as long as they are read."""
+    with tempfile.TemporaryDirectory(prefix="stratafl-runs-") as folder:
+        try:
+            with tarfile.open(path, "r:gz") as archive:
+                for entry in archive:
+                    # nothing but the files of runs, wherever their names point to
+                    if entry.isfile() and PurePosixPath(entry.name).name in CARRIED:
+                        archive.extract(entry, folder, filter="data")
+        except (OSError, EOFError, tarfile.TarError) as problem:
+            raise InvalidInput("archive", path, f"cannot be read: {first_line(problem)}") from None
+        yield Path(folder)
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A file in an archive without whose it was and when it was written, which a run's own records
+    say better."""
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o644
+    return entry

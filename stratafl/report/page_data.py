@@ -1,25 +1,178 @@
-"""Everything the page shows, as plain data."""
+"""Everything the report's page shows, as plain data."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import InvalidInput, listed
 from stratafl.metrics.objective import Goal, GoalLike
-from stratafl.report import compare
-from stratafl.report.compare import Setting
 from stratafl.report.costs.axes import NetworkAxes
 from stratafl.report.costs.rounds import Clocked, timelines
-from stratafl.report.curves import AXES, Curve, Points, is_metric
-from stratafl.report.measures import Measure, Target, chief, measures, targets_of
-from stratafl.report.notes import notes
 from stratafl.report.summary import fixed_columns, usual_targets
-from stratafl.report.trees import MOST, node_values, trees
-from stratafl.runs import StoredRun
+from stratafl.runs import StoredRun, format, groups
+from stratafl.runs.curves import AXES, Curve, Measure, Points, Target, is_metric, levels_of, plain_number, targets_of
+from stratafl.runs.groups import Setting, judged_by
 from stratafl.runs.sweep.plan import noted_target
+
+
+def notes(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
+    """Whether something went wrong with it, and what there is to say."""
+    bad = []
+    if curve.diverged is not None:
+        bad.append(f"diverged at round {curve.diverged}: from there on its test loss is not finite")
+    if run.status in (format.FAILED, format.INTERRUPTED):
+        why = f": {run.reason}" if run.reason else ""
+        bad.append(f"{run.status} after {run.round} of {run.total} rounds{why}")
+    told = bad + _left_out(run)
+    # a run that has noted these itself says it better
+    noted = {note.partition(" ")[0] for note in run.notes}
+    found = {"engine": _engine(run), "precision": _precision(run)}
+    told += [line for word, line in found.items() if line and word not in noted]
+    told += run.notes
+    for each in run.continued:
+        changed = each.get("changed")
+        told += [f"went on after round {each['after']} with {listed(format.texts(changed))}"] if changed else []
+    return bool(bad), told
+
+
+def _left_out(run: StoredRun) -> list[str]:
+    """Who was refused, and in which rounds, and who was absent: a line for each."""
+    lines = []
+    for why in ("refused", "absent"):
+        rounds: dict[str, list[int]] = {}
+        for record in run.rounds:
+            for name in dict.fromkeys(format.nodes_in(record, why)):
+                rounds.setdefault(name, []).append(record["round"])
+        told = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
+        lines += [f"{why}: {listed(told)}"] if told else []
+    return lines
+
+
+def _engine(run: StoredRun) -> str:
+    """Why it was trained in another way than was asked for."""
+    asked = _asked(run, "engine")
+    _, because, reason = run.how.partition(": ")
+    if because and asked != run.engine:
+        return f"trained by the {run.engine} engine: {reason}"
+    is_other = asked not in ("", "auto", run.engine)
+    return f"engine {asked} was asked for, and {run.engine} trained it" if is_other else ""
+
+
+def _precision(run: StoredRun) -> str:
+    asked = _asked(run, "precision")
+    if not asked or not run.precision or asked == run.precision:
+        return ""
+    return f"precision {asked} was asked for, and it was computed in {run.precision}"
+
+
+def _asked(run: StoredRun, key: str) -> str:
+    table = run.config.get("run")
+    value = table.get(key) if isinstance(table, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _rounds_text(numbers: Sequence[int]) -> str:
+    """Which rounds, as in "rounds 1-3, 7"."""
+    spans: list[list[int]] = []
+    for round in numbers:
+        if spans and spans[-1][-1] == round - 1:
+            spans[-1].append(round)
+        else:
+            spans.append([round])
+    texts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    return f"round{'' if len(numbers) == 1 else 's'} {listed(texts)}"
+
+
+WIDEST = 2000
+"""Nodes of a level that a picture of the tree can tell apart; a larger level is left out."""
+
+STOPS = 100
+"""Rounds of a run that the slider over its nodes stops at."""
+
+MOST = 400_000
+"""Values of nodes that a page holds; where there are more, the slider has fewer stops."""
+
+
+def trees(runs: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """Each tree and split once, with the names of the runs that have it; and whose is which."""
+    found: dict[str, dict[str, Any]] = {}
+    where: list[int | None] = []
+    for run, name in zip(runs, names, strict=True):
+        tree = tree_of(run.tree)
+        if tree is None:
+            where.append(None)
+            continue
+        key = json.dumps(tree)
+        found.setdefault(key, {**tree, "runs": []})["runs"].append(name)
+        where.append(list(found).index(key))
+    return list(found.values()), where
+
+
+def node_values(run: StoredRun, tree: dict[str, Any], room: int) -> dict[str, Any] | None:
+    """The metrics of single nodes, by name and level: a list of the level's nodes for each of the
+    rounds the slider stops at. None where no node was evaluated."""
+    levels = levels_of({"levels": tree["levels"]})
+    records = [record for record in run.rounds if isinstance(record.get("nodes"), dict) and record["nodes"]]
+    metrics = list(dict.fromkeys(name for record in records for node in record["nodes"].values() for name in node))
+    nodes = sum(len(level["names"]) for level in tree["levels"])
+    stops = min(STOPS, max(2, room // max(1, nodes * len(metrics))))
+    kept = _spread(records, stops)
+    values: dict[str, dict[str, list[list[float | None]]]] = {}
+    for name in metrics:
+        for level, each in enumerate(tree["levels"]):
+            if any(levels.get(node) == level for record in kept for node in record["nodes"]):
+                rows = [[_short(record["nodes"].get(node, {}).get(name)) for node in each["names"]] for record in kept]
+                values.setdefault(name, {})[str(level)] = rows
+    return {"rounds": [record["round"] for record in kept], "values": values} if values else None
+
+
+def _spread(records: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most so many of the numbers, evenly spread, with the first and the last."""
+    if len(records) <= most:
+        return list(records)
+    return [records[round(place * (len(records) - 1) / (most - 1))] for place in range(most)]
+
+
+def _short(value: object) -> float | None:
+    found = plain_number(value)
+    return None if found is None else float(f"{found:.4g}")
+
+
+def tree_of(stored: dict[str, Any]) -> dict[str, Any] | None:
+    """Names, parents, sizes and label counts per level, down to the last level that can be
+    drawn."""
+    try:
+        levels: list[dict[str, list[Any]]] = [
+            {
+                "names": [str(name) for name in level["names"]],
+                "parents": [int(parent) for parent in level["parents"]],
+                "samples": [int(count) for count in level["samples"]],
+                "weights": [plain_number(weight) for weight in level["weights"]],
+                "labels": [[int(count) for count in counts] for counts in level["labels"]],
+            }
+            for level in stored["levels"]
+            if len(level["names"]) <= WIDEST
+        ]
+        sound = all(
+            len(level["names"]) == len(level["samples"]) == len(level["labels"]) == len(level["weights"])
+            for level in levels
+        ) and all(
+            len(below["parents"]) == len(below["names"])
+            and all(0 <= parent < len(above["names"]) for parent in below["parents"])
+            for above, below in itertools.pairwise(levels)
+        )
+        classes = [str(name) for name in stored["classes"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    if not sound or not levels or len(levels[0]["names"]) != 1:
+        return None
+    left_out = [len(level["names"]) for level in stored["levels"][len(levels) :]]
+    return {"classes": classes, "levels": levels, "left_out": left_out}
+
 
 QUANTITIES = {
     "drift": ("drift", "norm of parameters"),
@@ -32,6 +185,7 @@ QUANTITIES = {
     "absent": ("absent", "nodes a round"),
 }
 """Diagnostics in the order in which they are offered, how they read, and their units."""
+
 COARSE = 5
 """Significant digits of what no target is held against."""
 
@@ -47,8 +201,8 @@ def payload(
     runs are part of unless given, and fitting ones of metrics that these do not name. metric: the
     targets', or else the default one, unless given. further: axes of networks."""
     further = further or NetworkAxes()
-    runs, repeated = compare.one_of_each(runs)
-    found = compare.settings(runs, further.points)
+    runs, repeated = groups.one_of_each(runs)
+    found = groups.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
     chosen = _targets(runs, targets, metrics, judged)
     if metric is None and chosen:
@@ -76,8 +230,8 @@ def payload(
         "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
         "settings": [_setting(setting, [next(shown) for _ in setting.runs]) for setting in found],
         "summary": {"before": [each.as_dict for each in before], "after": [each.as_dict for each in after]},
-        "differences": compare.differences(found),
-        "shared": compare.shared(found),
+        "differences": groups.differences(found),
+        "shared": groups.shared(found),
         "environments": _environments(runs),
         "trees": drawn,
         "timelines": timelines(_clocked(found, further)),
@@ -104,13 +258,6 @@ def _targets(
     noted = [goal for folder in dict.fromkeys(run.path.parent for run in runs) if (goal := noted_target(folder))]
     chosen = targets_of([goal for goal in noted if goal.metric in known], metrics, judged, "--target")
     return [target for target in dict.fromkeys(chosen) if target.is_usual]
-
-
-def judged_by(found: Sequence[Setting], name: str | None = None) -> tuple[list[Measure], Measure | None]:
-    """All metrics of these settings, and the one they are compared by."""
-    curves = [curve for setting in found for curve in setting.curves]
-    metrics = measures([run for setting in found for run in setting.runs], curves)
-    return metrics, next((each for each in metrics if each.name == name), None) if name else chief(metrics)
 
 
 def run_names(setting: Setting) -> list[str]:
