@@ -13,14 +13,13 @@ import numpy as np
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import place
-from stratafl.clock.model.presets import network
-from stratafl.clock.model.replay import Story
-from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.price.costs import costs
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
+from stratafl.cost.costs import costs
+from stratafl.network.instance import place
+from stratafl.network.messages import message_sizes
+from stratafl.network.replay import Story
+from stratafl.network.specification import Network, network
 from stratafl.rules.registry import rules_for
 
 ROUNDS, PARAMETERS, FLOPS = 1000, 800_000, 9e7

@@ -52,21 +52,21 @@ from benchmarks.link import Hosts, Line
 from benchmarks.small_tree import small_tree
 from stratafl.base.environment import environment
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import place
-from stratafl.clock.model.replay import Story, leaf_steps
-from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.price.costs import costs
 from stratafl.config.schema import Config
 from stratafl.config.setup import root_of, rules_of, schedule_of
 from stratafl.core.client_training import Work
 from stratafl.core.rows import Spread
+from stratafl.cost.costs import costs
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import HUGE_PAGES
 from stratafl.deploy.sites.state_file import status
+from stratafl.network.instance import place
+from stratafl.network.messages import message_sizes
+from stratafl.network.replay import Story, leaf_steps
+from stratafl.network.specification import Network
 from stratafl.rules.registry import rules_for
 
 PERIODS = {"2x2": (2, 20), "2x2x2": (1, 1, 20)}

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.clock.model.presets import network
-from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import TIME, Unit
 from stratafl.metrics.records import measured
+from stratafl.network.specification import network
 from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.base import Case, essence
 from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS
-from stratafl.report.costs.texts import TIME, Unit
 from stratafl.runs import StoredRun, list_runs
 from stratafl.runs.reader import unpacked
 

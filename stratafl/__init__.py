@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from stratafl.core.participation import Draw
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import Schedule
+    from stratafl.cost.pricing import price
     from stratafl.metrics.records import RoundResult
-    from stratafl.report.costs.pricing import price
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.python.simulate import simulate
@@ -56,8 +56,8 @@ _ROOMS = {
         "average",
     ),
     "core.schedule": ("Schedule",),
+    "cost.pricing": ("price",),
     "metrics.records": ("RoundResult",),
-    "report.costs.pricing": ("price",),
     "rules": (
         "adam",
         "feddyn",

@@ -56,14 +56,14 @@ LAYERS = (
     "core",
     "federation",
     "metrics",
-    "clock.model",
+    "network",
     "rules",
     "engine",
     "ranks",
     "simulation",
     "config",
     "runs",
-    "clock.price",
+    "cost",
     "deploy.protocol",
     "deploy.notes",
     "deploy.sites",
@@ -78,7 +78,7 @@ LAYERS = (
     "cli",
 )
 """Lowest first: what is above in the house imports what is below, and nothing else."""
-GATHERED = ("stratafl", "stratafl.__main__", "stratafl.clock", "stratafl.deploy")
+GATHERED = ("stratafl", "stratafl.__main__", "stratafl.deploy")
 """What is no room itself: the package's face, its command, and what is around rooms of several
 layers."""
 

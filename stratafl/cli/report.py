@@ -54,8 +54,8 @@ def report_command(
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
     from stratafl.base.plotting import pyplot
-    from stratafl.clock.price.story import named_networks, resolved
-    from stratafl.report.costs.axes import network_axes
+    from stratafl.cost.pricing import network_axes
+    from stratafl.cost.workload import named_networks, resolved
     from stratafl.report.figures import figures
     from stratafl.report.page import page
     from stratafl.report.page_data import payload

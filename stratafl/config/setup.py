@@ -22,7 +22,6 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import load_module, own_code
 from stratafl.base.validation import check_integer
-from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
 from stratafl.config.schema import Config
@@ -40,6 +39,7 @@ from stratafl.federation.local_parameters import Home, LeafTrainer, names_at_hom
 from stratafl.metrics.evaluation import metrics
 from stratafl.metrics.metrics import metrics_of
 from stratafl.metrics.objective import Objective
+from stratafl.network.messages import Workload
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation

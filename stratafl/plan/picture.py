@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.plan.choose import Answer, Candidate
 from stratafl.plan.make import Made
 from stratafl.plan.priced import Tried, spent_R
-from stratafl.report.costs.texts import BYTES, ENERGY, TIME, Unit
 
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
 ACROSS = 3

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from stratafl.clock.price.costs import Costs, PricedRun, Total
+from stratafl.cost.costs import Costs, PricedRun, Total
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import measured
 from stratafl.plan.question import Cost, Question

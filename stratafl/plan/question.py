@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, unreadable
 from stratafl.base.validation import check_choice, check_number, repeated
-from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
+from stratafl.network.specification import Network
 from stratafl.plan.space import Space
 from stratafl.runs.format import slug
 from stratafl.runs.provenance import essence

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.clock.model.presets import NetworkLike
-from stratafl.clock.price.costs import Pricing
-from stratafl.clock.price.story import named_networks, resolved
+from stratafl.cost.costs import Pricing
+from stratafl.cost.pricing import NetworkAxes, network_axes
+from stratafl.cost.workload import named_networks, resolved
 from stratafl.metrics.objective import GoalLike
-from stratafl.report.costs.axes import NetworkAxes, network_axes
+from stratafl.network.specification import NetworkLike
 from stratafl.report.page_data import payload
 from stratafl.runs import StoredRun
 from stratafl.runs.groups import Gatherer

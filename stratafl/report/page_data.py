@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, listed
+from stratafl.cost.pricing import NetworkAxes
+from stratafl.cost.round_chart import Clocked, timelines
 from stratafl.metrics.objective import Goal, GoalLike
-from stratafl.report.costs.axes import NetworkAxes
-from stratafl.report.costs.rounds import Clocked, timelines
 from stratafl.report.summary import fixed_columns, usual_targets
 from stratafl.runs import StoredRun, format, groups
 from stratafl.runs.curves import AXES, Curve, Measure, Points, Target, is_metric, levels_of, plain_number, targets_of

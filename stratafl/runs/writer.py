@@ -18,10 +18,10 @@ from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.state_dict import State
 from stratafl.base.topology import Tree
-from stratafl.clock.model.workload import Workload
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import USUAL, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
+from stratafl.network.messages import Workload
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.format import Lock

@@ -14,8 +14,6 @@ from stratafl.base.device import check_device
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, check_integer, plain
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.waiting import Policy
 from stratafl.core import client_update
 from stratafl.core.client_update import Leaf
 from stratafl.core.participation import Participation, check_participation
@@ -31,6 +29,8 @@ from stratafl.engine.choose import Name
 from stratafl.engine.ops import COMPUTES, Compute
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.objective import stopping
+from stratafl.network.specification import Network
+from stratafl.network.waiting import Policy
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import rules_for
 from stratafl.simulation.evaluate import own_test

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from stratafl.base.topology import Shape, Tree
-from stratafl.clock.model.presets import NetworkLike
-from stratafl.clock.model.waiting import Wait
 from stratafl.core.client_training import Augment
 from stratafl.core.client_update import Leaf
 from stratafl.core.losses import LossLike
@@ -29,6 +27,8 @@ from stratafl.data.dataset import Given
 from stratafl.data.partition.partition import Partition
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
+from stratafl.network.specification import NetworkLike
+from stratafl.network.waiting import Wait
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 

@@ -18,9 +18,6 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import as_before
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import own_code
-from stratafl.clock.model.replay import Story
-from stratafl.clock.model.run_clock import RunClock
-from stratafl.clock.model.workload import Workload
 from stratafl.core import client_update, flat_module, schedule
 from stratafl.core.client_training import Augment, Engine, Training
 from stratafl.core.client_update import try_leaf
@@ -42,6 +39,9 @@ from stratafl.metrics.communication import Traffic
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import metrics_of
 from stratafl.metrics.objective import Objective
+from stratafl.network.messages import Workload
+from stratafl.network.replay import Story
+from stratafl.network.virtual_clock import RunClock
 from stratafl.ranks.assignment import deal, leaf_work
 from stratafl.ranks.subtree import Branch
 from stratafl.rules.checks import try_rules

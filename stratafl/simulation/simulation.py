@@ -18,8 +18,6 @@ from stratafl.base.state_dict import State
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import own_code
 from stratafl.base.validation import check_integer, check_number
-from stratafl.clock.model.run_clock import RunClock
-from stratafl.clock.model.workload import Workload
 from stratafl.core.channel import MODEL
 from stratafl.core.client_training import Engine
 from stratafl.core.client_update import Leaf, wants_path
@@ -34,6 +32,8 @@ from stratafl.metrics.drift import Drift
 from stratafl.metrics.evaluation import Tally
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import BEGINNING, PartialRound, RoundResult, Stretch, hopeless, record
+from stratafl.network.messages import Workload
+from stratafl.network.virtual_clock import RunClock
 from stratafl.ranks.collectives import Ranks
 from stratafl.ranks.state import check_whole, state_part, whole_state
 from stratafl.simulation.callbacks import Tracker, tracking

@@ -7,15 +7,14 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import place
-from stratafl.clock.model.presets import network
-from stratafl.clock.model.replay import Story
-from stratafl.clock.model.run_clock import RunClock
-from stratafl.clock.model.waiting import Policy, check_wait
 from stratafl.core.client_update import Leaf, wants_path
 from stratafl.core.rule import Rule
 from stratafl.federation.state import bears_late_work
+from stratafl.network.instance import place
+from stratafl.network.replay import Story
+from stratafl.network.specification import Network, network
+from stratafl.network.virtual_clock import RunClock
+from stratafl.network.waiting import Policy, check_wait
 from stratafl.simulation.groups import Method
 
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from stratafl.base.rng import as_before
-from stratafl.clock.model.replay import leaf_steps
-from stratafl.clock.model.sizes import MessageSizes, message_sizes, scaled_sizes
-from stratafl.clock.model.workload import Workload, training_flops
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Inputs
 from stratafl.engine.model_checks import Subject
+from stratafl.network.messages import MessageSizes, Workload, message_sizes, scaled_sizes, training_flops
+from stratafl.network.replay import leaf_steps
 from stratafl.rules.checks import is_own
 
 

@@ -21,6 +21,7 @@ from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cli.reproduce import show, work
 from stratafl.config.schema import Config
+from stratafl.cost.pricing import Milestone, PricedSetting
 from stratafl.deploy.host import this_machine, view
 from stratafl.metrics.objective import Goal
 from stratafl.paper import demo
@@ -28,7 +29,6 @@ from stratafl.paper.recipes import Options, recipe
 from stratafl.paper.recipes.cost import Rate
 from stratafl.paper.recipes.cost import Rates as Speeds
 from stratafl.paper.reproduce.report import describe
-from stratafl.report.costs.pricing import Milestone, PricedSetting
 from stratafl.rules import registry
 from stratafl.runs.sweep.table import Row as Group
 from tests.paper.histories import reaching, results, stored

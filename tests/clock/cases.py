@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import PlacedNetwork, place
-from stratafl.clock.model.replay import Chunk, Story, replay
-from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.model.timeline import Clock
-from stratafl.clock.model.waiting import ALL, Policy
 from stratafl.core.schedule import Schedule
+from stratafl.network.instance import PlacedNetwork, place
+from stratafl.network.messages import message_sizes
+from stratafl.network.replay import Chunk, Story, replay
+from stratafl.network.specification import Network
+from stratafl.network.timeline import Clock
+from stratafl.network.waiting import ALL, Policy
 from stratafl.rules.registry import rules_for
 from tests.clock.events import Link, Parent, Script
 

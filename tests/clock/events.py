@@ -1,5 +1,5 @@
 """The time line once more, as processes of an event simulation (SimPy): every node is a program
-that waits, sends and receives. It shares no code with `clock.model.timeline` and knows one round at
+that waits, sends and receives. It shares no code with `network.timeline` and knows one round at
 a time."""
 
 from __future__ import annotations

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import place
-from stratafl.clock.model.replay import Story
-from stratafl.clock.model.sharing import finished
-from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.model.timeline import Clock
-from stratafl.clock.model.waiting import ALL, Policy
-from stratafl.clock.model.watched import watched
-from stratafl.clock.price.costs import Costs, costs
 from stratafl.core.schedule import Schedule
+from stratafl.cost.costs import Costs, costs
+from stratafl.network.instance import place
+from stratafl.network.links import finished
+from stratafl.network.messages import message_sizes
+from stratafl.network.replay import Story, watched
+from stratafl.network.specification import Network
+from stratafl.network.timeline import Clock
+from stratafl.network.waiting import ALL, Policy
 from stratafl.rules.registry import rules_for
 
 MB = 1_000_000

@@ -12,9 +12,9 @@ import torch
 
 from stratafl import InvalidInput, Simulation, average
 from stratafl.base.topology import Tree
-from stratafl.clock.model.placed import BYTES_PER_MBIT
 from stratafl.federation.state import bears_late_work
 from stratafl.metrics.records import ClockedRound
+from stratafl.network.instance import BYTES_PER_MBIT
 from stratafl.rules.registry import entries, place
 from tests.clock.late_events import LateWorld
 from tests.problems import LeastSquares, random_weights, root

@@ -12,10 +12,9 @@ import scipy.stats
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.clock.model.distribution import Distribution
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import place
-from stratafl.clock.model.presets import network, presets
+from stratafl.network.distributions import Distribution
+from stratafl.network.instance import place
+from stratafl.network.specification import Network, network, presets
 
 SHARES = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
 GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from stratafl import price
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
-from stratafl.clock.model.network import Network
-from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
-from stratafl.report.costs.axes import network_axes
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import network_axes
+from stratafl.network.specification import Network
 from stratafl.report.page_data import payload
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.launch import Launch

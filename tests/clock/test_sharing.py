@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.clock.model import sharing
-from stratafl.clock.model.sharing import finished, left
+from stratafl.network import links
+from stratafl.network.links import finished, left
 
 
 class Pipes(NamedTuple):
@@ -130,7 +130,7 @@ def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -
     )
     ends_GK, left_GK = finished(*case), left(*case, np.full(shape[0], 4.0))
     for block in (1, 20, 100):
-        monkeypatch.setattr(sharing, "BLOCK", block)
+        monkeypatch.setattr(links, "BLOCK", block)
         assert (finished(*case) == ends_GK).all() and (left(*case, np.full(shape[0], 4.0)) == left_GK).all()
     alone = finished(*(each[7:8] for each in case))
     assert (alone == ends_GK[7]).all()

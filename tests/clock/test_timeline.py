@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratafl.clock.price.costs import costs
+from stratafl.cost.costs import costs
 from tests.clock.cases import random_case, script
 from tests.clock.events import World
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stratafl.base.errors import InvalidInput
-from stratafl.clock.model.waiting import check_wait
-from stratafl.clock.price.costs import costs
+from stratafl.cost.costs import costs
+from stratafl.network.waiting import check_wait
 from tests.clock.cases import Case, script, waiting_case
 from tests.clock.events import World
 

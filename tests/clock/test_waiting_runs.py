@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 from stratafl import Draw, InvalidInput, Simulation, leaf, price
 from stratafl.base.topology import Tree
 from stratafl.cli.main import app
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.presets import network, presets
-from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import grouped
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.stacked import StackedEngine
 from stratafl.metrics.records import ClockedRound, RoundResult
-from stratafl.report.costs.texts import grouped
+from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
 from stratafl.runs import read_run
 from tests.clock.test_price import config, trained

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from stratafl import Tree, simulate
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import PlacedNetwork, Quantity, place
-from stratafl.clock.price.costs import PricedRun, Total
 from stratafl.core.participation import draw
+from stratafl.cost.costs import PricedRun, Total
+from stratafl.network.instance import PlacedNetwork, Quantity, place
+from stratafl.network.specification import Network
 from stratafl.runs import read_run
 from tests.clock.cases import quantity, random_tree
 from tests.clock.whole_run import Place, Run, Spent, Terms

@@ -21,10 +21,10 @@ import torch
 import typer
 
 from stratafl.cli.main import app, main
-from stratafl.clock.model.network import Network
 from stratafl.config.schema import Config
 from stratafl.deploy.sites.topology import Topology
 from stratafl.models import registry as models
+from stratafl.network.specification import Network
 from stratafl.rules import registry as rules
 from stratafl.runs.sweep import Plan
 from tests.docs import blocks

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import one_goal
+from stratafl.network.specification import network
 from stratafl.plan.make import Made, make
 from stratafl.plan.question import Question
 from stratafl.plan.space import space_of

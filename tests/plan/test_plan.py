@@ -15,9 +15,10 @@ import pytest
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
-from stratafl.clock.model.presets import network
 from stratafl.config.schema import Config
+from stratafl.cost.pricing import price
 from stratafl.metrics.objective import one_goal
+from stratafl.network.specification import network
 from stratafl.plan import trainer
 from stratafl.plan.choose import stretches
 from stratafl.plan.make import Made, make
@@ -26,7 +27,6 @@ from stratafl.plan.priced import last_round
 from stratafl.plan.question import Question
 from stratafl.plan.space import space_of
 from stratafl.plan.write import as_csv, rows
-from stratafl.report.costs.pricing import price
 from stratafl.runs import format
 from stratafl.runs.launch import Launch
 from stratafl.runs.reader import list_runs, read_run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from stratafl.clock.model.distribution import Distribution
-from stratafl.clock.model.network import ZERO, Tier
+from stratafl.network.distributions import Distribution
+from stratafl.network.specification import ZERO, Tier
 from tests.plan.conftest import Asking
 
 

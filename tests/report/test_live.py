@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stratafl.clock.price import costs
+from stratafl.cost import costs
 from stratafl.metrics.objective import Goal
 from stratafl.report.page import Live
 from stratafl.runs import list_runs, reader

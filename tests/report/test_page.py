@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.clock.model.presets import network
-from stratafl.report.costs.axes import network_axes
+from stratafl.cost.pricing import network_axes
+from stratafl.network.specification import network
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import payload
 from stratafl.runs.groups import gather

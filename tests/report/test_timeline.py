@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.presets import network
-from stratafl.clock.model.sizes import message_sizes
-from stratafl.clock.model.waiting import ALL, Policy
-from stratafl.clock.price.costs import PricedRun
 from stratafl.core.schedule import Schedule
-from stratafl.report.costs import rounds
-from stratafl.report.costs.axes import network_axes
-from stratafl.report.costs.rounds import Clocked, timelines
+from stratafl.cost import round_chart
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import network_axes
+from stratafl.cost.round_chart import Clocked, timelines
+from stratafl.network.messages import message_sizes
+from stratafl.network.specification import Network, network
+from stratafl.network.waiting import ALL, Policy
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import payload
 from stratafl.rules.registry import rules_for
@@ -150,7 +149,7 @@ def test_a_deep_tree_shows_the_slowest_alone_at_its_lowest_levels(runs: Path) ->
 def test_a_page_with_many_has_fewer_rows_and_rounds(
     runs: Path, monkeypatch: pytest.MonkeyPatch, room: int, shown: list[int]
 ) -> None:
-    monkeypatch.setattr(rounds, "ROOM", room)
+    monkeypatch.setattr(round_chart, "ROOM", room)
     found = on_tree(runs, "2x10")
     assert [each["round"] for each in found] == shown
     assert {len(each["rows"]) for each in found} == {1 + 2 * (11 if room == 60_000 else 4)}

@@ -13,9 +13,9 @@ from torch import nn
 
 import stratafl
 from stratafl import InvalidInput, price
-from stratafl.clock.model.sizes import message_sizes, scaled_sizes
-from stratafl.clock.price.costs import PricedRun
 from stratafl.config.schema import Config
+from stratafl.cost.costs import PricedRun
+from stratafl.network.messages import message_sizes, scaled_sizes
 from stratafl.rules.registry import entries, rules_for
 from stratafl.runs import StoredRun, read_run
 from tests.clock.test_price import CASES, NETWORK, config, trained

@@ -20,7 +20,7 @@ def list_command(context: typer.Context, as_json: AsJson = False) -> None:
     """List the networks that come with stratafl; `show NAME` draws one."""
     if context.invoked_subcommand is not None:
         return
-    from stratafl.clock.model.presets import network, presets
+    from stratafl.network.specification import network, presets
 
     known = [network(name) for name in presets()]
     if as_json:
@@ -42,8 +42,8 @@ def show_command(
     """Show a network: its tiers and devices, as a table and as a picture."""
     from stratafl.base.plotting import check_picture
     from stratafl.base.topology import Tree
-    from stratafl.clock.model.presets import network
-    from stratafl.report.costs.network import draw, rows
+    from stratafl.cost.figures import draw, rows
+    from stratafl.network.specification import network
 
     chosen, shape = network(name, "network"), Tree.of(tree)
     if out is not None:

@@ -117,9 +117,9 @@ def _question(
 ) -> Question:
     """What was asked, if it can be."""
     from stratafl.base.validation import check_choice
-    from stratafl.clock.model.presets import network as found_network
     from stratafl.config.schema import PLAN, Config, read_tables
     from stratafl.metrics.objective import one_goal
+    from stratafl.network.specification import network as found_network
     from stratafl.plan.question import COSTS, Question, budgets_of
     from stratafl.plan.space import space_of
 
@@ -184,8 +184,8 @@ def _times(gained: float) -> str:
 
 def _candidates(made: Made, answer: Answer) -> None:
     """The best settings and the config as given, with their costs to the target."""
+    from stratafl.cost.pricing import BYTES, ENERGY, PLAIN, TIME, Unit
     from stratafl.plan.question import COSTS
-    from stratafl.report.costs.texts import BYTES, ENERGY, PLAIN, TIME, Unit
 
     found = list(answer.candidates)
     if answer.baseline not in found:

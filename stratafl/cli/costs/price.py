@@ -18,10 +18,10 @@ from stratafl.cli.report import gathered
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.clock.model.network import Network
-    from stratafl.clock.price.costs import Pricing
-    from stratafl.report.costs.pricing import PricedSetting
-    from stratafl.report.costs.texts import Column as Texts
+    from stratafl.cost.costs import Pricing
+    from stratafl.cost.pricing import Column as Texts
+    from stratafl.cost.pricing import PricedSetting
+    from stratafl.network.specification import Network
     from stratafl.runs import StoredRun
 
 
@@ -56,12 +56,12 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
-    from stratafl.clock.model.network import LARGEST
-    from stratafl.clock.price.costs import Pricing
-    from stratafl.clock.price.story import named_networks, resolved
-    from stratafl.report.costs.picture import bars
-    from stratafl.report.costs.pricing import ALL, as_csv
-    from stratafl.report.costs.timeline import draw_round
+    from stratafl.cost.costs import Pricing
+    from stratafl.cost.figures import bars
+    from stratafl.cost.pricing import ALL, as_csv
+    from stratafl.cost.round_chart import draw_round
+    from stratafl.cost.workload import named_networks, resolved
+    from stratafl.network.specification import LARGEST
 
     if not network:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
@@ -110,7 +110,7 @@ def _runs(places: Sequence[Path]) -> list[StoredRun]:
 def _priced(
     runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: Pricing
 ) -> list[PricedSetting]:
-    from stratafl.report.costs.pricing import priced
+    from stratafl.cost.pricing import priced
     from stratafl.runs.groups import settings
 
     found = priced(settings(runs), networks, pricing, targets)
@@ -122,8 +122,7 @@ def _priced(
 
 
 def _print(found: Sequence[PricedSetting], as_json: bool = False) -> None:
-    from stratafl.report.costs.pricing import as_rows
-    from stratafl.report.costs.texts import cost_columns, part_columns
+    from stratafl.cost.pricing import as_rows, cost_columns, part_columns
 
     if as_json:
         print(json.dumps(as_rows(found)))

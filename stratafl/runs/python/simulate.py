@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from stratafl.base.topology import Shape, Tree
-from stratafl.clock.model.presets import NetworkLike
-from stratafl.clock.model.waiting import Wait
 from stratafl.core.client_training import Augment
 from stratafl.core.client_update import Leaf
 from stratafl.core.losses import LossLike
@@ -25,6 +23,8 @@ from stratafl.engine.ops import Compute
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
+from stratafl.network.specification import NetworkLike
+from stratafl.network.waiting import Wait
 from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 from stratafl.simulation.groups import Data, Evaluation, Execution, Initial, Method, Parts, Problem

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.clock.model.placed import PlacedNetwork
-from stratafl.clock.model.replay import Replay, Story
-from stratafl.clock.model.timeline import Clock
 from stratafl.core.participation import Draw, Participation
 from stratafl.federation.state import Later
 from stratafl.metrics.records import ClockedRound, RoundResult
+from stratafl.network.instance import PlacedNetwork
+from stratafl.network.replay import Replay, Story
+from stratafl.network.timeline import Clock
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,19 +17,17 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.validation import repeated
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.presets import NetworkLike, network
-from stratafl.clock.model.replay import Story, leaf_steps, replay
-from stratafl.clock.model.sizes import UNIT, MessageSizes, message_sizes
-from stratafl.clock.model.waiting import check_wait
-from stratafl.clock.model.workload import Workload
-from stratafl.clock.price.flops import flops_of
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.client_update import Leaf
 from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
+from stratafl.cost.legacy import flops_of
+from stratafl.network.messages import UNIT, MessageSizes, Workload, message_sizes
+from stratafl.network.replay import Story, leaf_steps, replay
+from stratafl.network.specification import Network, NetworkLike, network
+from stratafl.network.waiting import check_wait
 from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 

@@ -1,38 +1,4 @@
-"""The time line of a global round, from the moment at which the root may hand out its model to the
-moment at which it has merged a new one.
-
-A round is a sequence of stages; each begins some edge levels, trains, and lets some edge levels
-meet. In a stage, with times counted from the beginning of the round:
-
-    down      A parent sends to all children that are to get something as soon as it is ready: the
-              root at 0, or since its last meeting; an aggregator, since its own parent's message
-              came. A leaf that is away gets its own when it is back. A message takes the sender's
-              overhead, then the transfer over the child's link and its fair share of the parent's
-              pipe (`sharing`), then latency and jitter. What goes to children that do not take part
-              now, such as an answer to their last report, yields the pipe to those that do.
-    compute   A leaf that has the model pauses, and makes its steps: steps x seconds per step x
-              slowdown, as often as its work is lost, and once more.
-    up        It sends its report, in the same way. A parent merges when the last child that it
-              waits for (`waiting`) has been heard, and if it meets its own parent at the same time,
-              it reports next. Until then late children send, too, and share the pipe.
-
-Nobody waits for anybody but its own parent and its own children, so groups of a level go their ways
-until they meet above. Everything that a child is to get between two of its rounds goes down as one
-transfer, when its next round begins; what is still owed after the last meeting of a run takes no
-time. Directions do not disturb each other.
-
-Where a round's time goes: a parent's round lasts as long for each child that takes part, which is
-what its messages, its own work and its waiting for the slowest add up to. So with every child that
-takes part as one of n, the parts of all levels add up to the round's time, exactly.
-
-Where late work counts (`flights`), children go on while their parent's meetings close and open. A
-parent's time from the opening of a meeting to its close is then, for each child whose work is under
-way, what that child did meanwhile; what a node's children do in its own rounds is its `work`.
-Reports share the parent's pipe with whatever is on its way with them; models do so with those that
-are handed out with them. Times are counted from the beginning of the run.
-
-Shape suffixes: R rounds side by side, N nodes of a level, M nodes of the level above.
-"""
+"""Time line of a global round: download, compute, upload, wait, aggregate."""
 
 from __future__ import annotations
 
@@ -42,12 +8,68 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.clock.model.families import Families
-from stratafl.clock.model.flights import Flights, Phase, Report
-from stratafl.clock.model.placed import PlacedNetwork
-from stratafl.clock.model.waiting import ALL, Policy, closed
+from stratafl.network.instance import PlacedNetwork
+from stratafl.network.links import Families
+from stratafl.network.waiting import ALL, Policy, closed
+
+
+class Phase(NamedTuple):
+    """A part of a child's way, which ends at these times."""
+
+    what: str
+    end_RN: np.ndarray
+
+
+class Report(NamedTuple):
+    """What a child sends in the end."""
+
+    begin_RN: np.ndarray
+    bytes_RN: np.ndarray
+    delay_RN: np.ndarray
+    """Between the last byte's sending and its arrival."""
+    full_RN: np.ndarray
+    """Whether there is a model in it."""
+
+
+@dataclass(eq=False)
+class Flights:
+    """Of all nodes of a level; only those of which `is_RN` is true mean anything."""
+
+    is_RN: np.ndarray
+    whats: tuple[str, ...]
+    bounds_FRN: np.ndarray
+    """When each phase begins; the last entry is when the report was ready."""
+    report: Report
+
+    @staticmethod
+    def begun(
+        before: Flights | None, who_RN: np.ndarray, told_RN: np.ndarray, phases: Sequence[Phase], report: Report
+    ) -> Flights:
+        """With those in the mask at the beginning of their way."""
+        shape = who_RN.shape
+        whats = tuple(phase.what for phase in phases)
+        bounds = np.stack([np.broadcast_to(each, shape) for each in (told_RN, *(phase.end_RN for phase in phases))])
+        new = Report(*(np.broadcast_to(each, shape).copy() for each in report))
+        if before is None:
+            return Flights(who_RN.copy(), whats, bounds, new)
+        mixed = Report(*(np.where(who_RN, one, other) for one, other in zip(new, before.report, strict=True)))
+        return Flights(before.is_RN | who_RN, whats, np.where(who_RN, bounds, before.bounds_FRN), mixed)
+
+    def spans(self, heard_RN: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """What each does from when to when, until its report is heard; the way up comes last."""
+        own = [(what, self.bounds_FRN[n], self.bounds_FRN[n + 1]) for n, what in enumerate(self.whats)]
+        return [*own, ("up", self.bounds_FRN[-1], heard_RN)]
+
+    def merged(self, came_RN: np.ndarray, left_RN: np.ndarray, sent_RN: np.ndarray, closed_RN: np.ndarray) -> None:
+        """Without those that were heard; the others' transfers go on with what is left of them, and
+        are over where nothing is."""
+        begin_RN = np.where(left_RN > 0, np.maximum(self.report.begin_RN, closed_RN), sent_RN)
+        self.is_RN = self.is_RN & ~came_RN
+        self.report = self.report._replace(begin_RN=begin_RN, bytes_RN=left_RN)
+
 
 AWAY, COMPUTE, DOWN, UP, WAIT, MERGE, WORK = PARTS = ("away", "compute", "down", "up", "wait", "merge", "work")
+
 Part = tuple[str, int]
 """What time goes into, and on which edge level; the leaves' for away and compute."""
 

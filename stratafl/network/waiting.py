@@ -34,7 +34,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown
 from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
-from stratafl.clock.model.families import Families
+from stratafl.network.links import Families
 
 FIRST = "must be a number, or a fraction with a point"
 KINDS = (

@@ -21,8 +21,8 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Purpose, uniform
 from stratafl.base.topology import Tree
-from stratafl.clock.model.distribution import Distribution
-from stratafl.clock.model.network import DEVICE, LINK, TIER, Network
+from stratafl.network.distributions import Distribution
+from stratafl.network.specification import DEVICE, LINK, TIER, Network
 
 BYTES_PER_MBIT = 1e6 / 8
 PARENT = tuple(name for name in TIER if name not in LINK)

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.placed import PlacedNetwork, place
-from stratafl.clock.model.replay import Chunk, Sent, Story, at_once, replay
-from stratafl.clock.model.timeline import Clock, Interval, Part, Spent
-from stratafl.clock.model.watched import watched
-from stratafl.clock.price.story import Recovered, recover
+from stratafl.cost.workload import Recovered, recover
+from stratafl.network.instance import PlacedNetwork, place
+from stratafl.network.replay import Chunk, Sent, Story, at_once, replay, watched
+from stratafl.network.specification import Network
+from stratafl.network.timeline import Clock, Interval, Part, Spent
 from stratafl.runs import StoredRun
 
 HOUR = 3600.0

@@ -8,8 +8,8 @@ import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.validation import name_and_params
-from stratafl.clock.model.workload import training_flops
 from stratafl.models.registry import build, parameters
+from stratafl.network.messages import training_flops
 from stratafl.runs import StoredRun
 
 IMAGES_28, IMAGES_32, TEXT = (1, 28, 28), (3, 32, 32), (80,)

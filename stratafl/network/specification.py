@@ -1,14 +1,4 @@
-"""A network as data: what a TOML file may say of links and devices, checked key by key.
-
-    name, about, source, currency
-    [leaf]            the devices that train
-    [[tier]]          one table per edge level, counted from the leaves; the last is for all above
-    [direct]          the edges of a tree in which leaves report to the root, if they are others
-    [nodes."NAME"]    what is different at a node, or at all whose names have this pattern
-
-Every quantity is a number or a distribution (`distribution`). Links, devices and merges are drawn
-once for each node of a run; jitter, slowdowns, pauses, absences and lost work anew each time.
-"""
+"""Links and devices as data: network files and presets."""
 
 from __future__ import annotations
 
@@ -21,18 +11,23 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput, first_line, unknown
 from stratafl.base.files import read_bounded
-from stratafl.clock.model.distribution import Distribution
+from stratafl.network.distributions import Distribution
 
 ZERO, ONE = Distribution.constant(0), Distribution.constant(1)
+
 POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "step_s", "gflop_s",
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
+
 CHANCES = ("availability", "dropout")
+
 SMALLEST, LARGEST = 1e-60, 1e60
 """Of a quantity that must be above 0, and of any: so what is worked out from several of them is a
 number, too."""
+
 LONGEST = 300
 """Characters of a text."""
+
 HOW_FAST = "how fast a leaf trains"
 
 
@@ -105,7 +100,9 @@ class Device:
 LINK = ("up_mbit_s", "down_mbit_s", "latency_s", "jitter_s", "overhead_bytes", "overhead_s",
         "up_watts", "down_watts", "money_per_gb_up", "money_per_gb_down")  # fmt: skip
 """Quantities of a tier that belong to the child of an edge; the others are its parent's."""
+
 TIER = tuple(each.name for each in dataclasses.fields(Tier) if each.name != "name")
+
 DEVICE = tuple(each.name for each in dataclasses.fields(Device))
 
 
@@ -259,3 +256,38 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
         found.append((pattern, quantities))
     return tuple(found)
+
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+NetworkLike = Network | str | Path | Mapping[str, Any]
+
+
+def presets() -> list[str]:
+    """Their names."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def network(given: NetworkLike, field: str = "--network") -> Network:
+    """A network by its preset's name, from a TOML file, or from tables; a table with a name and
+    nothing of a network's own is that preset or file, about which it may say something else."""
+    if isinstance(given, Network):
+        return given
+    if isinstance(given, Mapping):
+        if "name" not in given or not {"name", "about", "source"}.issuperset(given):
+            return Network.of(given)
+        named = network(given["name"], field)
+        about, source = (text(key, given.get(key, getattr(named, key))) for key in ("about", "source"))
+        return dataclasses.replace(named, about=about, source=source)
+    if not isinstance(given, str | Path):
+        raise InvalidInput(field, given, "must be a preset's name, the path of a .toml file, or tables")
+    if isinstance(given, str) and given in presets():
+        return Network.load(FOLDER / f"{given}.toml")
+    path = Path(given)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise InvalidInput(field, path, "no such file")
+        return Network.load(path)
+    problem = unknown(field, str(given), presets())
+    raise InvalidInput(field, str(given), f"{problem.allowed}; or the path of a .toml file")

@@ -1,29 +1,32 @@
-"""Single global rounds for the page: what each node does and when, a row per node below its parent.
-
-Only nodes that take part have a row. Where they are too many, a group's fastest, median and slowest
-child stand for all, or the slowest alone: on the leaves' level first, then further up.
-"""
+"""One round on a network, node by node, for the page and as a figure."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.topology import Tree
-from stratafl.clock.model.network import Network
-from stratafl.clock.model.timeline import MERGE, UP, WAIT, Interval
-from stratafl.clock.price.costs import PricedRun
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import TIME, Unit
+from stratafl.network.specification import Network
+from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, Interval
 
-MOST, LEAST = 60, 12
+MOST_ROUNDS, LEAST = 60, 12
 """Rows of a round, and how many it may have on a page with many of them."""
+
 ROOM = 60_000
 """Bars that a page holds, about; where there are more, rounds have fewer rows, and in the end there
 are fewer rounds."""
+
 BARS = 5
 """Bars of a leaf in one of its rounds, about."""
+
 SHOWN: dict[int, tuple[tuple[float, str], ...]] = {
     3: ((0.0, "fastest"), (0.5, "median"), (1.0, "slowest")),
     1: ((1.0, "slowest"),),
@@ -49,7 +52,7 @@ def timelines(clocked: Sequence[Clocked]) -> list[dict[str, Any]]:
         middle = (last + 1) // 2
         for round in sorted({1, middle, last} if room >= LEAST else {middle}):
             seen = Seen(story.tree, run.intervals(network, round))
-            rows = seen.rows(min(MOST, max(LEAST, room)))
+            rows = seen.rows(min(MOST_ROUNDS, max(LEAST, room)))
             shown = {"run": title, "network": network.name, "round": round, "rounds": last}
             found.append({**shown, "seconds": seen.seconds, "nodes": seen.taking_part, "rows": rows})
     return found
@@ -138,3 +141,69 @@ class Seen:
                     found[-1] = first, min(last, begin), what
                 found.append((begin, min(end, self.seconds), each.what))
         return [bar for bar in found if bar[1] > bar[0]]
+
+
+COLOURS = {DOWN: "#56b4e9", COMPUTE: "#0072b2", UP: "#e69f00", WAIT: "#d9dde1", MERGE: "#c2629b",
+           AWAY: "#bfe3d0"}  # fmt: skip
+
+WORDS = {DOWN: "gets", COMPUTE: "computes", UP: "sends", WAIT: "waits", MERGE: "merges", AWAY: "is away"}
+
+MOST = 40
+"""Lines that a picture has room for; leaves of later groups are left out."""
+
+Place = tuple[int, int]
+
+
+def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> None:
+    """Write the time line of one global round of a run, counted from 1."""
+    run, tree = ready.run, ready.recovered.story.tree
+    if round > len(run.rounds):
+        raise InvalidInput("--round", round, f"{run.name} has {len(run.rounds)} rounds")
+    lines = _lines(tree)
+    plt = pyplot()
+    with plt.rc_context(STYLE):
+        size = (7.2, 0.95 + 0.17 * len(lines))
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        _bars(axes, Seen(tree, ready.intervals(network, round)), lines)
+        names = [f"{'   ' * (tree.depth - level)}{tree.names[level][node]}" for level, node in lines]
+        axes.set_yticks(range(len(lines)), list(map(printable, names)), fontsize=7)
+        axes.set(ylim=(len(lines) - 0.4, -0.6))
+        left_out = sum(tree.sizes) - len(lines)
+        more = f"; {left_out:,} nodes are not shown" if left_out else ""
+        axes.set_title(f"round {round} of {printable(run.method)} on {network.name}{more}", loc="left", fontsize=8)
+        save(figure, path)
+
+
+def _lines(tree: Tree) -> list[Place]:
+    """Levels and numbers of the nodes that are drawn: each parent, and below it its children."""
+    found: list[Place] = []
+    room = MOST - sum(tree.sizes[:-1])
+
+    def add(level: int, node: int) -> None:
+        nonlocal room
+        if level == tree.depth:
+            room -= 1
+            if room < 0:
+                return
+        if len(found) < MOST:
+            found.append((level, node))
+        for child in np.flatnonzero(tree.parents[level + 1] == node) if level < tree.depth else ():
+            add(level + 1, int(child))
+
+    add(0, 0)
+    return found
+
+
+def _bars(axes: Any, seen: Seen, lines: Sequence[Place]) -> None:
+    unit, drawn = Unit.of(TIME, [seen.seconds]), set[str]()
+    for row, place in enumerate(lines):
+        for begin, end, what in seen.bars(*place):
+            first, last = begin / unit.factor, end / unit.factor
+            axes.barh(row, last - first, left=first, height=0.72, color=COLOURS[what])
+            drawn.add(what)
+    for what, word in WORDS.items():
+        if what in drawn:
+            axes.barh(0, 0, color=COLOURS[what], label=word)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
+    axes.set(xlabel=unit.name, xlim=(0, seen.seconds / unit.factor))
+    axes.spines[["top", "right"]].set_visible(False)

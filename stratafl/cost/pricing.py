@@ -1,24 +1,27 @@
-"""Stored runs priced under networks, setting by setting: mean and deviation over seeds."""
+"""Costs of groups of runs on networks, as rows, CSV and columns of text."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.statistics import OverSeeds
 from stratafl.base.validation import check_number
-from stratafl.clock.model.network import LARGEST, Network
-from stratafl.clock.model.timeline import PARTS, Part
-from stratafl.clock.price.costs import Costs, PricedRun, Pricing, Total
-from stratafl.clock.price.story import named_networks, resolved
+from stratafl.cost.costs import Costs, PricedRun, Pricing, Total
+from stratafl.cost.workload import named_networks, resolved
+from stratafl.network.specification import LARGEST, Network
+from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, PARTS, UP, WAIT, WORK, Part
 from stratafl.runs import StoredRun
-from stratafl.runs.curves import Curve, Target, first_round, of_all, targets_of
+from stratafl.runs.curves import ABSENT, Curve, Points, Target, first_round, of_all, plain_number, targets_of
 from stratafl.runs.groups import Setting, gather, judged_by, settings
 
 ALL = "all rounds"
@@ -215,3 +218,157 @@ def as_csv(found: Sequence[PricedSetting]) -> str:
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+TIME = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
+
+ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))
+
+BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+
+READABLE = 2.0
+"""A unit is taken where the largest value has at least so many of it."""
+
+SENDING, WAITING, MERGING, OWN_ROUNDS = "sending", "waiting", "merging", "own rounds"
+
+GROUPS = {DOWN: SENDING, UP: SENDING, WAIT: WAITING, MERGE: MERGING, WORK: OWN_ROUNDS}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a column's numbers are in."""
+
+    name: str
+    factor: float
+
+    @staticmethod
+    def of(units: Sequence[tuple[str, float]], values: Iterable[float]) -> Unit:
+        largest = max(values, default=0.0)
+        fitting = [(name, factor) for name, factor in units if largest >= READABLE * factor]
+        return Unit(*(fitting[-1] if fitting else units[0]))
+
+    def text(self, value: OverSeeds | None) -> str:
+        """ "3.21 ± 0.05", with three digits of the mean."""
+        if value is None:
+            return ABSENT
+        mean = value.mean / self.factor
+        digits = min(6, max(0, 2 - math.floor(math.log10(abs(mean))))) if mean else 0
+        deviation = "" if value.deviation is None else f" ± {value.deviation / self.factor:,.{digits}f}"
+        return f"{mean:,.{digits}f}{deviation}"
+
+
+PLAIN = Unit("", 1.0)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title and a text per row."""
+
+    title: str
+    cells: list[str]
+
+
+def cost_columns(found: Sequence[PricedSetting]) -> list[Column]:
+    """What settings cost on one network: a row per setting and milestone."""
+    rows = [(each, milestone) for each in found for milestone in each.milestones]
+    columns = [
+        Column("setting", [each.setting for each, _ in rows]),
+        Column("until", [milestone.until for _, milestone in rows]),
+        Column("rounds", [_rounds(milestone) for _, milestone in rows]),
+    ]
+
+    def add(title: str, values: Sequence[OverSeeds | None], units: Sequence[tuple[str, float]]) -> None:
+        known = [value.mean for value in values if value is not None]
+        if any(known):
+            unit = Unit.of(units, known)
+            columns.append(Column(f"{title}, {unit.name}" if unit.name else title, list(map(unit.text, values))))
+
+    add("time", [milestone.seconds for _, milestone in rows], TIME)
+    add("energy", [milestone.joules for _, milestone in rows], ENERGY)
+    names = found[0].levels
+    for level in reversed(range(len(names))):
+        sent = [milestone.bytes[level] if milestone.bytes else None for _, milestone in rows]
+        title = names[level] if names.count(names[level]) == 1 else f"{names[level]} (level {level + 1})"
+        add(title, sent, BYTES)
+    add(found[0].currency or "money", [milestone.money for _, milestone in rows], (("", 1.0),))
+    return columns
+
+
+def _rounds(milestone: Milestone) -> str:
+    if milestone.rounds is None:
+        return f"{milestone.reached} of {milestone.runs} runs" if milestone.runs > 1 else "never"
+    return PLAIN.text(milestone.rounds) if milestone.rounds.deviation else f"{milestone.rounds.mean:.0f}"
+
+
+def grouped(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
+    """Seconds by what they went into: sending is both ways; absences and pauses are together."""
+    spent = {"computing": 0.0, "away": 0.0}
+    spent["computing"] = sum(value for (what, _), value in milestone.parts.items() if what == COMPUTE)
+    spent["away"] = sum(value for (what, _), value in milestone.parts.items() if what == AWAY)
+    for level in reversed(range(1, len(levels) + 1)):
+        name = levels[level - 1] if levels.count(levels[level - 1]) == 1 else f"{levels[level - 1]} (level {level})"
+        for (what, at), value in milestone.parts.items():
+            if at == level and what in GROUPS:
+                title = f"{GROUPS[what]}, {name}"
+                spent[title] = spent.get(title, 0.0) + value
+    return spent
+
+
+def part_columns(found: Sequence[PricedSetting]) -> list[Column]:
+    """Where the time of all rounds goes, in per cent."""
+    spent = [grouped(each.milestones[-1], each.levels) for each in found]
+    columns = [Column("setting", [each.setting for each in found])]
+    for title in dict.fromkeys(title for each in spent for title in each):
+        shares = [100 * each.get(title, 0.0) / (sum(each.values()) or 1.0) for each in spent]
+        if any(share >= 0.05 for share in shares):
+            columns.append(Column(title, [f"{share:.1f}" for share in shares]))
+    return columns
+
+
+SECONDS, COST = "seconds on ", "cost on "
+"""How the names of such axes begin; the network's name follows. The page knows them, too."""
+
+
+@dataclass(frozen=True)
+class NetworkAxes:
+    """Axes that curves have besides their own."""
+
+    titles: dict[str, str] = field(default_factory=dict)
+    """The titles of axes by their names."""
+    points: dict[Path, dict[str, Points]] = field(default_factory=dict)
+    """A value per round and axis, by run; gaps where a run cannot be priced."""
+    priced: dict[Path, list[tuple[PricedRun, Network]]] = field(default_factory=dict)
+    """A run on each network on which it can be priced."""
+    notes: tuple[str, ...] = ()
+    """Which runs cannot be, and why."""
+
+
+def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing: Pricing | None = None) -> NetworkAxes:
+    """The axes of these networks, and the runs on them. pricing: a new one, which may have been
+    given the results of another."""
+    titles: dict[str, str] = {}
+    points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
+    on: dict[Path, list[tuple[PricedRun, Network]]] = {}
+    pricing = Pricing() if pricing is None else pricing
+    ready = [pricing.ready(run) for run in runs if run.rounds] if networks else []
+    for network in networks:
+        seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
+        titles[seconds] = seconds
+        for each in ready:
+            costs = None if each is None else pricing.on(each, network)
+            if each is None or costs is None:
+                continue
+            on.setdefault(each.run.path, []).append((each, network))
+            points[each.run.path][seconds] = _points(costs.seconds_R)
+            if costs.money_R.any():
+                titles[cost] = f"{cost} ({network.currency})" if network.currency else cost
+                points[each.run.path][cost] = _points(costs.money_R)
+    for run in runs:
+        for axis in titles:
+            points[run.path].setdefault(axis, [None] * len(run.rounds))
+    return NetworkAxes(titles, points, on, tuple(pricing.problems))
+
+
+def _points(each_R: np.ndarray) -> Points:
+    """Up to the end of each round."""
+    return [plain_number(float(value)) for value in np.cumsum(each_R)]

@@ -1,12 +1,4 @@
-"""A run without its training: who took part in every meeting, and what was sent.
-
-Participation is drawn again from the run's seed, and messages are counted by the very account that
-a simulation keeps (`metrics.communication`), so both are what they were. Where somebody can be late,
-a clock decides stage by stage who is, since what a child is sent depends on whether it came before;
-here late children are sent their models, too, which a run's own account leaves out.
-
-Shape suffixes: R rounds, N nodes of a level.
-"""
+"""Participation and traffic of a run's rounds, without training."""
 
 from __future__ import annotations
 
@@ -17,18 +9,19 @@ import numpy as np
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.clock.model.sizes import MessageSizes
-from stratafl.clock.model.timeline import Clock, Messages, Observer, Spent, Stage, Walk
-from stratafl.clock.model.waiting import Policy
 from stratafl.core.participation import Participation, draw
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_of_pass
 from stratafl.federation.events import Beginning, Meeting, Restart
 from stratafl.federation.sync import Held, Outcome
 from stratafl.metrics.communication import Direction, Traffic
+from stratafl.network.messages import MessageSizes
+from stratafl.network.timeline import Clock, Interval, Messages, Observer, Spent, Stage, Walk
+from stratafl.network.waiting import Policy
 
 CHUNK = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""
+
 GRADIENTS = 1 << 40
 """Added to the counter of a round for the exchange of gradients before it, which is a round of
 messages of its own."""
@@ -118,6 +111,7 @@ class Chunk:
 
 
 ByLevel = dict[int, np.ndarray]
+
 RowStage = tuple[int, int, ByLevel, dict[int, tuple], dict[int, tuple], dict[int, int], ByLevel | None]
 """The fields of a `Stage` without its steps, of one round."""
 
@@ -389,3 +383,49 @@ def _stage(story: Story, same: Sequence[RowStage]) -> Stage:
 
 def _messages(parts: Sequence[tuple]) -> Messages:
     return Messages(*(np.stack([part[n] for part in parts]).astype(np.float64) for n in (0, 1)))
+
+
+def watched(story: Story, round: int, clock: Clock, watch: Observer) -> None:
+    """Let somebody see what every node does in one global round, counted from 0, with times from
+    its beginning."""
+    if not story.goes_on:
+        clock.spent(_stages_of(story, round, clock), 1, watch)
+        return
+    machine, seen = Replay(story, clock), list[Interval]()
+    for _ in range(round):
+        machine.round(seen.append)
+        now = machine.walk.seconds_R[0]
+        seen = [each for each in seen if (each.end_RN > now)[each.who_RN].any()]
+    began = float(machine.walk.seconds_R[0])
+    machine.round(seen.append)
+    clock.see_rest(machine.walk)
+    ended = float(machine.walk.seconds_R[0])
+    for each in seen:
+        # what began before, or goes on afterwards, is cut off
+        begin_RN, end_RN = (np.broadcast_to(times, each.who_RN.shape) for times in (each.begin_RN, each.end_RN))
+        is_now_RN = (begin_RN <= ended) & ((begin_RN >= began) | (end_RN > began))
+        span = np.clip((begin_RN - began, end_RN - began), 0.0, ended - began)
+        watch(each._replace(begin_RN=span[0], end_RN=span[1], who_RN=each.who_RN & is_now_RN))
+
+
+def _stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:
+    """Those of one global round, counted from 0."""
+    for chunk in replay(replace(story, rounds=round + 1), clock):
+        place = round - chunk.first
+        if len(chunk.sent[0].bytes_up) < chunk.rounds:
+            return chunk.many(story.schedule, range(place, place + 1))
+        if place < chunk.rounds:
+            return tuple(_row_of(stage, place) for stage in chunk.stages)
+    raise AssertionError("a story has all its rounds")
+
+
+def _row_of(stage: Stage, row: int) -> Stage:
+    one = slice(row, row + 1)
+    return replace(
+        stage,
+        active={level: rows[one] for level, rows in stage.active.items()},
+        down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
+        up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
+        counter={level: rows[one] for level, rows in stage.counter.items()},
+        asked=None if stage.asked is None else {level: rows[one] for level, rows in stage.asked.items()},
+    )

@@ -1,0 +1,1 @@
+"""What stored runs cost on a network: time, energy, traffic, money."""

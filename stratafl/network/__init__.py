@@ -1,0 +1,1 @@
+"""Links and devices of a federation, and the time line of rounds on them."""

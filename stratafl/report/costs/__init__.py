@@ -1,1 +1,0 @@
-"""What settings cost on networks: numbers over seeds, tables, pictures."""
