@@ -28,9 +28,9 @@ import torch.distributed as dist
 from stratafl import Simulation, leaf, simulate
 from stratafl.base.environment import environment
 from stratafl.base.topology import Tree
+from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.subtree import Branch
 from stratafl.models.registry import build
-from stratafl.ranks.collectives import Ranks
-from stratafl.ranks.subtree import Branch
 
 TREES = {"4x5": "4x5", "14 + 3 + 3": [14, 3, 3]}
 FEATURES, CLASSES, SAMPLES, PERIODS = 784, 10, 100, [5, 10]

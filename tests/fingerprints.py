@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from tests.fingerprint_runs import RANKED, Left, Tensors, every_run, simulated
 from tests.ranks.conftest import on_ranks
 

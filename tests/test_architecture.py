@@ -59,7 +59,7 @@ LAYERS = (
     "network",
     "rules",
     "engine",
-    "ranks",
+    "distributed",
     "simulation",
     "config",
     "runs",

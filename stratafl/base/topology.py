@@ -200,7 +200,7 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    # -- what a federation asks of its tree, which may be a part of one (see `ranks.subtree`) ------
+    # -- what a federation asks of its tree, which may be a part of one (see `distributed.subtree`)
 
     @property
     def whole(self) -> Tree:

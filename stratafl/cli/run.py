@@ -20,8 +20,8 @@ from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.config.schema import Config
+    from stratafl.distributed.communicator import Ranks
     from stratafl.metrics.records import RoundResult
-    from stratafl.ranks.collectives import Ranks
     from stratafl.runs.launch import Launch
 
 
@@ -51,7 +51,7 @@ def run_command(
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
     from stratafl.config.schema import Config
-    from stratafl.ranks.session import session
+    from stratafl.distributed.launcher import session
     from stratafl.runs.launch import Launch
     from stratafl.runs.trackers import check_trackers
 
@@ -86,7 +86,7 @@ def run_command(
 def _shared(nproc: int, settings: Config | None) -> int:
     """Have so many processes do it, and return the exit code."""
     from stratafl.base.topology import Tree
-    from stratafl.ranks.launcher import start, without_option
+    from stratafl.distributed.launcher import start, without_option
 
     count = check_integer("--nproc", nproc, at_least=1, at_most=4096)
     clients = count if settings is None else Tree.of(settings.tree.shape).leaves

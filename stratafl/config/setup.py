@@ -33,6 +33,7 @@ from stratafl.core.schedule import Schedule
 from stratafl.data import batches
 from stratafl.data.dataset import BatchKey, Held
 from stratafl.data.inputs import Pair, Shape, shape_of
+from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.model_checks import Subject, model_fits, objective_fits
 from stratafl.federation.local_parameters import Home, LeafTrainer, names_at_home
@@ -40,7 +41,6 @@ from stratafl.metrics.evaluation import metrics
 from stratafl.metrics.metrics import metrics_of
 from stratafl.metrics.objective import Objective
 from stratafl.network.messages import Workload
-from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation
 from stratafl.simulation.evaluate import is_due, tally_of

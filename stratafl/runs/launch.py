@@ -12,7 +12,7 @@ from stratafl.base.errors import InvalidInput, listed
 from stratafl.config.data import LabelCounts
 from stratafl.config.schema import Config, with_changes
 from stratafl.config.setup import study
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from stratafl.runs import format
 from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent

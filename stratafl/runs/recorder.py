@@ -26,9 +26,9 @@ from stratafl.base import errors
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted, Stop
 from stratafl.base.state_dict import State
+from stratafl.distributed.communicator import GONE
+from stratafl.distributed.launcher import RUN
 from stratafl.metrics.records import RoundResult
-from stratafl.ranks.failure import GONE
-from stratafl.ranks.launcher import RUN
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Place
 from stratafl.runs.writer import RunFolder, summary_of

@@ -16,7 +16,7 @@ from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import State
 from stratafl.config.data import LabelCounts
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.format import Lock

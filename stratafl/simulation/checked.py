@@ -25,13 +25,13 @@ from stratafl.data.dataset import Given, is_several, one_each, one_numbering
 from stratafl.data.dataset import given as given_data
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
+from stratafl.distributed.communicator import Ranks
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import COMPUTES, Compute
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.objective import stopping
 from stratafl.network.specification import Network
 from stratafl.network.waiting import Policy
-from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import rules_for
 from stratafl.simulation.evaluate import own_test
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
@@ -90,7 +90,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     batch, sampling = batches.check_batching(method.batch, method.sampling)
     ranks = Ranks() if execution.ranks is None else execution.ranks
     if not isinstance(ranks, Ranks):
-        raise InvalidInput("ranks", ranks, "must be those of stratafl.ranks; see docs/ranks.md")
+        raise InvalidInput("ranks", ranks, "must be those of stratafl.distributed; see docs/ranks.md")
     device = ranks.device(check_device(execution.device))
     participation = check_participation(method.participation, tree.depth)
     default: Name | None = None if device.type == "cpu" else "stacked"

@@ -16,9 +16,9 @@ from stratafl.core.losses import adds_up
 from stratafl.data.dataset import Given, is_several, one_each
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
+from stratafl.distributed.communicator import Ranks
 from stratafl.metrics.evaluation import Tally, metrics, tally
 from stratafl.metrics.objective import Objective
-from stratafl.ranks.collectives import Ranks
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,11 +25,11 @@ from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.dataset import Given
 from stratafl.data.partition.partition import Partition
+from stratafl.distributed.communicator import Ranks
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
 from stratafl.network.waiting import Wait
-from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 
 Array = Tensor | np.ndarray

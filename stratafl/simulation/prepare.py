@@ -27,6 +27,8 @@ from stratafl.core.participation import expected
 from stratafl.data.batches import steps_of_pass
 from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
 from stratafl.data.inputs import Fields, Pair
+from stratafl.distributed.assignment import deal, leaf_work
+from stratafl.distributed.subtree import Branch
 from stratafl.engine import model_checks
 from stratafl.engine.augmenting import of_fields
 from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine
@@ -42,8 +44,6 @@ from stratafl.metrics.objective import Objective
 from stratafl.network.messages import Workload
 from stratafl.network.replay import Story
 from stratafl.network.virtual_clock import RunClock
-from stratafl.ranks.assignment import deal, leaf_work
-from stratafl.ranks.subtree import Branch
 from stratafl.rules.checks import try_rules
 from stratafl.rules.registry import method_label
 from stratafl.simulation.checked import Checked, checked

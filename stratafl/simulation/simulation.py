@@ -24,6 +24,8 @@ from stratafl.core.client_update import Leaf, wants_path
 from stratafl.core.flat_module import Flat
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Pair
+from stratafl.distributed.checkpointing import check_whole, state_part, whole_state
+from stratafl.distributed.communicator import Ranks
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import Home
 from stratafl.federation.update_checks import Refusal
@@ -34,8 +36,6 @@ from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import BEGINNING, PartialRound, RoundResult, Stretch, hopeless, record
 from stratafl.network.messages import Workload
 from stratafl.network.virtual_clock import RunClock
-from stratafl.ranks.collectives import Ranks
-from stratafl.ranks.state import check_whole, state_part, whole_state
 from stratafl.simulation.callbacks import Tracker, tracking
 from stratafl.simulation.evaluate import OwnTest, evaluate_level, is_due, share_of, tally_of
 from stratafl.simulation.groups import Evaluation

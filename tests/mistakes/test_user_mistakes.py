@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
 from stratafl.core.client_update import Leaf, corrections
 from stratafl.core.optimizer import constant
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from stratafl.rules.checks import Called
 from tests.deploy.trees import Deployed, simulation
 from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
 from stratafl.base.topology import Shape, Tree
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from stratafl.rules.registry import entries
 from tests.core.test_weights import remembering
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stratafl import Draw
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from tests.ranks.cases import make
 
 

@@ -11,9 +11,9 @@ import torch
 from stratafl import InvalidInput, Tree
 from stratafl.core.participation import expected
 from stratafl.core.schedule import Schedule
-from stratafl.ranks.assignment import SLACK, deal, leaf_work
-from stratafl.ranks.collectives import Ranks
-from stratafl.ranks.subtree import Branch, answered, held
+from stratafl.distributed.assignment import SLACK, deal, leaf_work
+from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.subtree import Branch, answered, held
 from tests.ranks.cases import SHAPES
 
 MEETINGS = np.array([0, 1, 10, 100])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stratafl import Simulation
-from stratafl.ranks.collectives import Ranks
+from stratafl.distributed.communicator import Ranks
 from tests.ranks.cases import CASES, IN_TWO_GOES, WITHIN
 
 

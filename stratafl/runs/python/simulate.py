@@ -18,6 +18,7 @@ from stratafl.core.losses import LossLike
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import Sampling
+from stratafl.distributed.communicator import Ranks
 from stratafl.engine.choose import Name
 from stratafl.engine.ops import Compute
 from stratafl.metrics.drift import Diagnose
@@ -25,7 +26,6 @@ from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
 from stratafl.network.waiting import Wait
-from stratafl.ranks.collectives import Ranks
 from stratafl.rules.registry import RuleLike
 from stratafl.simulation.groups import Data, Evaluation, Execution, Initial, Method, Parts, Problem
 from stratafl.simulation.prepare import set_up

@@ -1,5 +1,4 @@
-"""`stratafl run --nproc N`: the ranks of a run as processes of this machine, and a watch over
-them."""
+"""Start a run's processes on one machine, and join them in one."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -20,12 +20,15 @@ from typing import Any
 import torch.distributed as dist
 
 from stratafl.base.environment import usable_cores
-from stratafl.base.errors import UserCodeError
-from stratafl.ranks.failure import LOST, STARTED_BY
+from stratafl.base.errors import InvalidInput, UserCodeError
+from stratafl.base.signals import Interrupted
+from stratafl.distributed.communicator import LOST, STARTED_BY, Ranks
 
 HERE = "127.0.0.1"
+
 RUN = "stratafl run"
 """The name under which the first rank tells where its run is kept."""
+
 SECONDS_TO_FOLLOW = 5.0
 """Seconds that the others may take to end by themselves after one rank failed."""
 
@@ -160,3 +163,19 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
         place = kept.index(option)
         del kept[place : place + 2]
     return kept
+
+
+@contextmanager
+def session() -> Iterator[Ranks]:
+    """What all ranks raise together, only the first one goes on to tell."""
+    ranks = Ranks.join()
+    try:
+        yield ranks
+    except (InvalidInput, Interrupted) as problem:
+        if problem is ranks.agreed_on:
+            ranks.leave()
+            if not ranks.is_first:
+                raise SystemExit(problem.exit_code) from None
+        raise
+    else:
+        ranks.leave()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stratafl.base.device import placed
 from stratafl.base.topology import Mask, Reducer, Tree, reduced
-from stratafl.ranks.collectives import Members, Ranks
+from stratafl.distributed.communicator import Members, Ranks
 
 
 class Shared(NamedTuple):

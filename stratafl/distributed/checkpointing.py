@@ -17,8 +17,8 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import State, pack, unpack
 from stratafl.base.topology import Tree
-from stratafl.ranks.collectives import Ranks
-from stratafl.ranks.subtree import Branch, held
+from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.subtree import Branch, held
 
 Rows = Tensor | np.ndarray
 Merge = Callable[[int, Sequence[Any]], Any]

@@ -1,17 +1,16 @@
-"""The processes of one run, and what they tell each other.
-
-Numbers of the host travel by gloo also where rows travel by NCCL, so that nobody waits for a GPU to
-say something small. Nothing is pickled: values travel as JSON, rows as their bytes.
-"""
+"""Collectives between the processes of a run, and a watchdog that ends it when one dies."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,18 +21,78 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, UserCodeError
-from stratafl.ranks.failure import SECONDS_TO_LEAVE, STARTED_BY, Lifeline
+
+LOST = 3
+"""The exit code of a rank that lost another one."""
+
+STARTED_BY = "STRATAFL_STARTED_BY"
+"""Set for ranks that `stratafl run --nproc` started: it watches them, and knows better which one is
+gone and why."""
+
+SECONDS_TO_LEAVE = 10.0
+
+GONE = "another process of this run is gone"
+
+
+class Lifeline:
+    """Connects the ranks of a run, so that none waits for ever for one that died."""
+
+    def __init__(self, rank: int, count: int, group: dist.ProcessGroup):
+        self.rank, self.count, self.group = rank, count, group
+        self.on_loss: Callable[[], str] = lambda: ""
+        """What to do before this process ends, too; it may have something to add to the message."""
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+        if STARTED_BY in os.environ:
+            threading.Thread(target=_follow_starter, daemon=True).start()
+
+    def part(self) -> None:
+        """Say farewell, and wait until the one before did."""
+        with contextlib.suppress(RuntimeError):
+            dist.send(torch.ones(1), (self.rank + 1) % self.count, group=self.group)
+        self._thread.join(SECONDS_TO_LEAVE)
+
+    def _listen(self) -> None:
+        try:
+            dist.recv(torch.zeros(1), (self.rank - 1) % self.count, group=self.group)
+        except RuntimeError:
+            self._lost()
+
+    def _lost(self) -> None:
+        try:
+            more = self.on_loss()
+            if self.rank == 0 and STARTED_BY not in os.environ:
+                print(f"error: {GONE}{more}", file=sys.stderr, flush=True)
+        finally:
+            # the main thread may hang in a collective, or in the middle of anything: as after a
+            # kill, the run goes on from its last checkpoint
+            os._exit(LOST)
+
+
+def _follow_starter() -> None:
+    """Stop when whoever started this process is no more: its end of our standard input is then
+    closed."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 PATIENCE = timedelta(days=7)
 """A rank waits for the others as long as they train; one that is gone is noticed by the
 lifeline."""
+
 TO_MEET = timedelta(minutes=5)
 """How long ranks look for each other at first."""
+
 WORD = "stratafl last word"
 """The name under which a rank says why it ends."""
+
 SECONDS_TO_ASK = 2.0
+
 PIECE = 64 << 20
 """Bytes sent in one go: what a GPU holds goes through the host's memory."""
+
 Members = tuple[int, ...]
 
 

@@ -1,0 +1,1 @@
+"""One run over several processes, each with a part of the tree."""
