@@ -72,7 +72,7 @@ LAYERS = (
     "deploy.flower",
     "deploy.host",
     "report",
-    "plan",
+    "tune",
     "paper",
     "bench",
     "cli",

@@ -11,10 +11,10 @@ import pytest
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import one_goal
 from stratafl.network.specification import network
-from stratafl.plan.make import Made, make
-from stratafl.plan.question import Question
-from stratafl.plan.space import space_of
-from stratafl.plan.write import write
+from stratafl.tune.output import write
+from stratafl.tune.result import Made, make
+from stratafl.tune.space import space_of
+from stratafl.tune.task import Question
 
 pytest.importorskip("optuna")
 

@@ -19,18 +19,17 @@ from stratafl.config.schema import Config
 from stratafl.cost.pricing import price
 from stratafl.metrics.objective import one_goal
 from stratafl.network.specification import network
-from stratafl.plan import trainer
-from stratafl.plan.choose import stretches
-from stratafl.plan.make import Made, make
-from stratafl.plan.picture import picture
-from stratafl.plan.priced import last_round
-from stratafl.plan.question import Question
-from stratafl.plan.space import space_of
-from stratafl.plan.write import as_csv, rows
 from stratafl.runs import format
 from stratafl.runs.launch import Launch
 from stratafl.runs.reader import list_runs, read_run
 from stratafl.simulation.simulation import Simulation
+from stratafl.tune import trials
+from stratafl.tune.output import as_csv, picture, rows
+from stratafl.tune.result import Made, make
+from stratafl.tune.selection import stretches
+from stratafl.tune.space import space_of
+from stratafl.tune.task import Question
+from stratafl.tune.trials import last_round
 from tests.plan.conftest import CONFIG, NETWORKS, Asking, silently
 
 
@@ -72,7 +71,7 @@ def test_what_was_stopped_could_not_be_among_the_best_any_more(made: Made) -> No
     stopped = [tried for tried in made.search.tried.values() if tried.outcome == "stopped"]
     assert stopped, "these settings should hold one that is"
     for tried in stopped:
-        assert tried.run is not None and tried.run.status == format.INTERRUPTED and tried.reason == trainer.BEATEN
+        assert tried.run is not None and tried.run.status == format.INTERRUPTED and tried.reason == trials.BEATEN
         assert len(tried.run.rounds) < tried.run.total
         assert last_round(tried.run, made.question, made.search.bars()) <= len(tried.run.rounds)
 
@@ -158,7 +157,7 @@ def test_a_plan_stops_in_its_time_and_goes_on(
 ) -> None:
     """Each look at the clock takes a second."""
     clock = iter(range(1_000_000))
-    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(clock)))
     with pytest.raises(InvalidInput, match="max-seconds"):
         silently(ask(), tmp_path, seconds=5)
     for _ in range(40):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stratafl.cli.costs import plan as plan_module
-from stratafl.plan.make import Made
 from stratafl.runs.reader import list_runs
+from stratafl.tune.result import Made
 from tests.commands import command
 from tests.plan.conftest import TARGET
 

@@ -11,9 +11,9 @@ import pytest
 
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
-from stratafl.plan.question import budgets_of
-from stratafl.plan.space import space_of
-from stratafl.plan.write import toml
+from stratafl.tune.output import toml
+from stratafl.tune.space import space_of
+from stratafl.tune.task import budgets_of
 
 
 def config(**changes: Any) -> Config:

@@ -16,9 +16,9 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import format
 
 if TYPE_CHECKING:
-    from stratafl.plan.choose import Answer, Candidate
-    from stratafl.plan.make import Made
-    from stratafl.plan.question import Question
+    from stratafl.tune.result import Made
+    from stratafl.tune.selection import Answer, Candidate
+    from stratafl.tune.task import Question
 
 PICTURES = ("frontier.png", "frontier.pdf")
 
@@ -61,8 +61,8 @@ def plan_command(
     """Find the periods, method and rates that reach a target at least cost on a network."""
     from stratafl.base.plotting import pyplot
     from stratafl.cli.display import SweepDisplay
-    from stratafl.plan.make import make
-    from stratafl.plan.search import FINALISTS, optuna
+    from stratafl.tune.result import make
+    from stratafl.tune.study import FINALISTS, optuna
 
     optuna()
     pyplot()
@@ -87,8 +87,7 @@ def plan_command(
 
 def _show(made: Made, folder: Path, as_json: bool) -> None:
     """Write everything down and print it; what ended a plan early ends the command, too."""
-    from stratafl.plan.picture import picture
-    from stratafl.plan.write import as_dict, write
+    from stratafl.tune.output import as_dict, picture, write
 
     written = [*write(made, folder), *(folder / name for name in PICTURES)]
     picture(made, *written[-len(PICTURES) :])
@@ -120,8 +119,8 @@ def _question(
     from stratafl.config.schema import PLAN, Config, read_tables
     from stratafl.metrics.objective import one_goal
     from stratafl.network.specification import network as found_network
-    from stratafl.plan.question import COSTS, Question, budgets_of
-    from stratafl.plan.space import space_of
+    from stratafl.tune.space import space_of
+    from stratafl.tune.task import COSTS, Question, budgets_of
 
     if not networks:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
@@ -153,7 +152,7 @@ def _shortfall(made: Made) -> str:
 
 
 def _print(made: Made) -> None:
-    from stratafl.plan.write import gain, outcomes
+    from stratafl.tune.output import gain, outcomes
 
     for answer in made.answers:
         _candidates(made, answer)
@@ -185,7 +184,7 @@ def _times(gained: float) -> str:
 def _candidates(made: Made, answer: Answer) -> None:
     """The best settings and the config as given, with their costs to the target."""
     from stratafl.cost.pricing import BYTES, ENERGY, PLAIN, TIME, Unit
-    from stratafl.plan.question import COSTS
+    from stratafl.tune.task import COSTS
 
     found = list(answer.candidates)
     if answer.baseline not in found:
@@ -224,8 +223,8 @@ def _place(each: Candidate, answer: Answer) -> str:
 def _frontier(made: Made, answer: Answer) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
     from stratafl.base.statistics import OverSeeds
-    from stratafl.plan.choose import stretches
-    from stratafl.plan.picture import TITLES, unit_of
+    from stratafl.tune.output import TITLES, unit_of
+    from stratafl.tune.selection import stretches
 
     points = stretches(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])

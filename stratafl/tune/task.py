@@ -15,9 +15,9 @@ from stratafl.base.validation import check_choice, check_number, repeated
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
 from stratafl.network.specification import Network
-from stratafl.plan.space import Space
 from stratafl.runs.format import slug
 from stratafl.runs.provenance import essence
+from stratafl.tune.space import Space
 
 Cost = Literal["seconds", "bytes", "joules", "money"]
 COSTS: tuple[Cost, ...] = get_args(Cost)

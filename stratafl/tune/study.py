@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
-from stratafl.plan.priced import Tried
-from stratafl.plan.question import Question
-from stratafl.plan.space import Setting
-from stratafl.plan.trainer import Bars, Trainer, Watch
+from stratafl.tune.space import Setting
+from stratafl.tune.task import Question
+from stratafl.tune.trials import Bars, Trainer, Tried, Watch
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -11,13 +11,12 @@ from typing import NamedTuple
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import check_writable, make_folder, remove, write_json
 from stratafl.base.signals import Interrupted, Stop
-from stratafl.plan.choose import Answer, answers, repeat
-from stratafl.plan.priced import Tried
-from stratafl.plan.question import FILE, Question
-from stratafl.plan.search import AS_GIVEN, JOURNAL, Search, optuna
-from stratafl.plan.space import Setting
-from stratafl.plan.trainer import OutOfTime, Show, Trainer, Watch
 from stratafl.runs.format import Lock
+from stratafl.tune.selection import Answer, answers, repeat
+from stratafl.tune.space import Setting
+from stratafl.tune.study import AS_GIVEN, JOURNAL, Search, optuna
+from stratafl.tune.task import FILE, Question
+from stratafl.tune.trials import OutOfTime, Show, Trainer, Tried, Watch
 
 SEARCH = 0.6
 """The share of the time that the search takes: the rest is for the best settings' further seeds."""

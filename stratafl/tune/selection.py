@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stratafl.base.statistics import OverSeeds, over_seeds
-from stratafl.plan.priced import Tried, spent_R
-from stratafl.plan.question import Cost, Question
-from stratafl.plan.search import AS_GIVEN, FINALISTS, Search
-from stratafl.plan.space import Setting
-from stratafl.plan.trainer import Watch
+from stratafl.tune.space import Setting
+from stratafl.tune.study import AS_GIVEN, FINALISTS, Search
+from stratafl.tune.task import Cost, Question
+from stratafl.tune.trials import Tried, Watch, spent_R
 
 
 @dataclass(frozen=True, eq=False)
