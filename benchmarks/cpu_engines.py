@@ -32,7 +32,8 @@ from stratafl.core.client_training import Training
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
-from stratafl.engine.default import default_engine, operations
+from stratafl.engine.factory import default_engine
+from stratafl.engine.module_profile import operations
 from stratafl.models.registry import build
 
 STEPS, ENGINES = 4, ("loop", "stacked")

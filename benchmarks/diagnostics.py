@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stratafl.core.client_update import leaf
-from stratafl.engine.choose import Name
+from stratafl.engine.factory import Name
 from stratafl.metrics.drift import Diagnose
 from stratafl.models.registry import build
 from stratafl.runs.python.simulate import simulate

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from stratafl.base.plotting import COLOURS, pyplot, save
 from stratafl.bench.table import EnginePrecision, ratios
-from stratafl.engine.ops import COMPUTES
+from stratafl.engine.precision import COMPUTES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,7 +14,7 @@ import torch
 
 from stratafl.base.topology import Tree
 from stratafl.core.client_training import Trained
-from stratafl.engine.choose import drift_kernel
+from stratafl.engine.factory import drift_kernel
 from stratafl.federation.federation import Federation
 from stratafl.rules.registry import place
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl.core.client_training import Augment
-from stratafl.engine.cuda_graph import uncollected
+from stratafl.engine.cuda_graphs import uncollected
 from stratafl.models.networks import Recurrent
 
 Round = Callable[[], None]

@@ -32,9 +32,8 @@ from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.choose import Name, drift_kernel, make_engine
-from stratafl.engine.ops import COMPUTES, HALF, Compute
-from stratafl.engine.precision import computing
+from stratafl.engine.factory import Name, drift_kernel, make_engine
+from stratafl.engine.precision import COMPUTES, HALF, Compute, computing
 from stratafl.federation.federation import Federation
 from stratafl.models.registry import build, parameters
 from stratafl.rules.registry import rules_for

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from stratafl.base.errors import InvalidInput
 from stratafl.bench.baselines import Job, Round
 from stratafl.data.transforms import PAD, flip_and_crop
-from stratafl.engine.ops import Compute
+from stratafl.engine.precision import Compute
 
 Array = Any
 """JAX's own type cannot be named without importing it."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stratafl.bench.baselines import Job
-from stratafl.engine.ops import HALF, Compute
-from stratafl.engine.precision import computing
+from stratafl.engine.precision import HALF, Compute, computing
 from stratafl.models.registry import parameters
 
 

@@ -35,7 +35,7 @@ from stratafl.data.dataset import BatchKey, Held
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.model_checks import Subject, model_fits, objective_fits
+from stratafl.engine.validation import Subject, model_fits, objective_fits
 from stratafl.federation.local_parameters import Home, LeafTrainer, names_at_home
 from stratafl.metrics.evaluation import metrics
 from stratafl.metrics.metrics import metrics_of

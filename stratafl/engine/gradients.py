@@ -1,35 +1,241 @@
-"""The gradients of many clients at once, by a program of a module's layers or by `torch.func`.
-
-Shape suffixes: C clients, B batch, P parameters, Z buffer values.
-"""
+"""Gradients of many clients at once: by a captured program or by torch.func."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any, Protocol
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import Flat, copied
-from stratafl.core.losses import Loss, OnScores
+from stratafl.core.losses import Loss, OnScores, bare, checked, replaced, tensors_in
 from stratafl.core.rows import Spread
-from stratafl.data.inputs import Inputs, arguments
-from stratafl.engine import ops
-from stratafl.engine.draws.stream import Source
-from stratafl.engine.method.differentiate import Batch, Differentiate, Losses, by_length, widened
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.data.inputs import Inputs, arguments, mapped, tensors_of
+from stratafl.engine import ops, precision
+from stratafl.engine.batches import Batch, by_length, widened
+from stratafl.engine.chunk import ALONE, NEAR, Gradients, Wanted, room
+from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
+from stratafl.engine.parameter_layout import Layout
 from stratafl.engine.precision import Casting, scale_of
-from stratafl.engine.rows import ALONE, Gradients, Wanted, room
-from stratafl.engine.trace.layout import Layout
+from stratafl.engine.random_streams import Draws, Source
 from stratafl.engine.trace.lowering import Sinks
 from stratafl.engine.trace.program import Program
-from stratafl.engine.vocabulary import Vocabulary
+from stratafl.engine.validation import Vocabulary
+
+
+class Differentiate(Protocol):
+    """The gradient of each client's mean loss, with what is wanted added; where training changes
+    the module's buffers, these are changed in their rows."""
+
+    layout: Layout
+    """How the rows lie that it takes and gives."""
+    even: bool
+    """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA
+    graph."""
+    compute: precision.Compute
+    """What products are really computed in."""
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients: ...
+
+
+class Losses:
+    """The loss of each client's own samples, from the outputs for all of them."""
+
+    def __init__(self, loss: Loss, dtype: torch.dtype, functions: ops.Table, labels: bool):
+        """`labels`: every target is a class number, so that the library's cross-entropy has a
+        stacked form."""
+        self.loss, self._dtype, self._ops = loss, dtype, functions
+        self.even = not (labels and bare(loss) is F.cross_entropy)
+        self._maps = True
+
+    def __call__(self, outputs_CB: Any, batch: Batch, drawn: int = 0) -> Tensor:
+        """`outputs_CB`: scores, or whatever a module returned, with the clients in front of every
+        tensor; `drawn`: how many draws of the step came before."""
+        if not self.even:
+            op = self._ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
+            return op(outputs_CB, batch.targets_CB, batch.mask_CB)
+        losses, longest = [], batch.mask_CB.shape[1]
+        for length, mine in by_length(batch.length_C):
+            # what has no entry for each sample is never padded
+            outputs = self._some(outputs_CB, mine if length == longest else (mine, slice(length)))
+            losses.append(self._own_losses(outputs, batch.some(mine, length), drawn))
+        return torch.cat(losses)
+
+    def _some(self, outputs_CB: Any, where: Any) -> Any:
+        """Copies, since a loss may write into what it is given."""
+
+        def own(each: Tensor) -> Tensor:
+            return (each.to(self._dtype) if each.is_floating_point() else each)[where].clone()
+
+        return replaced(outputs_CB, own)
+
+    def _own_losses(self, outputs_CB: Any, batch: Batch, drawn: int) -> Tensor:
+        """A user's loss of each client, none of whose batches is padded."""
+        targets_CB, rows_CB = batch.targets_CB.clone(), tensors_in(outputs_CB)
+
+        def one(targets_B: Tensor, *rows_B: Tensor) -> Tensor:
+            rows = iter(rows_B)
+            return self.loss(replaced(outputs_CB, lambda _: next(rows)), targets_B)
+
+        def number(*given: Tensor) -> Tensor:
+            value = one(*given)
+            is_number = isinstance(value, Tensor) and value.numel() == 1
+            return (value if is_number else checked(self.loss, value)).reshape(())
+
+        if self._maps:
+            try:
+                with vmap_fallback_disabled():
+                    losses_C = vmap(number)(targets_CB, *rows_CB)
+                checked(self.loss, losses_C[0])
+                return losses_C
+            except RuntimeError as problem:
+                pass_on_no_room(problem)
+                # it looks at values, draws or does what cannot be mapped; this shows when the
+                # engine first tries it
+                self._maps = False
+        losses = []
+        for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
+            # a slice: to choose by a list, a GPU waits for the host
+            stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
+            with nullcontext() if stream is None else Draws(Source(stream, drawn)):
+                losses.append(checked(self.loss, one(*own)).reshape(()))
+        return torch.stack(losses)
+
+
+KEPT = 64
+"""Programs kept, one for each length of a batch."""
+
+
+class Recorded:
+    """One pass forward and one back for all clients whose batches are as long; for all clients
+    where padding changes nothing."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        loss: Loss,
+        device: torch.device,
+        compute: precision.Compute = "fp32",
+        labels: bool = False,
+        pads: bool = False,
+        apart: bool = False,
+    ):
+        """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
+        to the longest; `apart`: functions whose gradient is their own are called for one client
+        after another."""
+        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+        self.flat, self.compute, self.pads = flat, self._casting.compute, pads
+        self.layout = Layout(flat)
+        self._losses = Losses(loss, flat.dtype, ops.PLAIN, labels)
+        self._whole, self._apart = not isinstance(loss, OnScores), apart
+        self.even = not pads or self._losses.even
+        self.poisoned = False
+        """Whether the place for the gradients is filled with what is no number first, so that a
+        trial shows whether every value is written."""
+        self._programs: dict[object, BatchedProgram] = {}
+        self.mapped: set[str] = set()
+        """Operations that had no form and were mapped over the clients."""
+
+    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
+        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+        if self.poisoned:
+            g_CP.fill_(torch.nan)
+        whole = batch.mask_CB.shape[1]
+        groups = [(whole, slice(None))] if self.pads else by_length(batch.length_C)
+        programs = []
+        for length, mine in groups:
+            some = batch.some(mine, length)
+            program = self.program(some)
+            programs.append(program)
+            if isinstance(mine, slice):
+                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP)
+                continue
+            x, b, g = x_CP[mine], b_CZ[mine], torch.empty_like(g_CP[mine])
+            correction = None if wanted.correction_CP is None else wanted.correction_CP[mine]
+            self._some(program, x, b, some, correction, g)
+            g_CP[mine] = g
+            if program.recording.written:
+                b_CZ[mine] = b
+        return Gradients(g_CP, reads=tuple(programs))
+
+    def program(self, batch: Batch) -> BatchedProgram:
+        """For batches of this length; those that were used last are kept."""
+        inputs_CB = widened(batch.inputs_CB, self.flat.dtype)
+        key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
+        known = self._programs.pop(key, None)
+        if known is None:
+            while len(self._programs) >= KEPT:
+                self._programs.pop(next(iter(self._programs)))
+            one = mapped(lambda each: each[0], inputs_CB)
+            known = BatchedProgram(self.flat, one, self._whole, self._apart)
+        self._programs[key] = known
+        return known
+
+    def _some(
+        self,
+        program: BatchedProgram,
+        x_CP: Tensor,
+        b_CZ: Tensor,
+        batch: Batch,
+        correction_CP: Tensor | None,
+        g_CP: Tensor,
+    ) -> None:
+        """On a CPU as many clients at a time as its nearer memory holds an activation of."""
+        length = batch.mask_CB.shape[1]
+        few = len(x_CP) if x_CP.device.type != "cpu" else max(1, NEAR // max(1, program.recording.largest))
+        for first in range(0, len(x_CP), few):
+            mine = slice(first, first + few)
+            correction = None if correction_CP is None else correction_CP[mine]
+            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine])
+
+    def _together(
+        self,
+        program: BatchedProgram,
+        x_CP: Tensor,
+        b_CZ: Tensor,
+        batch: Batch,
+        correction_CP: Tensor | None,
+        g_CP: Tensor,
+    ) -> None:
+        named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
+        weights = {name: named[name].requires_grad_() for name in self.flat.names}
+        written = {name: named[name].clone() for name in program.recording.written}
+        own = {**dict(self.flat.module.named_parameters()), **dict(self.flat.module.named_buffers())}
+        device = x_CP.device
+        shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
+        scale = self._casting.scale
+        source = None if batch.stream is None else Source(batch.stream)
+        with torch.enable_grad(), self._casting.forward():
+            # clones: a module may write into what it is given
+            outputs_CB = program(
+                {**named, **written}, shared, widened(batch.inputs_CB, self.flat.dtype).clone(), source
+            )
+        with torch.enable_grad():
+            losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
+            losses_C.backward(torch.full_like(losses_C, scale))
+        self.mapped |= program.mapped
+        views, corrections = self.layout.named(g_CP, b_CZ), None
+        if correction_CP is not None:
+            corrections = self.layout.named(correction_CP, b_CZ)
+        for name, weight in weights.items():
+            part = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            ops.settle(part, views[name], None if corrections is None else corrections[name], scale)
+        for name, value in written.items():
+            named[name].copy_(value)
 
 
 class Stacked:
     """One pass forward and one back for all clients, through the module's client-batched
     program."""
 
-    def __init__(self, flat: Flat, loss: Loss, inputs: Inputs, compute: ops.Compute = "fp32", labels: bool = False):
+    def __init__(
+        self, flat: Flat, loss: Loss, inputs: Inputs, compute: precision.Compute = "fp32", labels: bool = False
+    ):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.flat, self.compute = flat, compute
@@ -81,7 +287,7 @@ class Mapped:
 
     even = True
 
-    def __init__(self, flat: Flat, loss: Loss, device: torch.device, compute: ops.Compute = "fp32"):
+    def __init__(self, flat: Flat, loss: Loss, device: torch.device, compute: precision.Compute = "fp32"):
         self.flat, self.layout = flat, Layout(flat)
         self._casting = Casting(compute, device, flat.dtype, keeps=False)
         self.compute = self._casting.compute

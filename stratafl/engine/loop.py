@@ -14,11 +14,9 @@ from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of, torch_as_
 from stratafl.core.client_training import Trained, Training, Work, behind_clip
 from stratafl.core.client_update import Correct, Stage, through
 from stratafl.data.batches import batches
-from stratafl.engine.draws.mode import drawing
-from stratafl.engine.draws.stream import Stream
-from stratafl.engine.habits import counters, draws
-from stratafl.engine.ops import Compute
-from stratafl.engine.precision import Casting, computing
+from stratafl.engine.module_profile import counters, draws
+from stratafl.engine.precision import Casting, Compute, computing
+from stratafl.engine.random_streams import Stream, drawing
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""

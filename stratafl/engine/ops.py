@@ -17,7 +17,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,22 +27,16 @@ from stratafl.core.client_update import PLAIN as PLAIN_SGD
 from stratafl.core.optimizer import SGD, Optimiser
 from stratafl.core.rows import DriftKernel
 from stratafl.core.rule import Rows
-from stratafl.engine.draws.stream import Source
-
-Compute = Literal["fp32", "tf32", "bf16", "fp16"]
-COMPUTES: tuple[Compute, ...] = get_args(Compute)
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from stratafl.engine.precision import HALF, Compute, held
+from stratafl.engine.random_streams import Source
 
 Pair = tuple[int, int]
+
 Size = int | Pair
+
 MOST_POOLED = 16
 """Places in the windows of a kernel of our own, which has each written out: of many, compiling
 would take minutes."""
-
-
-def held(x: Tensor, compute: Compute) -> Tensor:
-    """A product's operand in the type it is computed in."""
-    return x.to(HALF[compute]) if compute in HALF else x
 
 
 class Sink(NamedTuple):

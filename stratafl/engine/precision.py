@@ -1,17 +1,28 @@
-"""What torch's own products are computed in while an engine computes: float32 that a GPU may round
-to tf32, or 16 bits by autocast; and whether a GPU's library computes whole layers."""
+"""Precision of the products: types, autocast, tf32 switches, loss scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from stratafl.base.rng import PROCESS
 from stratafl.core.losses import Loss
-from stratafl.engine.ops import HALF, Compute
+
+Compute = Literal["fp32", "tf32", "bf16", "fp16"]
+
+COMPUTES: tuple[Compute, ...] = get_args(Compute)
+
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def held(x: Tensor, compute: Compute) -> Tensor:
+    """A product's operand in the type it is computed in."""
+    return x.to(HALF[compute]) if compute in HALF else x
+
 
 FP16_SCALE = 4096.0
 """Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""

@@ -28,19 +28,16 @@ from stratafl.data.batches import stacked_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.augmenting import images_of, one_by_one, takes_stacks
-from stratafl.engine.capture.recorded import Recorded
-from stratafl.engine.cuda_graph import Captured, Fixed, Recurring, Samples
-from stratafl.engine.draws.stream import Stream
-from stratafl.engine.gradients import Stacked, ordered
-from stratafl.engine.habits import FEW
+from stratafl.engine.batches import Batch, images_of, one_by_one, takes_stacks
+from stratafl.engine.chunk import ALONE, Gradients, Rows, Wanted, fitting, step, usual
+from stratafl.engine.cuda_graphs import Captured, Fixed, Recurring, Samples
+from stratafl.engine.gradients import Differentiate, Recorded, Stacked, ordered
 from stratafl.engine.loop import LoopEngine, threaded
-from stratafl.engine.memory import fitting
-from stratafl.engine.method.choice import GradientMethod, choose
-from stratafl.engine.method.differentiate import Batch, Differentiate
-from stratafl.engine.ops import Compute, table
-from stratafl.engine.precision import computing, honoured
-from stratafl.engine.rows import ALONE, Gradients, Rows, Wanted, step, usual
+from stratafl.engine.module_profile import FEW
+from stratafl.engine.ops import table
+from stratafl.engine.precision import Compute, computing, honoured
+from stratafl.engine.random_streams import Stream
+from stratafl.engine.selection import GradientMethod, choose
 
 KEPT = 2
 """Captured steps kept: enough for two sizes of chunk."""

@@ -26,8 +26,8 @@ from stratafl.data.dataset import given as given_data
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
 from stratafl.distributed.communicator import Ranks
-from stratafl.engine.choose import Name
-from stratafl.engine.ops import COMPUTES, Compute
+from stratafl.engine.factory import Name
+from stratafl.engine.precision import COMPUTES, Compute
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.objective import stopping
 from stratafl.network.specification import Network

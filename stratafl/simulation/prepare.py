@@ -29,12 +29,12 @@ from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
 from stratafl.data.inputs import Fields, Pair
 from stratafl.distributed.assignment import deal, leaf_work
 from stratafl.distributed.subtree import Branch
-from stratafl.engine import model_checks
-from stratafl.engine.augmenting import of_fields
-from stratafl.engine.choose import differences, drift_kernel, make_default, make_engine
-from stratafl.engine.habits import FEW, habits, peculiarities, plain
+from stratafl.engine import validation
+from stratafl.engine.batches import of_fields
+from stratafl.engine.factory import differences, drift_kernel, make_default, make_engine
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.model_checks import Subject
+from stratafl.engine.module_profile import FEW, habits, peculiarities, plain
+from stratafl.engine.validation import Subject
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import Home, names_at_home
 from stratafl.metrics.communication import Traffic
@@ -122,22 +122,22 @@ def placed(given: Checked, flat: Flat, problem: Problem) -> Placed:
     own = _own_pairs(given, test, flat.dtype)
     subject = Subject(flat, x_P, b_B, loss_of(problem.loss))
     unnamed = problem.loss is None
-    classes = model_checks.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
+    classes = validation.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
     if isinstance(train, Lazy):
         train = replace(train, classes=classes)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
-            model_checks.model_fits(name, subject, *pair, unnamed)
+            validation.model_fits(name, subject, *pair, unnamed)
     chosen, stops = metrics_of(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
-    objective = model_checks.objective_fits(subject, chosen, test, *stops)
+    objective = validation.objective_fits(subject, chosen, test, *stops)
     inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
     few = plain(inputs), plain(targets)
     augment = problem.augment
     if callable(augment) and isinstance(inputs, Fields):
         augment = of_fields(augment)
-    model_checks.model_trains(subject, *few, augment, given.seed)
+    validation.model_trains(subject, *few, augment, given.seed)
     sizes = dict(zip(given.tree.names[-1], given.samples, strict=True))
-    model_checks.batches_of_one(subject, *few, given.batch, given.sampling, sizes)
+    validation.batches_of_one(subject, *few, given.batch, given.sampling, sizes)
     return Placed(subject, train, test, own, objective, few, augment)
 
 

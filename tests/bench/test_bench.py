@@ -23,8 +23,7 @@ from stratafl.bench.engines import bench, contenders, row_of
 from stratafl.bench.table import ratios
 from stratafl.cli.main import app
 from stratafl.engine import kernels
-from stratafl.engine.ops import COMPUTES
-from stratafl.engine.precision import computing
+from stratafl.engine.precision import COMPUTES, computing
 from stratafl.models.networks import Recurrent, lstm
 
 

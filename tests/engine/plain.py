@@ -20,9 +20,8 @@ from stratafl.core.rows import Spread
 from stratafl.data.batches import batches
 from stratafl.data.dataset import Held
 from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
-from stratafl.engine.choose import Name, make_engine
-from stratafl.engine.draws.mode import drawing
-from stratafl.engine.draws.stream import Stream
+from stratafl.engine.factory import Name, make_engine
+from stratafl.engine.random_streams import Stream, drawing
 from tests.engine.zoo.entry import Entry
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3

@@ -12,13 +12,13 @@ from stratafl.core.client_training import Training
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
-from stratafl.engine import choose
-from stratafl.engine.choose import make_engine
+from stratafl.engine import factory
+from stratafl.engine.factory import make_engine
 
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_fastest", {})
+    monkeypatch.setattr(factory, "_fastest", {})
 
 
 def made(name: str, module: nn.Module | None = None, **more):
@@ -44,7 +44,7 @@ def test_auto_takes_the_fastest_and_measures_once(fastest: str, monkeypatch: pyt
         timed.append(engine.how)
         return 1.0 if engine.how == fastest else 2.0
 
-    monkeypatch.setattr(choose, "_seconds", seconds)
+    monkeypatch.setattr(factory, "_seconds", seconds)
     assert made("auto").how == made("auto").how == fastest
     assert sorted(timed) == WAYS
     made("auto", nn.Linear(3, 2, bias=False))

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.engine import cuda_graph
-from stratafl.engine.capture import recorded
-from stratafl.engine.capture.recorded import Recorded
+from stratafl.engine import cuda_graphs, gradients
+from stratafl.engine.gradients import Recorded
 from tests.engine.capture.test_recorded import Windowed, batch, chosen, trained
 from tests.engine.pairs import federation, stacked
 
@@ -29,7 +28,7 @@ def lengths(method: Recorded) -> list[int]:
 
 
 def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "KEPT", 2)
+    monkeypatch.setattr(gradients, "KEPT", 2)
     method, _ = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     for length in (5, 4, 5, 3):
         trained(method, [length])
@@ -39,8 +38,8 @@ def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows come in another order than the program's."""
-    monkeypatch.setattr(recorded, "KEPT", 1)
-    monkeypatch.setattr(cuda_graph, "_captured", forgetting)
+    monkeypatch.setattr(gradients, "KEPT", 1)
+    monkeypatch.setattr(cuda_graphs, "_captured", forgetting)
     sim = stacked(federation(model=lambda: Windowed().double()))
     engine, method = sim.engine, sim.engine._differentiate
     assert isinstance(method, Recorded)

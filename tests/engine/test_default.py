@@ -17,9 +17,8 @@ from stratafl.core.client_training import Training
 from stratafl.core.client_update import Leaf, corrections, leaf
 from stratafl.core.flat_module import Flat
 from stratafl.data.dataset import Held
-from stratafl.engine import default
-from stratafl.engine.choose import make_default
-from stratafl.engine.default import FEWEST, default_engine, lengths_at_once
+from stratafl.engine import factory
+from stratafl.engine.factory import FEWEST, default_engine, lengths_at_once, make_default
 from stratafl.models.registry import build
 from stratafl.runs import read_run
 
@@ -182,7 +181,7 @@ def test_a_run_goes_on_with_the_engine_it_began_with(
     """Also where another version would begin it with another one."""
 
     def chooses(engine: str) -> None:
-        monkeypatch.setattr(default, "FEWEST", FEWEST if engine == "stacked" else 1000)
+        monkeypatch.setattr(factory, "FEWEST", FEWEST if engine == "stacked" else 1000)
 
     whole = run(engine=first).run().models[0]
     chooses(first)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stratafl import leaf
-from stratafl.engine.draws.mode import Draws, drawing
-from stratafl.engine.draws.stream import BLOCK, Source, Stream, choices, real
+from stratafl.engine.random_streams import BLOCK, Draws, Source, Stream, choices, drawing, real
 from tests.engine.pairs import CLOSE, compare
 
 CPU = torch.device("cpu")

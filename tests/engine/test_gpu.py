@@ -15,7 +15,7 @@ from stratafl import feddyn, simulate
 from stratafl.core.client_update import Correct, Leaf, leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.choose import Name
+from stratafl.engine.factory import Name
 from stratafl.engine.stacked import StackedEngine
 from stratafl.models.networks import lstm, mlp
 from stratafl.rules.registry import entries

@@ -13,7 +13,7 @@ from stratafl.core.optimizer import SGD, constant
 from stratafl.core.rows import Spread
 from stratafl.core.rule import average
 from stratafl.engine import ops
-from stratafl.engine.trace.layout import Layout
+from stratafl.engine.parameter_layout import Layout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
 

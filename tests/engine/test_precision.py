@@ -16,9 +16,8 @@ from stratafl.core.flat_module import Flat
 from stratafl.data.batches import batches
 from stratafl.engine import ops
 from stratafl.engine.gradients import Stacked
-from stratafl.engine.method.choice import choose
-from stratafl.engine.ops import HALF, Compute
-from stratafl.engine.precision import computing, without_cudnn
+from stratafl.engine.precision import HALF, Compute, computing, without_cudnn
+from stratafl.engine.selection import choose
 
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
 SCALE = {"bf16": 1.0, "fp16": 4096.0}

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.core.flat_module import Flat
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.gradients import Stacked
-from stratafl.engine.method.choice import choose
-from stratafl.engine.method.differentiate import Batch
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.selection import choose
 from stratafl.engine.trace.program import Program
 from stratafl.models.networks import lstm, resnet18_gn
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from stratafl.core.client_update import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine import cuda_graph, ops
-from stratafl.engine.cuda_graph import Recurring
+from stratafl.engine import cuda_graphs, ops
+from stratafl.engine.cuda_graphs import Recurring
 from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
@@ -334,7 +334,7 @@ def test_a_captured_step_reads_only_what_is_filled_in(
         captured.append(once)
         return once
 
-    monkeypatch.setattr(cuda_graph, "_captured", capture)
+    monkeypatch.setattr(cuda_graphs, "_captured", capture)
     model = seeded(lambda: mlp((1, 6, 6), 3, (5,)))
     chain = leaf(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5)
     settings = {

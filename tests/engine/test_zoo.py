@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stratafl.engine.choose import Name
+from stratafl.engine.factory import Name
 from tests.engine.compose import Plan, entries
 from tests.engine.plain import Trained, difference, engine, plain, problem
 from tests.engine.zoo import ZOO

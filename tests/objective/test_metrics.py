@@ -250,7 +250,7 @@ def test_no_test_data_no_metrics() -> None:
 
 
 def test_outputs_that_need_too_much_room_are_refused_for_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratafl.engine.model_checks.WHOLE", 40 * 3 * 4 - 1)
+    monkeypatch.setattr("stratafl.engine.validation.WHOLE", 40 * 3 * 4 - 1)
     with pytest.raises(InvalidInput, match="more than 1 GiB"):
         run(metrics={"mine": lambda outputs, targets: 1.0})
     assert "f1" in run(metrics=["f1"]).run().history[-1].metrics

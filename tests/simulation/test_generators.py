@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.rng import states
-from stratafl.engine.augmenting import takes_stacks
+from stratafl.engine.batches import takes_stacks
 from tests.simulation.habits import data, run
 
 

@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels import interpreted
-from stratafl.engine.ops import HALF, Sink
+from stratafl.engine.ops import Sink
+from stratafl.engine.precision import HALF
 
 if interpreted():
     from stratafl.engine.kernels.triton_patch import mend

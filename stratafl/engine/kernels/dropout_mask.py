@@ -18,8 +18,8 @@ from torch import Tensor
 
 from stratafl.base.rng import MIXING, Purpose, prefix
 from stratafl.engine import ops
-from stratafl.engine.draws.stream import Source, bound_of
 from stratafl.engine.kernels.common import cdiv, mixed
+from stratafl.engine.random_streams import Source, bound_of
 
 BLOCK = 1024
 

@@ -22,7 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import cdiv, power, storage
-from stratafl.engine.ops import Compute, linear_of_any
+from stratafl.engine.ops import linear_of_any
+from stratafl.engine.precision import Compute
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from stratafl.engine import ops
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
 
 Lower = Callable[[Lowering, fx.Node], Run]

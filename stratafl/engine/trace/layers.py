@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from stratafl.engine import ops
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.trace.functions import (
     FUNCTIONS,
     METHODS,

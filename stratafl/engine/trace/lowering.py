@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from stratafl.engine.draws.stream import Source
-from stratafl.engine.method.unsupported import Unsupported
-from stratafl.engine.ops import TORCH, Compute, Sink, Table
+from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.ops import TORCH, Sink, Table
+from stratafl.engine.precision import Compute
+from stratafl.engine.random_streams import Source
 
 BATCH = 8191
 """Samples in the shapes a module is traced with: a number that no layer has by chance."""

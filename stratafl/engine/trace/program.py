@@ -21,9 +21,10 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import place_of_scores
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine.draws.stream import Source
-from stratafl.engine.method.unsupported import Unsupported
-from stratafl.engine.ops import PLAIN, Compute, Table
+from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.ops import PLAIN, Table
+from stratafl.engine.precision import Compute
+from stratafl.engine.random_streams import Source
 from stratafl.engine.trace import layers
 from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
 from stratafl.models.networks import Recurrent

@@ -15,7 +15,7 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config
 from stratafl.core.schedule import Schedule
-from stratafl.engine.ops import COMPUTES
+from stratafl.engine.precision import COMPUTES
 from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]

@@ -16,8 +16,8 @@ from stratafl.base.errors import InvalidInput, printable
 from stratafl.base.signals import Interrupted, Stop, Stopped
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.config.data import LabelCounts
-from stratafl.engine.choose import Name, make_engine
-from stratafl.engine.ops import COMPUTES
+from stratafl.engine.factory import Name, make_engine
+from stratafl.engine.precision import COMPUTES
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of

@@ -19,8 +19,8 @@ from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import Sampling
 from stratafl.distributed.communicator import Ranks
-from stratafl.engine.choose import Name
-from stratafl.engine.ops import Compute
+from stratafl.engine.factory import Name
+from stratafl.engine.precision import Compute
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike

@@ -10,9 +10,9 @@ import torch
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import tensors_in
 from stratafl.data.inputs import mapped
-from stratafl.engine.capture.program import Program
-from stratafl.engine.draws.stream import Source, Stream
+from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.precision import computing
+from stratafl.engine.random_streams import Source, Stream
 from tests.engine.plain import problem
 from tests.engine.test_zoo import OTHERWISE
 from tests.engine.zoo import ZOO
@@ -36,6 +36,6 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     inputs_CB = mapped(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
     with computing("fp32", torch.device("cuda")), torch.no_grad():
-        program = Program(flat, one, whole=True)
+        program = BatchedProgram(flat, one, whole=True)
         outputs = tensors_in(program(named, shared, inputs_CB, Source(Stream(0, client_C, step))))
     assert outputs and {each.device for each in outputs} == {ELSEWHERE}

@@ -12,10 +12,10 @@ from torch import Tensor
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import tensors_in
 from stratafl.data.inputs import mapped
-from stratafl.engine.capture.padding import pads
-from stratafl.engine.capture.program import Program
-from stratafl.engine.draws.stream import Source, Stream
-from stratafl.engine.method.differentiate import Batch
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler.padding import pads
+from stratafl.engine.compiler.program import BatchedProgram
+from stratafl.engine.random_streams import Source, Stream
 from tests.engine.plain import Problem, problem
 from tests.engine.zoo import ZOO
 
@@ -65,7 +65,7 @@ def outputs(given: Problem, flat: Flat, inputs_CB: Any) -> list[Tensor]:
     named = flat.named(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
-    program = Program(flat, mapped(lambda each: each[0], inputs_CB), whole=True)
+    program = BatchedProgram(flat, mapped(lambda each: each[0], inputs_CB), whole=True)
     with torch.no_grad():
         return tensors_in(program(named, shared, inputs_CB.clone(), Source(Stream(0, torch.arange(2), 0))))
 

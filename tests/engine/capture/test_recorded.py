@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from stratafl import leaf, simulate
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import OnScores
-from stratafl.engine.capture import program
-from stratafl.engine.capture.recorded import Recorded
-from stratafl.engine.draws.stream import Stream
-from stratafl.engine.method.choice import choose
-from stratafl.engine.method.differentiate import Batch
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler import graph, program
+from stratafl.engine.gradients import Recorded
+from stratafl.engine.random_streams import Stream
+from stratafl.engine.selection import choose
 
 RANDOM = torch.Generator().manual_seed(0)
 TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0, 2])
@@ -147,8 +147,8 @@ class Windowed(nn.Module):
 
 
 def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
-    captured = program.Program(Flat(Windowed().to("meta")), TABLE.to("meta"))
+    captured = program.BatchedProgram(Flat(Windowed().to("meta")), TABLE.to("meta"))
     assert {value.dtype for value in captured._fixed.values()} == {torch.bool}
     assert {value.device.type for value in captured._fixed.values()} == {"meta"}
-    assert not {"arange", "lt", "to", "bitwise_not"} & {str(program.packet(step.node)) for step in captured._steps}
+    assert not {"arange", "lt", "to", "bitwise_not"} & {str(graph.packet(step.node)) for step in captured._steps}
     assert chosen(Windowed())[1] == "stacked"

@@ -15,10 +15,9 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from stratafl.base import rng
-from stratafl.engine import loop, precision
-from stratafl.engine.capture.tracing import own_functions, traced
-from stratafl.engine.draws import mode
-from stratafl.engine.method import differentiate
+from stratafl.engine import loop, precision, random_streams
+from stratafl.engine.compiler import program
+from stratafl.engine.compiler.capture import own_functions, traced
 from tests.engine.zoo.entry import Net
 from tests.simulation.habits import data, run
 
@@ -91,8 +90,8 @@ CHANGING: dict[str, Callable[[], Any]] = {
     "threads": lambda: loop.threaded(1),
     "products": lambda: precision.computing("fp32", CUDA),
     "layers": precision.without_cudnn,
-    "attention": lambda: mode.plain_attention(CUDA),
-    "mapping": differentiate.by_rules,
+    "attention": lambda: random_streams.plain_attention(CUDA),
+    "mapping": program.vmap_fallback_disabled,
 }
 
 

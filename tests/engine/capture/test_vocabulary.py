@@ -10,9 +10,9 @@ from torch import nn
 
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import OnScores
+from stratafl.engine.batches import Batch
 from stratafl.engine.gradients import Mapped
-from stratafl.engine.method.differentiate import Batch
-from stratafl.engine.vocabulary import Vocabulary
+from stratafl.engine.validation import Vocabulary
 
 CLIENTS, SAMPLES = 3, 4
 

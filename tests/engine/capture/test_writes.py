@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratafl import InvalidInput
 from stratafl.core.flat_module import Flat
-from stratafl.engine.habits import habits
+from stratafl.engine.module_profile import habits
 from tests.engine.zoo.entry import Net
 from tests.simulation.habits import data, furthest, run
 

@@ -130,7 +130,7 @@ def test_fetch_is_flip_and_crop_bit_by_bit() -> None:
 DROPOUT = """
 import torch
 from stratafl.engine import kernels, ops
-from stratafl.engine.draws.stream import Source, Stream
+from stratafl.engine.random_streams import Source, Stream
 
 device = "cpu" if kernels.interpreted() else "cuda"
 client_C = torch.tensor([7, 2, 1000], device=device)

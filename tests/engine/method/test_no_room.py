@@ -18,14 +18,14 @@ from stratafl.core.client_training import Training
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import OnScores
 from stratafl.data.dataset import Held
-from stratafl.engine import augmenting, default, habits, ops
-from stratafl.engine.capture import padding
-from stratafl.engine.capture import program as capture
-from stratafl.engine.capture.tracing import traced
-from stratafl.engine.method import choice, trial
-from stratafl.engine.method.differentiate import Batch, Losses
-from stratafl.engine.model_checks import Subject, batches_of_one
+from stratafl.engine import batches, module_profile, ops, selection
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler import padding
+from stratafl.engine.compiler import program as capture
+from stratafl.engine.compiler.capture import traced
+from stratafl.engine.gradients import Losses
 from stratafl.engine.trace import program as trace
+from stratafl.engine.validation import Subject, batches_of_one
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 KINDS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(HOST), MemoryError()]
@@ -65,13 +65,13 @@ def of_losses(problem: BaseException) -> None:
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "copied", raising(problem))
-    choice.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+    monkeypatch.setattr(selection, "copied", raising(problem))
+    selection.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "Stacked", raising(problem))
-    choice.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+    monkeypatch.setattr(selection, "Stacked", raising(problem))
+    selection.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of_one_operation(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "vmap", raising(problem))
-    program = capture.Program(Flat(nn.Sequential(Renormed(), nn.Linear(4, 3))), X)
+    program = capture.BatchedProgram(Flat(nn.Sequential(Renormed(), nn.Linear(4, 3))), X)
     named = {"1.weight": torch.zeros(2, 3, 4), "1.bias": torch.zeros(2, 3)}
     program(named, {}, torch.stack([X, X]), None)
 
@@ -94,13 +94,13 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "habits": lambda problem, _: choice.choose(training(problem).flat, LOSS, X, LABELS),
+    "habits": lambda problem, _: selection.choose(training(problem).flat, LOSS, X, LABELS),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
-    "draws": lambda problem, _: habits.draws(training(problem)),
-    "counters": lambda problem, _: habits.counters(training(problem)),
-    "the default engine": lambda problem, _: default.operations(training(problem), torch.arange(4)),
-    "an augmentation of stacks": lambda problem, _: augmenting.takes_stacks(raising(problem), X, 0),
+    "draws": lambda problem, _: module_profile.draws(training(problem)),
+    "counters": lambda problem, _: module_profile.counters(training(problem)),
+    "the default engine": lambda problem, _: module_profile.operations(training(problem), torch.arange(4)),
+    "an augmentation of stacks": lambda problem, _: batches.takes_stacks(raising(problem), X, 0),
     "recording": lambda problem, _: traced(raising(problem), [X]),
     "tracing": lambda problem, patch: (
         patch.setattr(trace, "_Tracer", raising(problem)), trace.Program(Flat(nn.Linear(4, 3)), X),

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl.engine.capture.forms.axes import bound, called
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, fitting, rank_of, wrapped
+from stratafl.engine.compiler.forms.axes import bound, called
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, fitting, rank_of, wrapped
 
 
 def embedding(

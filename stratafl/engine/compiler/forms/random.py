@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine import ops
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
-from stratafl.engine.draws.stream import choices
+from stratafl.engine import ops, precision
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
+from stratafl.engine.random_streams import choices
 
 
 def dropped(frame: Frame, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
-    rows = torch.float32 if x.dtype in ops.HALF.values() else x.dtype
+    rows = torch.float32 if x.dtype in precision.HALF.values() else x.dtype
     return ops.table(x.device, rows).functions["dropout"](x, p, frame.draws())
 
 

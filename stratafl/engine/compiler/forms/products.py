@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, fitting, rank_of
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, fitting, rank_of
 
 
 def linear(frame: Frame, op: Any, x: Any, w: Any, b: Any = None) -> Any:

@@ -1,5 +1,4 @@
-"""Which engine trains a run: by name, the fastest one for this model on this machine, or where
-nothing is said the one that was measured to be faster for such models."""
+"""Choose and build the engine of a run."""
 
 from __future__ import annotations
 
@@ -14,17 +13,61 @@ from stratafl.base.errors import InvalidInput, guarded
 from stratafl.base.rng import as_before
 from stratafl.base.validation import check_choice
 from stratafl.core.client_training import Engine, Training, Work
+from stratafl.core.client_update import Usual
 from stratafl.core.rows import DriftKernel, Spread
+from stratafl.data.batches import batch_lengths, steps_of_pass
 from stratafl.data.inputs import shape_of
-from stratafl.engine.default import FEWEST, default_engine, lengths_at_once
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.ops import COMPUTES, HALF, Compute, table
+from stratafl.engine.module_profile import operations
+from stratafl.engine.ops import table
+from stratafl.engine.precision import COMPUTES, HALF, Compute
 from stratafl.engine.stacked import StackedEngine
+
+FEWEST = 8
+"""Clients that train at once: of fewer a run is short, and setting up weighs more than it saves."""
+
+EVEN = 0.75
+"""Of the longest batch's samples, how many a batch has on average: shorter ones are padded."""
+
+
+LOOKED_AT = 100
+"""Steps of a pass whose batches' lengths are counted, at most."""
+
+
+def default_engine(whole: Training, clients: float, precision: Compute) -> Literal["loop", "stacked"]:
+    """The one that is to be tried first.
+
+    whole: with all clients of the tree, also where this process has a part of them; clients: how
+    many train at once, on average.
+    """
+    if clients < FEWEST or precision in HALF:
+        return "loop"
+    # a stage of one's own may look at all rows it is given, and the loop gives it one
+    if Usual.of(whole.leaf.stages) is None:
+        return "loop"
+    longest = max(whole.partition, key=len)
+    places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
+    if sum(min(len(part), places) for part in whole.partition) < EVEN * places * len(whole.partition):
+        return "loop"
+    seen = operations(whole, longest[:places])
+    return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
+
+
+def lengths_at_once(whole: Training) -> float:
+    """How many lengths the clients' batches have in a step, on average over the longest pass."""
+    size_N = np.array([len(part) for part in whole.partition])
+    steps = min(LOOKED_AT, steps_of_pass(int(size_N.max()), whole.batch))
+    step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
+    length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
+    return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
+
 
 Name = Literal["auto", "loop", "stacked", "vmap"]
 
+
 CLIENTS, STEPS, TRIES = 16, 2, 3
 """What is measured: so many clients' steps at most, the best of so many times."""
+
 
 HELP = {
     "hooks on": "without them all clients can train at once",
@@ -36,6 +79,7 @@ HELP = {
     "the second time": "a module that keeps nothing between two calls lets all clients train at once",
 }
 """What would help where only the loop can train, by a part of the reason."""
+
 
 _fastest: dict[object, Name] = {}
 """What was measured in this process, by model, batch and clients."""

@@ -11,7 +11,8 @@ made where it will be needed, since a step that waits for the host cannot become
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +21,30 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from stratafl.base.errors import pass_on_no_room
+from stratafl.base.rng import PROCESS
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import replaced
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine.capture.forms import axes, lookups, products, random, recurrent, samples
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, tensors, wrapped
-from stratafl.engine.capture.graph import DRAWING, packet, recorded
-from stratafl.engine.capture.tracing import OwnFunction
-from stratafl.engine.draws.stream import Source
-from stratafl.engine.habits import written
-from stratafl.engine.method.differentiate import by_rules
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.compiler.capture import OwnFunction, Unsupported
+from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
+from stratafl.engine.compiler.graph import DRAWING, packet, recorded
+from stratafl.engine.module_profile import written
+from stratafl.engine.random_streams import Source
+
+
+@contextmanager
+def vmap_fallback_disabled() -> Iterator[None]:
+    """What the library has no rule for is refused, rather than done one by one with a warning."""
+    functorch: Any = torch._C._functorch
+    with PROCESS:
+        before = functorch._is_vmap_fallback_enabled()
+        functorch._set_vmap_fallback_enabled(False)
+        try:
+            yield
+        finally:
+            functorch._set_vmap_fallback_enabled(before)
+
 
 FORMS: dict[str, Form] = {
     **axes.FORMS, **products.FORMS, **lookups.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
@@ -63,7 +77,7 @@ class Step(NamedTuple):
     """Whose values nobody needs afterwards."""
 
 
-class Program:
+class BatchedProgram:
     """The steps of a module on batches of one length; calling it gives all clients' outputs."""
 
     def __init__(self, flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = False):
@@ -174,7 +188,7 @@ class _Mapped:
 
         if self._maps:
             try:
-                with by_rules():
+                with vmap_fallback_disabled():
                     return wrapped(vmap(one)(*stacks))
             except Exception as problem:
                 pass_on_no_room(problem)

@@ -23,10 +23,9 @@ from stratafl.core.flat_module import Flat, copied
 from stratafl.core.losses import replaced as replaced_in
 from stratafl.core.losses import scores_of, tensors_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
-from stratafl.engine.capture.tracing import BY_VALUES, OwnFunction, own_functions, traced
-from stratafl.engine.draws.mode import HANDLERS
-from stratafl.engine.habits import written
-from stratafl.engine.method.unsupported import Unsupported
+from stratafl.engine.compiler.capture import BY_VALUES, OwnFunction, Unsupported, own_functions, traced
+from stratafl.engine.module_profile import written
+from stratafl.engine.random_streams import HANDLERS
 
 RANDOM = {
     *HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.draws.mode import Draws
-from stratafl.engine.draws.stream import Source
+from stratafl.engine.random_streams import Draws, Source
 
 
 class Stack:

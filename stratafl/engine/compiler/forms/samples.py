@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, wrapped
-from stratafl.engine.draws.mode import plain_attention
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, wrapped
+from stratafl.engine.random_streams import plain_attention
 
 POOLS = ("max", "avg", "adaptive_avg", "adaptive_max")
 BATCHED = {

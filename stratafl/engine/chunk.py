@@ -1,7 +1,4 @@
-"""What a chunk of clients computes with, and the leaf's chain on all its rows.
-
-Shape suffixes: N leaves, C clients of a chunk, P parameters, Z buffer values.
-"""
+"""State of a chunk of clients, one optimizer step on it, and how many clients fit into memory."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from stratafl.core.rows import Spread
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
 from stratafl.engine.ops import Table, advance
-from stratafl.engine.trace.layout import Layout
+from stratafl.engine.parameter_layout import Layout
 
 ALIGNED = 16
 """Values: rows that begin at multiples of this are read and written in the widest words a GPU
@@ -200,3 +197,48 @@ def step(
     direction_CP = through(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
     advance(rows.x_CP, direction_CP, lr, *end)
     return reads
+
+
+MOST = 512
+"""Clients at once on a GPU: more than fill it gain nothing, and their memory is better left to the
+rows."""
+
+SHARE = 0.4
+"""Of the free memory: a captured step keeps memory of its own beside what the first, eager ones
+left behind."""
+
+CACHE = 16 << 20
+"""Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is
+quick."""
+
+NEAR = 4 << 20
+"""Bytes of an activation that a CPU's caches hold while the next operation comes."""
+
+WIDER = 4
+"""Activations of a batch in terms of its inputs, roughly; it matters where a model has few
+parameters only."""
+
+
+def fitting(
+    device: torch.device,
+    clients: int,
+    row_bytes: int,
+    batch_bytes: int,
+    value_bytes: int,
+    attempt: Callable[[int], None],
+) -> int:
+    """Clients at once; `value_bytes` are those of one client's largest activation, and `attempt`
+    takes a step of so many, from which a GPU's need of memory is measured."""
+    if device.type != "cuda":
+        near = NEAR // max(1, value_bytes)
+        return max(1, min(clients, near, CACHE // (row_bytes + WIDER * batch_bytes)))
+    few = min(clients, 8)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    attempt(few)
+    torch.cuda.synchronize(device)
+    each = max(1, (torch.cuda.max_memory_allocated(device) - before) // few)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    return max(1, min(clients, MOST, int(SHARE * free / each)))

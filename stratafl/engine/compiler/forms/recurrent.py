@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.capture.forms.random import dropped
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack
+from stratafl.engine.compiler.forms.random import dropped
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, "Weights"], State]

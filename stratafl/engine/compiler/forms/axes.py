@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.capture.forms.stack import Form, Frame, Stack, fitting, rank_of, tensors, wrapped
+from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, fitting, rank_of, tensors, wrapped
 
 POINTWISE = {
     "copy_", "fill", "fill_", "masked_fill", "masked_fill_", "where", "relu6", "relu6_", "selu", "selu_", "prelu",

@@ -1,5 +1,4 @@
-"""A function's operations, noted without computing anything: `make_fx`, and what keeps the library
-from looking at values where nothing but speed or a complaint depends on them."""
+"""Capture a module's operations as a graph, without running them."""
 
 from __future__ import annotations
 
@@ -12,22 +11,22 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, fx
 from torch.distributions import Distribution
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    make_fx,
-    track_tensor_tree,
-)
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
 from stratafl.base.rng import PROCESS
-from stratafl.engine.method.unsupported import Unsupported
 from stratafl.engine.precision import without_cudnn
 
+
+class Unsupported(Exception):
+    """The module has something that has no client-batched form, and what."""
+
+
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 BY_VALUES = "what it does depends on values"
 
 

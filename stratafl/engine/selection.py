@@ -1,29 +1,29 @@
-"""A few clients on which a method to get gradients is tried before it is believed.
-
-Shape suffixes: C clients, B batch, P parameters, Z buffer values.
-"""
+"""Choose how a module's gradients are computed, and try it on known gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stratafl.base import errors
 from stratafl.base.errors import pass_on_no_room
+from stratafl.base.rng import as_before
 from stratafl.core.flat_module import Flat, copied
-from stratafl.core.losses import Loss
+from stratafl.core.losses import Loss, OnScores
 from stratafl.data.inputs import Inputs, mapped, typed
-from stratafl.engine import ops
-from stratafl.engine.capture.recorded import Recorded
-from stratafl.engine.draws.mode import drawing
-from stratafl.engine.draws.stream import Stream
-from stratafl.engine.gradients import Stacked, ordered
-from stratafl.engine.habits import Rounding
-from stratafl.engine.method.differentiate import Batch, Differentiate
+from stratafl.engine import ops, precision
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.padding import pads
+from stratafl.engine.gradients import Differentiate, Mapped, Recorded, Stacked, ordered
+from stratafl.engine.module_profile import Habits, Rounding, habits, plain
+from stratafl.engine.precision import computing
+from stratafl.engine.random_streams import Stream, drawing
 
 
 class Trial(NamedTuple):
@@ -72,15 +72,19 @@ class Trial(NamedTuple):
 CLIENTS = 3
 """How many a trial has: two have batches of one length, since the library may keep the values of
 one alone where they are."""
+
 LARGE = 50_000_000
 """Parameters of a module, frozen ones with them, of which no copy in float64 is made for a
 trial."""
+
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 """In float64 sums in another order are all that may differ; in float32 also which side of a kink a
 value lies on."""
-COARSE: dict[ops.Compute, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
+
+COARSE: dict[precision.Compute, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
 """In these precisions: seven times what small modules with kinks were off by in 16 bits on a CPU,
 by torch's own autocast alike. It is for what is cut off, overflows or is not computed at all."""
+
 COARSEST = 5e-2
 """Whatever a module, or a part of it, computes in."""
 
@@ -167,3 +171,155 @@ def _batches(inputs: Inputs, targets: Tensor) -> list[Batch]:
         stream = Stream(0, torch.arange(CLIENTS, device=inputs.device), 0)
         batches.append(Batch(inputs_CB, targets_CB, mask_CB, length_C, stream))
     return batches
+
+
+GradientMethod = Literal["stacked", "vmap"]
+
+FEW_MAPPED = 3
+"""Operations without a form of which `how` names each."""
+
+
+class Kind(NamedTuple):
+    """A method that may be tried."""
+
+    name: GradientMethod
+    make: Callable[[Flat, precision.Compute], Differentiate]
+    is_last: bool = True
+    """Whether its reason is the one to tell, where none of this name does."""
+
+
+def choose(
+    flat: Flat,
+    loss: Loss,
+    inputs: Inputs,
+    targets: Tensor,
+    compute: precision.Compute = "fp32",
+    labels: bool = False,
+    methods: Sequence[GradientMethod] = ("stacked", "vmap"),
+) -> tuple[Differentiate | None, str]:
+    """The first of these methods that gives this module's own gradients, tried on a few samples;
+    None if only a loop does.
+
+    `labels` says that every target of the run is a class number, none to be ignored.
+    """
+    with as_before(inputs.device):
+        return _chosen(flat, loss, plain(inputs), plain(targets), compute, labels, methods)
+
+
+def _chosen(
+    flat: Flat,
+    loss: Loss,
+    inputs: Inputs,
+    targets: Tensor,
+    compute: precision.Compute,
+    labels: bool,
+    methods: Sequence[GradientMethod],
+) -> tuple[Differentiate | None, str]:
+    try:
+        x_CP, b_CZ = perturbed(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        reason = _peculiar(flat, known)
+        tried = [] if reason else trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
+    except Exception as problem:
+        errors.pass_on_no_room(problem)
+        reason = errors.reason(problem)
+    if reason:
+        return None, f"loop: {reason}"
+    reasons: list[str] = []
+    for kind in _kinds(flat, loss, inputs, labels, methods, known, tried):
+        try:
+            if kind.name == "vmap" and _alters(known):
+                raise Unsupported(_alters(known))
+            if kind.name == "stacked" and known.autocasts:
+                raise Unsupported("autocast within the module")
+            made = kind.make(flat, compute)
+            on_trial = [kind.make(trial.flat, "fp32") for trial in tried]
+            agrees = all(trial.agrees(method) for trial, method in zip(tried, on_trial, strict=True))
+            if agrees and made.compute != "fp32":
+                with computing(made.compute, inputs.device):
+                    agrees = tried[-1].agrees_coarsely(kind.make(flat, compute), flat)
+        except Unsupported as problem:
+            told = str(problem)
+        except Exception as problem:
+            errors.pass_on_no_room(problem)
+            told = f"{kind.name} failed: {errors.reason(problem)}"
+        else:
+            if agrees:
+                return made, _said(kind.name, reasons, on_trial)
+            told = f"{kind.name} does not give the module's own gradient"
+        if kind.is_last:
+            reasons.append(told)
+    return None, f"loop: {'; '.join(dict.fromkeys(reasons))}"
+
+
+def _kinds(
+    flat: Flat,
+    loss: Loss,
+    inputs: Inputs,
+    labels: bool,
+    methods: Sequence[GradientMethod],
+    known: Habits,
+    tried: list[Trial],
+) -> Iterator[Kind]:
+    """The methods there are, each in the order in which they are tried: of the stacked ones first
+    that of a module's layers, which has kernels of its own."""
+    for name in methods:
+        if name == "vmap":
+            yield Kind(name, lambda flat, compute: Mapped(flat, loss, inputs.device, compute))
+            continue
+        # of weights that nobody trains a recording makes one product of all clients' samples
+        if not known.writes and all(each.requires_grad for each in flat.module.parameters()):
+            yield Kind(
+                name,
+                lambda flat, compute: Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels),
+                is_last=False,
+            )
+        if (
+            not known.autocasts
+            and len(tried) > 1
+            and pads(tried[0].flat, tried[0].batch, not isinstance(loss, OnScores))
+        ):
+            yield Kind(
+                name,
+                lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, pads=True),
+                is_last=False,
+            )
+        yield Kind(name, lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels))
+        yield Kind(
+            name,
+            lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, apart=True),
+            is_last=False,
+        )
+
+
+def _said(name: GradientMethod, reasons: list[str], on_trial: Sequence[Differentiate]) -> str:
+    """How clients train, in words."""
+    if name == "vmap":
+        return name if not reasons else f"{name}: {'; '.join(reasons)}"
+    mapped = sorted({op for method in on_trial if isinstance(method, Recorded) for op in method.mapped})
+    if not mapped:
+        return name
+    named = ", ".join(mapped) if len(mapped) <= FEW_MAPPED else f"{len(mapped)} operations ({', '.join(mapped)})"
+    return f"{name}: {named} mapped over the clients"
+
+
+def _alters(known: Habits) -> str:
+    """What a module does in training that `torch.func` does not follow."""
+    if known.draws:
+        return "the module or loss draws random numbers"
+    return "training changes the module's buffers" if known.writes else ""
+
+
+def _peculiar(flat: Flat, known: Habits) -> str:
+    """What makes a module's training depend on more than its parameters, buffers, batch and stream,
+    if anything does."""
+    hooks = ("_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
+        return "hooks on the gradients"
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
+        return "hooks on the parameters' gradients"
+    if known.draws_from:
+        return f"the module or loss draws random numbers by {' and '.join(known.draws_from)}"
+    if set(known.writes) - {"buffers"}:
+        return f"training changes the module's {' and '.join(known.writes)}"
+    return "" if known.repeats else "the module gives another gradient the second time"

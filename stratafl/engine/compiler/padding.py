@@ -19,9 +19,9 @@ from torch import Tensor, fx
 from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import Flat
 from stratafl.data.inputs import mapped
-from stratafl.engine.capture.forms import axes, lookups, random, recurrent, samples
-from stratafl.engine.capture.graph import Recording, packet, recorded
-from stratafl.engine.method.differentiate import Batch
+from stratafl.engine.batches import Batch
+from stratafl.engine.compiler.forms import axes, lookups, random, recurrent, samples
+from stratafl.engine.compiler.graph import Recording, packet, recorded
 
 VIEWING = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "ravel"}
 """What keeps all values in their order."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.engine.rows import Rows
+from stratafl.engine.chunk import Rows
 
 
 class Samples(NamedTuple):

@@ -1,8 +1,4 @@
-"""What a module does in training besides computing, found by trying it on a few samples.
-
-An engine that trains many clients with one module must know: whether it draws random numbers,
-whether it changes its buffers, and what its counters count.
-"""
+"""What a module does in training: random numbers, side effects, casts, operations."""
 
 from __future__ import annotations
 
@@ -26,6 +22,7 @@ from stratafl.data.inputs import Inputs, Kind, mapped
 
 FEW = 4
 """Samples that a module is tried on."""
+
 ORDINARY = 1e6
 """What a sample's values are below."""
 
@@ -215,3 +212,46 @@ def counters(training: Training) -> dict[str, Tensor]:
     numbers = [name for name, value in counts[0].items() if value.dtype != torch.bool]
     first, second = ({name: after[name] - before[name] for name in numbers} for before, after in pairwise(counts))
     return {name: more for name, more in first.items() if bool(more.any()) and torch.equal(more, second[name])}
+
+
+SMALL_BYTES = 128 << 10
+"""Bytes that an operation on one client's batch gives on average, up to which it is small."""
+
+
+class Operations(Observer):
+    """Counts the operations that compute something, and how much they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.given = 0
+        self.pools = False
+        """Whether the largest values of images' neighbourhoods are among them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            every = result if isinstance(result, tuple | list) else [result]
+            self.count += 1
+            self.given += sum(each.nbytes for each in every if isinstance(each, Tensor))
+            # one axis alone is pooled as an image of one line
+            self.pools |= func._opname == "max_pool2d_with_indices" and every[0].shape[-2] > 1
+        return result
+
+    @property
+    def small(self) -> bool:
+        return self.given <= SMALL_BYTES * self.count
+
+
+def operations(training: Training, index_B: Tensor) -> Operations | None:
+    """Those of a client's batch on the way forward; None where they cannot be seen."""
+    flat, device, seen = training.flat, training.supply.device, Operations()
+    x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))
+    flat.train()
+    with as_before(device):
+        try:
+            samples = training.samples(0, 0, index_B)
+            flat.gradient(x_P, b_Z, *samples, training.loss, flat.integers(), forward=lambda: seen)
+        except Exception as problem:
+            pass_on_no_room(problem)
+            return None  # what is wrong with the module is said where it is used in earnest
+    return seen

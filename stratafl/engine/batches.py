@@ -1,9 +1,8 @@
-"""A user's transform of batches, for many clients at once.
-
-Shape suffixes: C clients, B places in a batch.
-"""
+"""Batches of several clients: load, augment, pad."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +13,8 @@ from stratafl.base.rng import Purpose, as_before, generator_of, seed_of, states,
 from stratafl.core.client_training import Augment
 from stratafl.data.dataset import Held, Supply
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
+from stratafl.engine import precision
+from stratafl.engine.random_streams import Stream
 
 
 def of_fields(augment: Augment) -> Augment:
@@ -74,3 +75,35 @@ def images_of(supply: Supply, dtype: torch.dtype) -> Tensor | None:
     if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
         return None
     return images if images.is_contiguous() and images.is_cuda else None
+
+
+class Batch(NamedTuple):
+    """One step's samples of all clients, padded to a common length."""
+
+    inputs_CB: Inputs
+    targets_CB: Tensor
+    mask_CB: Tensor
+    length_C: np.ndarray
+    """The clients' own lengths, on the host."""
+    stream: Stream | None = None
+    """Where what the module draws comes from."""
+
+    def some(self, mine: slice | list[int], length: int) -> Batch:
+        """Some of the clients, whose batches have this length."""
+        stream = None if self.stream is None else self.stream.some(mine)
+        targets, mask = (each[mine, :length] for each in (self.targets_CB, self.mask_CB))
+        return Batch(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
+
+
+def widened(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
+    """Images that were fetched in 16 bits as wide as the module's own numbers."""
+    halves = tuple(precision.HALF.values())
+    return mapped(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
+
+
+def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
+    """Each length there is and who has it."""
+    lengths = np.unique(length_C)
+    if len(lengths) == 1:
+        return [(int(lengths[0]), slice(None))]
+    return [(int(length), np.flatnonzero(length_C == length).tolist()) for length in lengths]

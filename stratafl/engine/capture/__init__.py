@@ -1,1 +1,0 @@
-"""From the operations that a module really executes to a program over all clients at once."""

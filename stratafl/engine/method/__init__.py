@@ -1,1 +1,0 @@
-"""Methods of getting many clients' gradients: what they share, and which a module allows."""
