@@ -33,8 +33,8 @@ import torch
 import torch.nn.functional as F
 
 from stratafl.distributed.communicator import Ranks
+from tests.distributed.conftest import on_ranks
 from tests.fingerprint_runs import RANKED, Left, Tensors, every_run, simulated
-from tests.ranks.conftest import on_ranks
 
 ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_suffix(".json")

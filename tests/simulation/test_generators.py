@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stratafl.base.rng import states
 from stratafl.engine.batches import takes_stacks
-from tests.simulation.habits import data, run
+from tests.simulation.module_profiles import data, run
 
 
 def dropping() -> nn.Module:

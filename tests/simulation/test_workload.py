@@ -18,7 +18,7 @@ from stratafl.cost.costs import PricedRun
 from stratafl.network.messages import message_sizes, scaled_sizes
 from stratafl.rules.registry import entries, rules_for
 from stratafl.runs import StoredRun, read_run
-from tests.clock.test_price import CASES, NETWORK, config, trained
+from tests.cost.test_pricing import CASES, NETWORK, config, trained
 
 OWN_MODEL = """
 from torch import nn

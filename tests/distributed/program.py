@@ -1,0 +1,44 @@
+"""A user's program on several ranks that keeps its run, and that one rank may interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stratafl import Draw
+from stratafl.distributed.communicator import Ranks
+from tests.distributed.cases import make
+
+
+class Lots:
+    """Everybody takes part; a rank is interrupted when lots are drawn for the so-manieth time."""
+
+    def __init__(self, ranks: Ranks, moment: int):
+        self.ranks, self.moment, self.drawn = ranks, moment, 0
+
+    def __call__(self, draw: Draw) -> np.ndarray:
+        self.drawn += 1
+        if self.drawn == self.moment and self.ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return np.ones(draw.tree.sizes[draw.level], dtype=bool)
+
+
+def main(folder: Path, moment: int) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.join()
+    try:
+        lots = Lots(ranks, moment)
+        simulation = make(ranks, "uneven", "mtgc", participation=[None, lots], diagnose="ideal", broken=4, rounds=3)
+        simulation.save(folder, checkpoint_every=0)
+        simulation.run()
+    finally:
+        ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

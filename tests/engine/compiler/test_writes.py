@@ -1,0 +1,64 @@
+"""What a module writes to is noticed however an operation is told where to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stratafl import InvalidInput
+from stratafl.core.flat_module import Flat
+from stratafl.engine.module_profile import habits
+from tests.engine.zoo.entry import Net
+from tests.simulation.module_profiles import data, furthest, run
+
+WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": lambda kept, seen: kept.add_(seen),
+    "out": lambda kept, seen: torch.add(kept, seen, out=kept),
+    "out behind a default": lambda kept, seen: torch.addmv(kept, torch.eye(4).to(seen), seen, out=kept),
+    "several outs": lambda kept, seen: torch.sort(seen, out=(kept, torch.empty(4, dtype=torch.long))),
+    "a list in place": lambda kept, seen: torch._foreach_add_([kept], [seen]),
+    "an index": lambda kept, seen: kept.index_copy_(0, torch.arange(4), seen),
+}
+
+
+def writing(way: Callable[[Tensor, Tensor], object], kept: Tensor) -> nn.Module:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            way(m.kept, x.mean(0))
+        return m.linear(x * m.kept)
+
+    return Net(forward, linear=nn.Linear(4, 3), kept=kept)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("whose", ["frozen weights", "buffers"])
+def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], object]) -> None:
+    kept = torch.ones(4)
+    flat = Flat(writing(way, nn.Parameter(kept, requires_grad=False) if whose == "frozen weights" else kept))
+    found = habits(flat, F.cross_entropy, *flat.row(flat.module), torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
+    assert found.writes == (whose,)
+
+
+def test_a_run_whose_frozen_weights_are_written_to_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="writes to parameters that are not trained"):
+        run(writing(WAYS["out"], nn.Parameter(torch.ones(4), requires_grad=False)).double(), data())
+
+
+@pytest.mark.parametrize("engine", ["stacked", "vmap"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *WAYS.values(),
+        # one that has no form, and whose result is not what it is given first
+        lambda kept, seen: torch.renorm(seen[None], 2, 0, 0.5, out=kept[None]),
+    ],
+    ids=[*WAYS, "mapped"],
+)
+def test_engines_agree_on_what_becomes_of_it(way: Callable[[Tensor, Tensor], object], engine: str) -> None:
+    module = writing(way, torch.ones(4)).double()
+    got, expected = (run(module, data(), name).run().module for name in (engine, "loop"))
+    assert furthest(got, expected) < 1e-9

@@ -1,1 +1,0 @@
-"""Recordings of modules, and training by them."""

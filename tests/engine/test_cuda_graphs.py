@@ -1,0 +1,63 @@
+"""Captured steps, with a stand-in for the graph: what they hold on to."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from stratafl.engine import cuda_graphs, gradients
+from stratafl.engine.gradients import Recorded
+from tests.engine.compiler.test_capture import Windowed, batch, chosen, trained
+from tests.engine.pairs import federation, stacked
+
+
+def forgetting(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Like a CUDA graph: replaying it needs memory and no Python, so that it refers to nothing."""
+    once()
+    return lambda: None
+
+
+def lengths(method: Recorded) -> list[int]:
+    """Of the batches whose programs are kept."""
+    return [key[0][1][0] for key in method._programs]
+
+
+def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "KEPT", 2)
+    method, _ = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    for length in (5, 4, 5, 3):
+        trained(method, [length])
+    assert lengths(method) == [5, 3]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rows come in another order than the program's."""
+    monkeypatch.setattr(gradients, "KEPT", 1)
+    monkeypatch.setattr(cuda_graphs, "_captured", forgetting)
+    sim = stacked(federation(model=lambda: Windowed().double()))
+    engine, method = sim.engine, sim.engine._differentiate
+    assert isinstance(method, Recorded)
+    if not in_order:
+        monkeypatch.setattr(engine, "_way", lambda rows: engine._ordered)
+    engine._capture = True
+    sim.federation.begin()
+    work = sim.federation.work(0, 1, 0)
+    (chunk,) = engine._chunks(work._replace(active=[3, 4]), 1)
+    captured = engine._captured_for(work, chunk)
+    (program,) = method._programs.values()
+    reads = weakref.ref(program)
+    del program
+    other = batch([2])
+    method.program(other._replace(inputs_CB=other.inputs_CB.double()))
+    gc.collect()
+    assert lengths(method) == [2] and reads() is not None
+    engine._captured.clear()
+    del captured
+    gc.collect()
+    assert reads() is None

@@ -1,0 +1,292 @@
+"""Metrics: the built-in ones against scikit-learn and torchmetrics, and a user's own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn import metrics as sklearn
+from torch import Tensor, nn
+
+from stratafl import InvalidInput, Simulation, simulate
+from stratafl.config.schema import Config
+from stratafl.config.setup import experiment
+from stratafl.core.losses import loss_of
+from stratafl.metrics import evaluation as measuring
+from stratafl.metrics.evaluation import Tally, metrics, tally
+from stratafl.metrics.metrics import Metric, directions, metrics_of
+from tests.metrics.evaluated import evaluated
+
+random = torch.Generator().manual_seed(4)
+SCORES, LABELS = torch.randn(200, 6, generator=random), torch.randint(5, (200,), generator=random)
+SAID = SCORES.argmax(dim=1)
+VALUES = torch.randn(200, generator=random)
+TRUE = VALUES + 0.5 * torch.randn(200, generator=random)
+YES = (TRUE > 0).float()
+CLASSES = loss_of(None)
+
+
+def measured(given: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
+    """Of a model that hands through what it is given, by its number."""
+    numbers = torch.arange(len(targets))
+    return evaluated(lambda each: outputs[each], loss_of(loss), numbers, targets, chunk, metrics_of(given))
+
+
+SKLEARN = {
+    "accuracy": sklearn.accuracy_score(LABELS, SAID),
+    "balanced_accuracy": sklearn.recall_score(LABELS, SAID, labels=range(5), average="macro"),
+    "f1": sklearn.f1_score(LABELS, SAID, average="macro"),
+    "top2": sklearn.top_k_accuracy_score(LABELS, SCORES, k=2, labels=range(6)),
+    "perplexity": math.exp(sklearn.log_loss(LABELS, SCORES.double().softmax(1), labels=range(6))),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 1000])
+def test_of_classes_as_scikit_learn_has_them(chunk: int) -> None:
+    found = measured(list(SKLEARN), SCORES, LABELS, chunk=chunk)
+    assert found.pop("loss") == pytest.approx(float(F.cross_entropy(SCORES, LABELS)), rel=1e-5)
+    assert found == pytest.approx(SKLEARN, rel=1e-9)
+
+
+def test_of_values_as_scikit_learn_has_them() -> None:
+    found = measured(["mae", "mse", "rmse", "r2"], VALUES[:, None], TRUE, "mse")
+    assert found == pytest.approx(
+        {
+            "loss": sklearn.mean_squared_error(TRUE, VALUES),
+            "mae": sklearn.mean_absolute_error(TRUE, VALUES),
+            "mse": sklearn.mean_squared_error(TRUE, VALUES),
+            "rmse": sklearn.root_mean_squared_error(TRUE, VALUES),
+            "r2": sklearn.r2_score(TRUE, VALUES),
+        },
+        rel=1e-6,
+    )
+
+
+def test_of_several_columns_of_values_as_scikit_learn_has_them() -> None:
+    offset = torch.tensor([0.0, 100.0])
+    true, values = TRUE.view(100, 2) + offset, VALUES.view(100, 2) + offset
+    found = measured(["r2"], values, true, "mse")
+    assert found["r2"] == pytest.approx(sklearn.r2_score(true, values), rel=1e-4)
+    assert found["r2"] < 0.9, "an offset explains nothing"
+
+
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_of_yes_and_no(column: bool, whole: bool) -> None:
+    """One score says yes where it is above zero; a single column is no class to choose from."""
+    targets = YES.long() if whole else YES
+    found = measured(["accuracy", "f1"], VALUES[:, None] if column else VALUES, targets, "bce_with_logits")
+    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(YES, VALUES > 0))
+    assert found["f1"] == pytest.approx(sklearn.f1_score(YES, VALUES > 0, average="macro"))
+
+
+def test_labels_that_the_loss_passes_over_are_not_asked_for() -> None:
+    some = LABELS.clone()
+    some[::3] = 4
+    loss = {"name": "cross_entropy", "ignore_index": 4}
+    kept = some != 4
+    found = measured(["f1", "accuracy"], SCORES, some, loss)
+    assert found["f1"] == pytest.approx(sklearn.f1_score(some[kept], SAID[kept], average="macro"))
+    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(some[kept], SAID[kept]))
+
+
+def test_of_sequences() -> None:
+    scores, labels = SCORES.view(20, 10, 6).movedim(2, 1), LABELS.view(20, 10)
+    assert measured(["f1"], scores, labels)["f1"] == pytest.approx(SKLEARN["f1"])
+
+
+def test_torchmetrics_agree_and_remember_nothing() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    objects = {
+        "f1": torchmetrics.classification.MulticlassF1Score(6, average="macro"),
+        "top2": torchmetrics.classification.MulticlassAccuracy(6, top_k=2, average="micro"),
+        "calibration": torchmetrics.classification.MulticlassCalibrationError(6),
+    }
+    made = metrics_of(objects)
+    assert {metric.name: metric.better for metric in made} == {"f1": "higher", "top2": "higher", "calibration": "lower"}
+    once = measured(objects, SCORES, LABELS)
+    assert measured(objects, SCORES, LABELS) == once, "nothing is left from the last time"
+    ours = measured(["f1", "top2"], SCORES, LABELS)
+    assert once["top2"] == pytest.approx(ours["top2"])
+    # of the sixth class there is nothing, which torchmetrics leaves out as well
+    assert once["f1"] == pytest.approx(ours["f1"], rel=1e-6)
+    errors = measured({"mae": torchmetrics.MeanAbsoluteError()}, VALUES, TRUE, "mse")
+    assert errors["mae"] == pytest.approx(measured(["mae"], VALUES, TRUE, "mse")["mae"], rel=1e-6)
+
+
+def test_a_function_sees_everything_at_once_and_as_copies() -> None:
+    calls = []
+
+    def gap(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append((len(outputs), len(targets)))
+        found = outputs.max() - outputs.min()
+        outputs.zero_()
+        return found
+
+    found = measured({"gap": gap, "again": gap}, SCORES, LABELS, chunk=50)
+    assert found["gap"] == found["again"] == float(SCORES.max() - SCORES.min()) and calls == [(200, 200)] * 2
+
+
+def test_which_way_is_better() -> None:
+    def error(outputs: Tensor, targets: Tensor) -> float:
+        return 0.0
+
+    given = {
+        "f1": "f1", "mae": error, "mine": error, "low": {"fn": error, "better": "lower"},
+        "up": {"name": "rmse", "better": "higher"}, "top": {"name": "topk", "k": 2},
+    }  # fmt: skip
+    ways = directions(metrics_of(given), accuracy=False)
+    assert ways == {
+        "loss": "lower", "f1": "higher", "mae": "lower", "mine": "higher", "low": "lower", "up": "higher",
+        "top": "higher",
+    }  # fmt: skip
+    assert list(directions((), accuracy=True)) == ["loss", "accuracy"]
+    assert [each.name for each in metrics_of(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
+
+
+@pytest.mark.parametrize("given", [["f1"], ["mae"], {"mine": lambda outputs, targets: 1.0}])
+def test_scores_that_are_no_numbers_have_no_metrics(given: Any) -> None:
+    outputs, targets, loss = (VALUES.clone(), TRUE, "mse") if given == ["mae"] else (SCORES.clone(), LABELS, None)
+    outputs[3] = math.nan
+    found = measured(given, outputs, targets, lambda outputs, targets: torch.zeros(()))
+    (name,) = {*found} - {"loss", "accuracy"}
+    assert math.isnan(found[name]) and found["loss"] == 0
+    assert all(map(math.isnan, measured(given, outputs, targets, loss).values())), "nor with such a loss"
+
+
+def test_a_value_that_is_not_finite_is_none() -> None:
+    assert math.isnan(measured({"mine": lambda outputs, targets: math.inf}, SCORES, LABELS)["mine"])
+    assert math.isnan(measured(["r2"], VALUES, torch.ones(200), "mse")["r2"])
+
+
+def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ranks put them together: also where one has nothing to look at."""
+    chosen = metrics_of(["f1", "top2", "perplexity"])
+    cuts = (0, 70, 70, 200)
+    parts = [
+        tally(lambda each: SCORES[each], CLASSES, torch.arange(a, b), LABELS[a:b], metrics=chosen)
+        for a, b in itertools.pairwise(cuts)
+    ]
+    sent = [Tally(*part) for part in parts]
+    assert metrics(sent, chosen) == pytest.approx(measured(["f1", "top2", "perplexity"], SCORES, LABELS), rel=1e-6)
+
+
+WRONG = [
+    (["f1_macro"], r"metrics\[0\] = 'f1_macro': unknown; .*known: accuracy, .*f1"),
+    ({"a": {"name": "topk", "n": 2}}, r"metrics\.a key = 'n'"),
+    ({"a": {"k": 2}}, "a table with either: name or fn"),
+    ({"a": {"fn": len, "better": "more"}}, r"metrics\.a\.better = 'more': unknown"),
+    ({"a": {"fn": len, "k": 2}}, r"metrics\.a key = 'k'"),
+    ({"a": 3}, "must be a function"),
+    ({"a": dict}, "must be a function"),
+    ({"loss": "f1"}, "is the loss itself"),
+    (["f1", "f1"], "is there twice"),
+    ({"a <= b": "f1"}, "without <, > and ="),
+    ({"": "f1"}, "without <, > and ="),
+    ("nowhere.py:f", "no such Python file"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
+def test_what_is_wrong_is_said(given: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        metrics_of(given)
+
+
+X = torch.randn(40, 5, generator=random)
+Y = X[:, :3].argmax(dim=1)
+
+
+def run(**settings: Any) -> Simulation:
+    parts = [range(10 * client, 10 * client + 10) for client in range(4)]
+    made = {"periods": [1, 3], "rounds": 2, "test": (X, Y), "model": lambda: nn.Linear(5, 3), **settings}
+    return simulate(made.pop("model"), (X, Y), parts, "2x2", "mtgc", **made)
+
+
+def test_a_run_has_them_in_every_record() -> None:
+    result = run(
+        metrics={"f1": "f1", "by sklearn": lambda o, t: sklearn.f1_score(t, o.argmax(1), average="macro")}
+    ).run()
+    said = result.module(X).argmax(dim=1)
+    last = result.history[-1].metrics
+    assert last["f1"] == pytest.approx(sklearn.f1_score(Y, said, average="macro")) == last["by sklearn"]
+
+
+def broken(outputs: Tensor, targets: Tensor) -> float:
+    raise ZeroDivisionError("no such thing")
+
+
+TRIED = [
+    ({"mine": broken}, r"metrics\.mine = 'mine': failed: ZeroDivisionError: no such thing"),
+    ({"mine": lambda outputs, targets: outputs}, r"metrics\.mine = 'Tensor': must give one number"),
+    ({"mine": lambda outputs, targets: {"a": 1}}, r"metrics\.mine = 'dict': must give one number"),
+    (["r2"], "outputs and targets must be of one shape"),
+    (["top5"], "there are 3 classes, so no top 5"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), TRIED, ids=[str(each[1]) for each in TRIED])
+def test_a_metric_is_tried_before_the_first_round(given: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        run(metrics=given)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "balanced_accuracy", "perplexity"])
+def test_values_are_no_yes_and_no(name: str) -> None:
+    for targets in (TRUE, torch.full_like(TRUE, math.nan), (YES - 100).long()):
+        with pytest.raises(InvalidInput, match=f"{name} = .* yes or no, and targets that are not from 0 to 1"):
+            measured([name], VALUES[:, None], targets, lambda outputs, targets: outputs.mean())
+
+
+def test_no_test_data_no_metrics() -> None:
+    with pytest.raises(InvalidInput, match="there is no test data to measure them on"):
+        run(metrics=["f1"], test=None)
+
+
+def test_outputs_that_need_too_much_room_are_refused_for_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratafl.engine.validation.WHOLE", 40 * 3 * 4 - 1)
+    with pytest.raises(InvalidInput, match="more than 1 GiB"):
+        run(metrics={"mine": lambda outputs, targets: 1.0})
+    assert "f1" in run(metrics=["f1"]).run().history[-1].metrics
+    assert measuring.WHOLE == 1 << 30
+
+
+def test_a_config_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n\ndef gap(outputs, targets, times=1.0):\n    return times * (outputs.max() - outputs.min())\n"
+        "class Count:\n    def reset(self):\n        self.n = 0\n\n    def update(self, outputs, targets):\n"
+        "        self.n += len(targets)\n\n    def compute(self):\n        return torch.tensor(self.n)\n"
+    )
+    config = {
+        "tree": {"shape": "2x2"},
+        "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+        "model": {"name": "logistic"},
+        "schedule": {"periods": [1, 2]},
+        "run": {"rounds": 1},
+        "objective": {
+            "metrics": {
+                "f1": "f1", "gap": {"name": f"{path}:gap", "better": "lower", "times": 2.0}, "count": f"{path}:Count",
+            }
+        },
+    }  # fmt: skip
+    made = experiment(Config.of(config))
+    assert made.objective.better == {
+        "loss": "lower", "accuracy": "higher", "f1": "higher", "gap": "lower", "count": "higher",
+    }  # fmt: skip
+    last = made.run().history[-1].metrics
+    assert last["count"] == 16 and set(last) == {"loss", "accuracy", "f1", "gap", "count"}
+    config["objective"] = {"metrics": ["f1", f"{path}:gap"]}
+    again = experiment(Config.of(config)).run().history[-1].metrics
+    assert last["gap"] == pytest.approx(2 * again["gap"]) and np.isfinite(again["f1"])
+
+
+def test_a_metric_is_plain_data_and_functions() -> None:
+    (one,) = metrics_of("f1")
+    assert isinstance(one, Metric) and one.adds_up and one.whole is None

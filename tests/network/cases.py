@@ -1,0 +1,171 @@
+"""Random trees, schedules, participation and networks, and the same case as a script of events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stratafl.base.topology import Tree
+from stratafl.core.schedule import Schedule
+from stratafl.network.instance import PlacedNetwork, place
+from stratafl.network.messages import message_sizes
+from stratafl.network.replay import Chunk, Story, replay
+from stratafl.network.specification import Network
+from stratafl.network.timeline import Clock
+from stratafl.network.waiting import ALL, Policy
+from stratafl.rules.registry import rules_for
+from tests.network.events import Link, Parent, Script
+
+
+@dataclass
+class Case:
+    story: Story
+    placed: PlacedNetwork
+
+    def rows(self) -> list[tuple[Chunk, int, int]]:
+        """Every global round: its chunk, its row there, and how often it was repeated before."""
+        found = []
+        for chunk in replay(self.story, Clock(self.placed, self.story.wait)):
+            rows = len(chunk.sent[0].bytes_up)
+            found += [(chunk, row % rows, row // rows) for row in range(chunk.rounds)]
+        return found
+
+
+def random_tree(draw: np.random.Generator) -> Tree:
+    def below(depth: int) -> object:
+        count = int(draw.integers(1, 4))
+        return count if depth == 1 else [below(depth - 1) for _ in range(count)]
+
+    return Tree.of(below(int(draw.integers(1, 4))))
+
+
+def quantity(draw: np.random.Generator, typical: float) -> object:
+    kinds = [
+        typical,
+        {"name": "uniform", "low": 0.5 * typical, "high": 2 * typical},
+        {"name": "lognormal", "median": typical, "sigma": 1.0},
+        {"name": "pareto", "least": typical, "alpha": 1.5},
+        {"name": "normal", "mean": typical, "deviation": 0.5 * typical, "low": 0.1 * typical},
+        {"name": "empirical", "values": [typical, 2 * typical, 5 * typical]},
+    ]
+    return kinds[int(draw.integers(len(kinds)))]
+
+
+def random_network(draw: np.random.Generator) -> Network:
+    def tier() -> dict:
+        found = {
+            "up_mbit_s": quantity(draw, 2.0), "down_mbit_s": quantity(draw, 5.0), "latency_s": quantity(draw, 0.01),
+            "jitter_s": quantity(draw, 0.005), "overhead_bytes": 100, "overhead_s": quantity(draw, 0.001),
+            "merge_s": quantity(draw, 0.02), "merge_s_per_child": quantity(draw, 0.01),
+        }  # fmt: skip
+        for way in ("pipe_up_mbit_s", "pipe_down_mbit_s"):
+            if draw.random() < 0.6:
+                found[way] = quantity(draw, 4.0)
+        return found
+
+    leaf = {"step_s": quantity(draw, 0.05), "slowdown": quantity(draw, 1.0), "pause_s": quantity(draw, 0.02)}
+    if draw.random() < 0.5:
+        leaf |= {"availability": 0.7, "away_s": quantity(draw, 0.5), "dropout": 0.2}
+    return Network.of({"tier": [tier() for _ in range(int(draw.integers(1, 4)))], "leaf": leaf})
+
+
+def random_case(seed: int) -> Case:
+    draw = np.random.default_rng(seed)
+    tree = random_tree(draw)
+    methods = ("hfedavg", "mtgc", "scaffold", {"name": "mtgc", "restart": "keep"})
+    rules = rules_for(methods[int(draw.integers(len(methods)))], tree.depth)
+    choices = (None, 0.5, 1, 2)
+    story = Story(
+        tree=tree,
+        schedule=Schedule.of([int(each) for each in draw.integers(1, 4, tree.depth)], tree.depth),
+        participation=tuple(choices[int(draw.integers(4))] for _ in range(tree.depth)),
+        seed=int(draw.integers(1000)),
+        sizes=message_sizes(rules, 10_000, 8),
+        steps_N=draw.integers(1, 5, tree.leaves),
+        samples_N=np.ones(tree.leaves),
+        rounds=3,
+    )
+    return Case(story, place(random_network(draw), tree, story.seed))
+
+
+def waiting_case(seed: int) -> Case:
+    """A case in which some levels wait by time; what varies is drawn from what has no ties."""
+    case, draw = random_case(seed), np.random.default_rng([seed, 1])
+    choices = (ALL, Policy(first=1), Policy(first=2), Policy(first=0.6))
+
+    def policy() -> Policy:
+        if draw.random() < 0.5:
+            return choices[int(draw.integers(len(choices)))]
+        return Policy(float(draw.lognormal(-0.5, 0.8)), (None, None, 2)[int(draw.integers(3))])
+
+    tier = {"up_mbit_s": 2.0, "down_mbit_s": 5.0, "latency_s": {"name": "lognormal", "median": 0.01, "sigma": 1.0}}
+    tier |= {"jitter_s": {"name": "pareto", "least": 0.002, "alpha": 1.2}, "merge_s": 0.01, "overhead_bytes": 50}
+    tier |= {"pipe_up_mbit_s": 4.0} if draw.random() < 0.5 else {}
+    leaf = {"step_s": {"name": "lognormal", "median": 0.05, "sigma": 0.8}}
+    leaf |= {"slowdown": {"name": "pareto", "least": 1.0, "alpha": 1.5}}
+    network = random_network(draw) if draw.random() < 0.3 else Network.of({"tier": tier, "leaf": leaf})
+    wait = tuple(policy() for _ in range(case.story.tree.depth))
+    return Case(replace(case.story, wait=wait), place(network, case.story.tree, case.story.seed))
+
+
+def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
+    """One global round of a case; rounds of its levels are numbered from 0."""
+    tree, placed, schedule = case.story.tree, case.placed, case.story.schedule
+    seed, depth = case.story.seed, tree.depth
+    rounds = [0, 1, *schedule.periods[:-1]]
+    active, down, up, jitter = {}, {}, {}, {}
+    compute, away = {}, {}
+    begun = [0] * (depth + 1)
+    for stage in chunk.stages:
+        for level in range(stage.begin, depth + 1):
+            number, counter = begun[level], stage.counter[level][row] + repeated * schedule.meetings[level]
+            begun[level] += 1
+            active[level, number] = stage.working(level)[row]
+            down[level, number] = stage.down[level]
+            for way, offset in (("down", 0), ("up", 1)):
+                drawn = placed.edge(level).jitter.each(seed, np.array([2 * counter + offset]))[0]
+                jitter |= {(level, node, number, way): float(drawn[node]) for node in range(tree.sizes[level])}
+            down[level, number] = (stage.down[level].count_RN[row], stage.down[level].bytes_RN[row])
+            if level == depth:
+                compute |= {(n, number): v for n, v in enumerate(_computing(case, stage.steps_N, counter))}
+                away |= {(n, number): v for n, v in enumerate(_absence(case, counter))}
+        for level in range(depth, stage.end - 1, -1):
+            up[level, begun[level] - 1] = stage.up[level].bytes_RN[row]
+    wait = {level: (each.deadline, each.first) for level, each in enumerate(case.story.wait, 1) if not each.is_all}
+    return Script(tree, rounds, active, down, up, _links(placed), jitter, _parents(placed), compute, away, wait)
+
+
+def _links(placed: PlacedNetwork) -> dict[tuple[int, int], Link]:
+    return {
+        (level, n): Link(e.up_N[n], e.down_N[n], e.latency_N[n], e.overhead_s_N[n], e.overhead_bytes_N[n])
+        for level, e in enumerate(placed.edges, 1)
+        for n in range(placed.tree.sizes[level])
+    }  # fmt: skip
+
+
+def _parents(placed: PlacedNetwork) -> dict[tuple[int, int], Parent]:
+    return {
+        (level - 1, n): Parent(e.pipe_up_M[n], e.pipe_down_M[n], e.merge_s_M[n], e.merge_s_per_child_M[n])
+        for level, e in enumerate(placed.edges, 1)
+        for n in range(placed.tree.sizes[level - 1])
+    }
+
+
+def _computing(case: Case, steps_N: np.ndarray, counter: int) -> list[float]:
+    devices, at = case.placed.devices, np.array([counter])
+    pause, slow = (each.each(case.story.seed, at)[0] for each in (devices.pause, devices.slowdown))
+    chance = devices.chances[1].each(case.story.seed, at)[0]
+    found = []
+    for leaf in range(case.story.tree.leaves):
+        tries, power = 1, devices.dropout_N[leaf]
+        while chance[leaf] <= power and power > 0:
+            tries, power = tries + 1, power * devices.dropout_N[leaf]
+        found.append(pause[leaf] + tries * steps_N[leaf] * devices.step_s_N[leaf] * slow[leaf])
+    return found
+
+
+def _absence(case: Case, counter: int) -> list[float]:
+    devices, at = case.placed.devices, np.array([counter])
+    gone = devices.chances[0].each(case.story.seed, at)[0] >= devices.availability_N
+    return list(gone * devices.away.each(case.story.seed, at)[0])

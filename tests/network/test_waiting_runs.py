@@ -1,0 +1,386 @@
+"""Runs whose parents wait by time: late is absent, the same everywhere, and priced as recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stratafl import Draw, InvalidInput, Simulation, leaf, price
+from stratafl.base.topology import Tree
+from stratafl.cli.main import app
+from stratafl.config.schema import Config
+from stratafl.cost.costs import PricedRun
+from stratafl.cost.pricing import grouped
+from stratafl.deploy.sites.topology import check_deployable
+from stratafl.engine.stacked import StackedEngine
+from stratafl.metrics.records import ClockedRound, RoundResult
+from stratafl.network.specification import Network, network, presets
+from stratafl.rules.registry import place
+from stratafl.runs import read_run
+from tests.cost.test_pricing import config, trained
+from tests.problems import LeastSquares
+from tests.runs.test_within import check_every_meeting, within
+
+NETWORK = {
+    "name": "ours",
+    "tier": [{"up_mbit_s": 1.0, "latency_s": 0.01, "jitter_s": {"name": "pareto", "least": 0.002, "alpha": 1.2}}],
+    "leaf": {"step_s": {"name": "lognormal", "median": 0.05, "sigma": 1.0},
+             "slowdown": {"name": "pareto", "least": 1.0, "alpha": 1.5}},
+}  # fmt: skip
+POLICIES: dict[str, Any] = {
+    "the first two": {"first": 2},
+    "a share": [{"first": 0.5}, {"first": 0.7}],
+    "a deadline": {"deadline": 0.15},
+    "both": [{"deadline": 0.6}, {"first": 2, "deadline": 0.2}],
+}
+LATER: dict[str, Any] = {
+    "a buffer": {"buffer": 2},
+    "buffers": [{"buffer": 2}, {"buffer": 2, "staleness": 1.0}],
+    "groups": [{"first": 0.8, "late": "counts"}, "all"],
+    "late work": {"deadline": 0.15, "late": "counts", "staleness": 0},
+}
+EVERY = POLICIES | LATER
+
+
+def waiting(wait: Any, **settings: Any) -> Simulation:
+    given: dict[str, Any] = {"participation": [None, 3], "seed": 2, "rounds": 3, "network": NETWORK, **settings}
+    problem = LeastSquares("3x4", seed=1)
+    return problem.simulation(given.pop("rules", place("mtgc", 2)), wait=wait, **given)
+
+
+def records(simulation: Simulation) -> list[dict[str, Any]]:
+    return [{**asdict(each), "seconds": None} for each in simulation.run(progress=False).history]
+
+
+def clocked(simulation: Simulation) -> list[ClockedRound]:
+    history = simulation.run(progress=False).history
+    assert all(isinstance(each, ClockedRound) for each in history)
+    return history  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
+    """The run with a draw of the user's own that leaves the same nodes out has the same bits."""
+    ours = waiting(POLICIES[name])
+    present = ours.federation.participation[1]
+    assert callable(present)
+    others = waiting(None, network=None, participation=[present, present])
+    found, wanted = ours.run(progress=False), others.run(progress=False)
+    assert [each.tolist() for each in found.models] == [each.tolist() for each in wanted.models]
+    late = [name for each in clocked(ours) for name in each.late]
+    assert late
+    common = {name: value for name, value in asdict(wanted.history[-1]).items() if name != "seconds"}
+    last = asdict(found.history[-1])
+    assert {key: last[key] for key in common} == common
+    assert "late" not in asdict(wanted.history[-1])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_time_is_saved_and_those_left_out_are_named(name: str) -> None:
+    everybody, few = clocked(waiting(None)), clocked(waiting(POLICIES[name]))
+    assert all(one.clock_seconds < other.clock_seconds for one, other in zip(few, everybody, strict=True))
+    assert not any(each.late for each in everybody)
+    np.testing.assert_allclose([each.clock_total for each in few], np.cumsum([each.clock_seconds for each in few]))
+    tree = Tree.of("3x4")
+    assert all(tree.find(name)[0] in (1, 2) for each in few for name in each.late)
+    assert RoundResult.of(asdict(few[0])) == few[0]
+
+
+def test_a_network_alone_changes_nothing_but_what_is_recorded() -> None:
+    known, plain = waiting(None), waiting(None, network=None)
+    assert known.run(progress=False).models[0].tolist() == plain.run(progress=False).models[0].tolist()
+    assert "clock_seconds" in known.result().frame().columns
+    assert not {"clock_seconds", "late"} & set(plain.result().frame().columns)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_engine_and_every_chunk(name: str) -> None:
+    def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
+        simulation = waiting(EVERY[name], engine=engine)
+        if chunk is not None:
+            simulation.engine = StackedEngine(simulation.engine.training, chunk=chunk)
+        told = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
+        return told, simulation.result().models[0]
+
+    told, model = run("loop")
+    for engine, chunk in (("vmap", None), ("stacked", None), ("stacked", 1), ("stacked", 3)):
+        other, close = run(engine, chunk)
+        assert other == told
+        torch.testing.assert_close(close, model, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_left_after_any_meeting(name: str, tmp_path: Path) -> None:
+    more = {"wait": EVERY[name], "network": NETWORK, "participation": [None, 2]}
+    check_every_meeting(lambda: within("mtgc", 2, **more), tmp_path)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_leaves_keep_counts_when_their_reports_do(name: str, tmp_path: Path) -> None:
+    more = {"wait": LATER[name], "network": NETWORK, "leaf": leaf(0.05, momentum=0.5, optimiser_state="keep")}
+    check_every_meeting(lambda: within("hfedavg", 2, **more), tmp_path)
+
+
+@pytest.mark.parametrize("wait", [{"first": 2}, {"buffer": 2}])
+def test_a_state_of_an_earlier_round_is_gone_back_to(wait: Any) -> None:
+    simulation, other = waiting(wait), waiting(wait)
+    wanted = records(simulation)
+    next(other)
+    early = {**other.state(), "history": [asdict(each) for each in other.history]}
+    simulation.restore(early)
+    assert records(simulation) == wanted
+
+
+@pytest.mark.parametrize("restart", ["zero", "keep"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_corrections_stay_zero_sum(name: str, restart: str) -> None:
+    simulation = waiting(POLICIES[name], rules=place({"name": "mtgc", "restart": restart}, 2), rounds=4)
+    moved = 0.0
+    while not simulation.done:
+        simulation.advance()
+        for level in (1, 2):
+            correction = simulation.federation.levels[level].correction
+            assert correction is not None
+            moved = max(moved, float(correction.abs().max()))
+            mean = simulation.federation.tree.mean(level, correction)
+            np.testing.assert_allclose(mean.numpy(), 0, atol=1e-11)
+    assert moved > 0
+
+
+def test_a_users_own_draw_is_asked_once_a_round() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def halves(draw: Draw) -> np.ndarray:
+        asked.append((draw.level, draw.round))
+        return np.arange(draw.tree.sizes[draw.level]) % 2 == draw.round % 2
+
+    simulation = waiting({"first": 1}, participation=[None, halves])
+    first = next(simulation)
+    assert asked == [(2, 0), (2, 1), (2, 2)]
+    assert isinstance(first, ClockedRound) and first.late
+    # of a group's children 0 and 2 are drawn, or 1 and 3: one of them is late
+    assert len(first.late) == 3 * 3
+
+
+def test_a_parent_that_hears_nobody_in_time_waits_for_the_first() -> None:
+    hasty = clocked(waiting({"deadline": 1e-6}, participation=None, rounds=2))
+    first = clocked(waiting({"first": 1}, participation=None, rounds=2))
+    assert [(each.clock_seconds, each.late) for each in hasty] == [(each.clock_seconds, each.late) for each in first]
+    assert all(len(each.late) == 3 * 3 * 3 for each in hasty)
+
+
+@pytest.mark.parametrize("policy", ["all", {"first": 2}, {"buffer": 2}])
+def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
+    """Time never goes back to the beginning: not a group's in its global round, nor the run's."""
+
+    def not_second(draw: Draw) -> np.ndarray:
+        return np.full(draw.tree.sizes[draw.level], draw.round % 2 == 0)
+
+    given = {
+        "network": {"tier": {"up_mbit_s": 1e12}, "leaf": {"step_s": 0.1}},
+        "rounds": 3,
+        "rules": place("hfedavg", 2),
+    }
+    clients = clocked(waiting(["all", policy], periods=[2, 3], participation=[None, not_second], **given))
+    assert [each.clock_seconds for each in clients] == pytest.approx([0.3] * 3)
+    groups = clocked(waiting([policy, "all"], periods=[2, 3], participation=[not_second, None], **given))
+    assert [each.clock_seconds for each in groups] == pytest.approx([0.6, 0.0, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("policy", "late"),
+    [
+        ("all", ()),
+        ({"first": 1}, ("2",)),
+        ({"first": 0.5}, ("2",)),
+        ({"deadline": 0.1}, ("2",)),
+        ({"buffer": 1}, ("2",)),
+    ],
+    ids=str,
+)
+def test_a_group_in_which_nobody_is_drawn_has_no_model_to_report(policy: Any, late: tuple[str, ...]) -> None:
+    """Its parent hears that there is none, which takes no transfer of one, and no child's place."""
+
+    def not_in_group_0(draw: Draw) -> np.ndarray:
+        return draw.tree.parents[draw.level] > 0
+
+    network = {
+        "tier": {"up_mbit_s": 1e12, "merge_s_per_child": 0.01},
+        "leaf": {"step_s": 0.1},
+        "nodes": {"0": {"up_mbit_s": 1e-6, "down_mbit_s": 1e12}, "1": {"latency_s": 0.0}, "2": {"latency_s": 0.01}},
+    }
+    given = {"network": network, "rounds": 1, "rules": place("hfedavg", 2), "periods": [2, 3]}
+    simulation = waiting([policy, "all"], participation=[None, not_in_group_0], **given)
+    (round,) = clocked(simulation)
+    # 2 x 3 steps and two meetings of 4 clients, then the root's: of both groups, or of the first
+    both, one = 0.6 + 0.08 + 0.02 + 0.02, 0.6 + 0.08 + 0.01
+    assert round.clock_seconds == pytest.approx(both if policy == "all" else one)
+    assert round.late == late and round.renewed
+    sent = simulation.result().communication
+    assert [sent.node(1, group).messages_up for group in range(3)] == [0, 1, int(policy == "all")]
+
+
+def test_of_equal_children_the_first_in_the_tree_come_first() -> None:
+    even = {"tier": {"up_mbit_s": 1.0}, "leaf": {"step_s": 0.1}}
+    (record,) = clocked(waiting({"first": 3}, network=even, participation=None, rounds=1))
+    assert set(record.late) == {"0/3", "1/3", "2/3"}
+
+
+def test_a_late_group_is_named_and_its_clients_are_not() -> None:
+    slow = {**NETWORK, "leaf": {"step_s": 0.01}, "nodes": {"1": {"latency_s": 50.0}}}
+    (record,) = clocked(waiting([{"deadline": 2.0}, "all"], network=slow, participation=None, rounds=1))
+    assert record.late == ("1",) and record.clock_seconds == 2.0
+
+
+# -- priced ----------------------------------------------------------------------------------------
+
+TIMED = {"network": NETWORK}
+
+
+def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> None:
+    for number, wait in enumerate([None, *EVERY.values()]):
+        schedule = {"periods": [2, 3], "participation": [1.0, 3], **({} if wait is None else {"wait": wait})}
+        run = trained(config(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
+        priced = PricedRun.of(run)
+        found = priced.on(Network.of(NETWORK))
+        recorded = [record["clock_seconds"] for record in run.rounds]
+        np.testing.assert_allclose(found.seconds_R, recorded, rtol=1e-12)
+        np.testing.assert_allclose(sum(found.parts.values()), recorded, rtol=1e-9)
+        assert run.rounds[-1]["clock_total"] == pytest.approx(found.until(len(run.rounds)).seconds)
+        assert bool(sum(run.left_out["late"].values())) == (wait is not None)
+        assert priced.recovered.notes == ()
+        (setting,) = price([run], Network.of(NETWORK))
+        assert sum(grouped(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
+        for round in (1, len(recorded)):
+            seen = priced.intervals(Network.of(NETWORK), round)
+            assert {each.what for each in seen} >= {"down", "compute", "up", "merge"}
+            assert all((each.begin_RN <= each.end_RN)[each.who_RN].all() for each in seen)
+            furthest = max(float(each.end_RN[each.who_RN].max()) for each in seen if each.who_RN.any())
+            assert furthest >= recorded[round - 1] * (1 - 1e-9)
+
+
+def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
+    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    with pytest.raises(InvalidInput, match="waited by time on ours, on which its learning depends"):
+        price([run], "plato")
+    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "plato"])
+    assert isinstance(ran.exception, InvalidInput)
+    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own", "--json"])
+    assert ran.exit_code == 0, ran.output
+    (row,) = json.loads(ran.stdout)
+    assert row["network"] == "ours"
+    ran = CliRunner().invoke(app, ["report", str(tmp_path), "--network", "own", "--out", str(tmp_path / "page.html")])
+    assert ran.exit_code == 0, ran.output
+    assert "seconds on ours" in (tmp_path / "page.html").read_text()
+    everybody = trained(config(**TIMED), tmp_path / "all")
+    assert price([everybody], "plato")[0].milestones[0].seconds is not None
+    trained(config(), tmp_path / "none")
+    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own"])
+    assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
+
+
+def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
+    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    (own,) = price(tmp_path, "own")
+    assert own == price([run], [Network.of(NETWORK)])[0] and own.network == "ours"
+    trained(config(), tmp_path / "none")
+    with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
+        price([tmp_path, tmp_path / "none"], ["own"])
+
+
+def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:
+    computing = {**NETWORK, "leaf": {"gflop_s": {"name": "lognormal", "median": 0.01, "sigma": 0.5}}}
+    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
+    # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
+    assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
+    found = PricedRun.of(run).on(Network.of(computing))
+    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+
+
+def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
+    first = waiting({"first": 2}, save=tmp_path / "run", rounds=3)
+    next(first)
+    next(first)
+    del first
+    second = waiting({"first": 2}, save=tmp_path / "run", rounds=3)
+    second.run(progress=False)
+    whole = records(waiting({"first": 2}))
+    run = read_run(tmp_path / "run")
+    assert [each["clock_seconds"] for each in run.rounds] == [each["clock_seconds"] for each in whole]
+    found = PricedRun.of(run).on(Network.of(NETWORK))
+    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_network_as_tables_is_the_same_network(name: str) -> None:
+    given = network(name)
+    again = Network.of(given.as_tables())
+    assert again == given and again.is_like(given)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"wait": {"first": 2}, "network": None}, "wait.*needs a network"),
+        ({"wait": ["all"]}, "wait.*one entry per edge level, 2"),
+        ({"wait": "some"}, 'wait.*must be "all"'),
+        ({"wait": {}}, 'wait.*must be "all"'),
+        ({"wait": np.array([2, 2])}, 'wait.*must be "all"'),
+        ({"wait": {"deadlin": 3}}, "wait key.*deadline"),
+        ({"wait": {"deadline": 0}}, "wait.deadline"),
+        ({"wait": {"deadline": float("nan")}}, "wait.deadline"),
+        ({"wait": {"first": 0}}, "wait.first"),
+        ({"wait": {"first": 1.5}}, "wait.first"),
+        ({"wait": {"first": True}}, "wait.first"),
+        ({"wait": {"buffer": 0}}, "wait.buffer"),
+        ({"wait": {"buffer": 2.5}}, "wait.buffer"),
+        ({"wait": {"buffer": 2, "deadline": 3}}, "wait.buffer.*is short for"),
+        ({"wait": {"buffer": 2, "late": "stops"}}, "wait.buffer.*is short for"),
+        ({"wait": "async"}, "wait.*buffer = 10"),
+        ({"wait": {"late": "counts"}}, "where a deadline or first says who is late"),
+        ({"wait": {"first": 2, "late": "later"}}, "wait.late"),
+        ({"wait": {"first": 2, "staleness": 1}}, "wait.staleness"),
+        ({"wait": {"buffer": 2, "staleness": -1}}, "wait.staleness"),
+        ({"wait": [{"first": 1}, {"buffer": 2}]}, "a node that is stopped would take its children's"),
+        ({"wait": {"buffer": 2}, "rules": place("feddyn", 2)}, "edge level 2 keeps something at each child"),
+        ({"wait": {"buffer": 2}, "lr": leaf(0.1, optimiser="adam")}, "leaf.optimiser is SGD"),
+        ({"wait": {"first": 1}, "rules": place({"name": "mtgc", "restart": "gradient"}, 2)}, "from gradients"),
+        ({"wait": None, "network": "plat"}, "network.*plato"),
+        ({"wait": None, "network": 5}, "network.*must be a preset"),
+        ({"wait": None, "network": {"tier": []}}, "tier.*needs one"),
+        ({"wait": None, "network": "missing.toml"}, "network.*no such file"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_field(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told) as complaint:
+        waiting(**settings)
+    assert "\n" not in str(complaint.value)
+
+
+def test_a_config_and_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[leaf]\nstep_s = 0.1\n[[tier]]\nup_mbit_s = 1\n")
+    tables = '[tree]\nshape = "2x3"\n[schedule]\nperiods = [2, 2]\nwait = ["all", { deadline = 30 }]\n'
+    (tmp_path / "study.toml").write_text(tables + '[network]\nname = "mine.toml"\n')
+    made = Config.load(tmp_path / "study.toml")
+    assert made.network == {"name": str(tmp_path / "mine.toml")}
+    assert Config.of(made.as_dict()) == made
+    with pytest.raises(InvalidInput, match="topology"):
+        check_deployable(made)
+    plain = Config.of({})
+    assert "network" not in plain.as_dict() and "wait" not in plain.as_dict()["schedule"]
+
+
+def test_of_a_sequence_each_may_be_any_form() -> None:
+    forms: Sequence[Any] = [None, "all"]
+    assert clocked(waiting(forms, rounds=1))[0].late == ()
