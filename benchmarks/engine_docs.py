@@ -42,7 +42,7 @@ WAYS = {
     "jax": "`jax.vmap`, compiled",
     "stacked": "stratafl",
 }
-PRECISIONS = {"tf32": "tf32, float32 in memory", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+SHOWN_PRECISIONS = {"tf32": "tf32, float32 in memory", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 """In the order they are shown in."""
 PICTURED = ("tf32", "bf16")
 
@@ -110,7 +110,7 @@ def table() -> str:
     for name, title in MODELS.items():
         measured = every_model[name]
         title = title.format(gib=measured.peak_bytes / 2**30)
-        for precision in PRECISIONS:
+        for precision in SHOWN_PRECISIONS:
             if ("stacked", precision) not in measured.client_steps:
                 continue
             every = measured.steps["stacked", precision]
@@ -143,7 +143,7 @@ def picture(cnn: Measured, path: Path) -> None:
         told = ["" if way == "stacked" else f"   stratafl: {cnn.times(way, kind)}x" for way in ways]
         labels = [f"{speed:,.0f}{ratio}" for speed, ratio in zip(speeds, told, strict=True)]
         axes.bar_label(bars, labels, padding=4, fontsize=9)
-        axes.set_title(f"all in {PRECISIONS[kind]}", loc="left", fontsize=9, color="#555555")
+        axes.set_title(f"all in {SHOWN_PRECISIONS[kind]}", loc="left", fontsize=9, color="#555555")
         axes.set_ylim(len(ways) - 0.5, -0.6)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.tick_params(left=False, bottom=False, labelbottom=False)
