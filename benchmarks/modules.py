@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.environment import environment
-from stratafl.base.errors import reason
+from stratafl.base.errors import describe_exception
 from stratafl.base.rng import torch_seeded
 from stratafl.bench.baselines import Job
 from stratafl.bench.engines import CLIP, LR, SEED, row_of
@@ -212,7 +212,7 @@ def main() -> None:
             try:
                 row = row_of(way, job_for(*MODULES[name], device, given.clients))
             except Exception as problem:
-                rows[way] = reason(problem)
+                rows[way] = describe_exception(problem)
             else:
                 rows[way] = {"client_steps": row.client_steps, "ms": row.ms, "how": row.how, "spent": row.kernels_ms}
             shown = (

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from stratafl.base.environment import environment
-from stratafl.base.state_dict import State
+from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
 from stratafl.core.flat_module import Flat
@@ -45,7 +45,7 @@ from stratafl.runs.writer import RunFolder
 CLIENTS, TIMES = "10x10", 3
 
 
-def paper_state(method: str, device: torch.device) -> State:
+def paper_state(method: str, device: torch.device) -> StateDict:
     """A federation's state with values as different as after training."""
     flat = Flat(build("cnn", (3, 32, 32), 10))
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
@@ -129,7 +129,7 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     assert isinstance(launch.folder, RunFolder)
     write = launch.folder.checkpoints.write
 
-    def timed(place: Place, state: State, records: Mark, origins: Origins) -> None:
+    def timed(place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
         began = time.perf_counter()
         write(place, state, records, origins)
         spent.append(time.perf_counter() - began)

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, first_line
+from stratafl.base.errors import InvalidInput, first_line_of
 
 
-def placed(values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(
+    values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
     """The values on the device; a GPU is not waited for, whatever it is doing."""
     here = torch.as_tensor(np.asarray(values), dtype=dtype)
     if torch.device(device).type != "cuda":
@@ -31,7 +33,7 @@ class DeviceCache:
     def __call__(self, name: object, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         key = name, dtype
         if key not in self._held or not np.array_equal(self._held[key][0], values):
-            self._held[key] = values.copy(), placed(values, self.device, dtype)
+            self._held[key] = values.copy(), to_device(values, self.device, dtype)
         return self._held[key][1]
 
 
@@ -41,5 +43,5 @@ def check_device(device: str | torch.device, field: str = "device") -> torch.dev
         made = torch.zeros(1, device=device)
         float(made)
     except Exception as problem:
-        raise InvalidInput(field, device, first_line(problem) or "is no device of this machine") from None
+        raise InvalidInput(field, device, first_line_of(problem) or "is no device of this machine") from None
     return made.device

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.tracebacks import Frame, own_frames
+from stratafl.base.tracebacks import UserFrame, user_frames
 
 LONGEST, LONGEST_PATH = 80, 200
 """Characters of a value that a complaint repeats, and of a path."""
@@ -38,7 +38,9 @@ class InvalidInput(ValueError):
 
     def __init__(self, field: str, value: object, allowed: str):
         self.field, self.value, self.allowed = field, value, allowed
-        super().__init__(f"{line(field, LONGEST_FIELD)} = {shown(value)}: {line(allowed, LONGEST_ALLOWED)}")
+        super().__init__(
+            f"{one_line(field, LONGEST_FIELD)} = {format_value(value)}: {one_line(allowed, LONGEST_ALLOWED)}"
+        )
 
 
 class UserCodeError(InvalidInput):
@@ -47,13 +49,15 @@ class UserCodeError(InvalidInput):
 
     exit_code = 4
 
-    def __init__(self, field: str, value: object, allowed: str, frames: Sequence[Frame] = (), told: str | None = None):
+    def __init__(
+        self, field: str, value: object, allowed: str, frames: Sequence[UserFrame] = (), told: str | None = None
+    ):
         """frames: the user's own lines; told: the message, where it is not put together from the
         field and the value."""
         super().__init__(field, value, allowed)
         self.frames = tuple(frames)
         if told is not None:
-            self.args = (line(told, LONGEST_TOLD),)
+            self.args = (one_line(told, LONGEST_TOLD),)
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -89,67 +93,67 @@ class MissingExtra(ImportError):
         super().__init__(f"{feature} needs the package {package}: pip install {wanted}")
 
 
-def unknown(field: str, name: object, known: Iterable[str]) -> InvalidInput:
+def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput:
     """The complaint about a name nobody knows, with the nearest one that exists."""
     choices = sorted(known)
-    text = name[:LONGEST] if isinstance(name, str) else shown(name)
+    text = name[:LONGEST] if isinstance(name, str) else format_value(name)
     begun = [choice for choice in choices if text and choice.startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as one short printable line, however large it is or deeply nested."""
     if isinstance(value, Path):
-        text = line(repr(str(value)))
+        text = one_line(repr(str(value)))
         # it is its end that says which file
         return text if len(text) <= LONGEST_PATH else f"...{text[3 - LONGEST_PATH :]}"
     text = ""
     for piece in _pieces(value):
-        text += line(piece)
+        text += one_line(piece)
         if len(text) > LONGEST:
             return f"{text[: LONGEST - 3]}..."
     return text
 
 
-def printable(text: object) -> str:
+def escape_control(text: object) -> str:
     """A text as one line that a terminal only shows: what would steer it, or cannot be encoded, is
     spelt out."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in str(text))
 
 
-def line(text: str, longest: int | None = None) -> str:
+def one_line(text: str, longest: int | None = None) -> str:
     """A text as one printable line, cut where it is longer than that."""
     if longest is not None and len(text) > longest:
         text = f"{text[: longest - 3]}..."
     if text.isprintable():
         return text
-    plain = printable(" ".join(text.split()))
-    return plain if longest is None else line(plain, longest)
+    plain = escape_control(" ".join(text.split()))
+    return plain if longest is None else one_line(plain, longest)
 
 
-def first_line(problem: BaseException) -> str:
+def first_line_of(problem: BaseException) -> str:
     """What an exception says, in one line."""
     try:
         text = str(problem)
     except Exception:
         return ""
-    return line(text.strip().partition("\n")[0], LONGEST_WORDS)
+    return one_line(text.strip().partition("\n")[0], LONGEST_WORDS)
 
 
-def reason(problem: BaseException) -> str:
+def describe_exception(problem: BaseException) -> str:
     """An exception in one line: its kind, and what it says."""
-    kind, said = type(problem).__name__, first_line(problem)
+    kind, said = type(problem).__name__, first_line_of(problem)
     return f"{kind}: {said}" if said else kind
 
 
-def told(problem: BaseException) -> str:
+def error_message(problem: BaseException) -> str:
     """An exception in one line, for whoever gave what caused it: a complaint needs no kind."""
-    return str(problem) if isinstance(problem, InvalidInput) else reason(problem)
+    return str(problem) if isinstance(problem, InvalidInput) else describe_exception(problem)
 
 
-NO_ROOM = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "ALLOC_FAILED")
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "ALLOC_FAILED")
 """How libraries say so where it is not their exception's type; the first two are of the host's
 memory."""
 
@@ -159,7 +163,7 @@ def is_no_room(problem: BaseException) -> bool:
     was tried. By name, since torch is not imported for its sake."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(problem, RuntimeError) and any(words in str(problem) for words in NO_ROOM)
+    return isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
 
 
 def pass_on_no_room(problem: BaseException) -> None:
@@ -170,7 +174,7 @@ def pass_on_no_room(problem: BaseException) -> None:
 
 
 @contextmanager
-def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None]:
+def convert_errors(field: str, value: object, failing: str = "failed") -> Iterator[None]:
     """Call a user's own code: what it raises becomes a complaint, also where it would end the
     process."""
     try:
@@ -178,12 +182,12 @@ def guarded(field: str, value: object, failing: str = "failed") -> Iterator[None
     except (InvalidInput, MissingExtra):
         raise
     except (Exception, SystemExit) as problem:
-        raise complaint(field, value, f"{failing}: {reason(problem)}", problem) from problem
+        raise invalid_input(field, value, f"{failing}: {describe_exception(problem)}", problem) from problem
 
 
-def complaint(field: str, value: object, allowed: str, problem: BaseException) -> InvalidInput:
+def invalid_input(field: str, value: object, allowed: str, problem: BaseException) -> InvalidInput:
     """The complaint about what was raised: of the user's own code if that was on the way."""
-    frames = own_frames(problem)
+    frames = user_frames(problem)
     return UserCodeError(field, value, allowed, frames) if frames else InvalidInput(field, value, allowed)
 
 
@@ -213,7 +217,7 @@ def _pieces(value: object) -> Iterator[str]:
             yield f"<{type(value).__name__}>"
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
+def join_names(names: Sequence[str], most: int = 5) -> str:
     """A list of names in a line: the first of them, and how many there are more."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -26,23 +26,23 @@ LARGEST_TEXT = 1 << 30
 memory. States, records and models may be as large as they are."""
 
 
-def unwritable(path: Path, problem: OSError) -> InvalidInput:
+def cannot_write(path: Path, problem: OSError) -> InvalidInput:
     """The complaint about a file that cannot be written."""
     return InvalidInput("file", path, f"cannot be written: {problem.strerror or problem}")
 
 
-def unreadable(path: Path, reason: str) -> InvalidInput:
+def cannot_read(path: Path, reason: str) -> InvalidInput:
     """The complaint about a file that cannot be read, or is not what it should be."""
     return InvalidInput("file", path, f"cannot be read: {reason}")
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it
     does not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with create(partial, mode) as file:
+        with create_exclusive(partial, mode) as file:
             yield file
             if sync:
                 sync_file(file)
@@ -52,7 +52,7 @@ def writing(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[Bin
     except OSError as problem:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise unwritable(path, problem) from None
+        raise cannot_write(path, problem) from None
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -64,11 +64,11 @@ def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool 
     text = json.dumps(value, indent=indent).encode() + b"\n"
     if len(text) > LARGEST_TEXT:
         raise InvalidInput("file", path, f"cannot be written: {_too_large(len(text), LARGEST_TEXT)}")
-    with writing(path, sync=sync, mode=mode) as file:
+    with atomic_write(path, sync=sync, mode=mode) as file:
         file.write(text)
 
 
-def create(path: Path, mode: int = 0o644) -> BinaryIO:
+def create_exclusive(path: Path, mode: int = 0o644) -> BinaryIO:
     """A new file to write. One left there by a process that died is removed first; a link is not
     followed."""
     with contextlib.suppress(FileNotFoundError):
@@ -81,7 +81,7 @@ def open_to_append(path: Path) -> BinaryIO:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as problem:
-        raise unwritable(path, problem) from None
+        raise cannot_write(path, problem) from None
     return os.fdopen(handle, "ab", buffering=0)
 
 
@@ -91,7 +91,7 @@ def append(file: BinaryIO, path: Path, line: bytes) -> None:
         while line:
             line = line[file.write(line) :]
     except OSError as problem:
-        raise unwritable(path, problem) from None
+        raise cannot_write(path, problem) from None
 
 
 def read_bytes(path: Path, largest: int | None = None) -> bytes:
@@ -102,12 +102,12 @@ def read_bytes(path: Path, largest: int | None = None) -> bytes:
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
-                raise unreadable(path, "not a plain file")
+                raise cannot_read(path, "not a plain file")
             if largest is not None and found.st_size > largest:
-                raise unreadable(path, _too_large(found.st_size, largest))
+                raise cannot_read(path, _too_large(found.st_size, largest))
             return file.read()
     except OSError as problem:
-        raise unreadable(path, problem.strerror or str(problem)) from None
+        raise cannot_read(path, problem.strerror or str(problem)) from None
 
 
 def _too_large(size: int, largest: int) -> str:
@@ -129,26 +129,26 @@ def parse_json(path: Path, text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise unreadable(path, f"not valid JSON ({problem})") from None
+        raise cannot_read(path, f"not valid JSON ({problem})") from None
 
 
 @contextlib.contextmanager
-def making(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
+def atomic_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """A new folder to fill; it gets its name when the block ends well, and leaves nothing behind
     when it does not."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
-        remove(partial)  # of a process that died
+        remove_tree(partial)  # of a process that died
         partial.mkdir(mode=mode)
         yield partial
         sync_folder(partial)
         partial.rename(path)
         sync_folder(path.parent)
     except OSError as problem:
-        remove(partial)
-        raise unwritable(path, problem) from None
+        remove_tree(partial)
+        raise cannot_write(path, problem) from None
     except BaseException:
-        remove(partial)
+        remove_tree(partial)
         raise
 
 
@@ -182,10 +182,10 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise unwritable(folder, problem) from None
+        raise cannot_write(folder, problem) from None
 
 
-def remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
     """A file or a whole folder; a link itself, not what it points at."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -200,4 +200,4 @@ def remove_partials(folder: Path) -> None:
         return
     for path in folder.iterdir():
         if path.name.startswith(".") and path.name.endswith(PARTIAL):
-            remove(path)
+            remove_tree(path)

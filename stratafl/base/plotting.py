@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.base.files import check_writable, make_folder, writing
+from stratafl.base.files import atomic_write, check_writable, make_folder
 
 Line = tuple[Sequence[float], Sequence[float]]
 
@@ -66,7 +66,7 @@ def curves(
 def save(figure: Any, path: Path) -> None:
     """Write a figure so that nobody ever sees half of it."""
     make_folder(path.parent)
-    with writing(path, sync=False) as file:
+    with atomic_write(path, sync=False) as file:
         figure.savefig(file, dpi=150, format=path.suffix[1:])
     pyplot().close(figure)
 

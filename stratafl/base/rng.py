@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Purpose(IntEnum):
+class Stream(IntEnum):
     """What a draw is for; two purposes never share a stream."""
 
     BATCH = 1
@@ -55,7 +55,7 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
     return (word >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
+def random_bits(seed: int, purpose: Stream, *where: int | Tensor) -> Tensor:
     """64 random bits (int64) for each place; integer tensors in `where` broadcast against each
     other."""
     # plain integers in front are mixed without tensors, which is a hundred times as fast
@@ -64,16 +64,16 @@ def bits(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
     # filled in on the device rather than copied to it, so that a draw can be part of a CUDA graph
     state = torch.full((), _signed(_hash(seed, int(purpose), *map(int, front))), dtype=torch.long, device=device)
     for word in where[len(front) :]:
-        state = mixed(state, word if isinstance(word, Tensor) else _signed(word))
+        state = mix(state, word if isinstance(word, Tensor) else _signed(word))
     return state
 
 
-def prefix(seed: int, purpose: Purpose) -> int:
+def stream_prefix(seed: int, purpose: Stream) -> int:
     """Where the chain of a purpose's draws starts, as a signed 64-bit integer."""
     return _signed(_hash(seed, int(purpose)))
 
 
-def mixed(state: Tensor, word: Tensor | int) -> Tensor:
+def mix(state: Tensor, word: Tensor | int) -> Tensor:
     """The chain of `bits` gone on by one more word."""
     # in place: most of the time goes to memory
     state = (state ^ word).add_(_GOLDEN)
@@ -89,17 +89,17 @@ def _mixed_integer(state: int, word: int) -> int:
     return state ^ (state >> 31)
 
 
-def uniform(seed: int, purpose: Purpose, *where: int | Tensor) -> Tensor:
+def uniform(seed: int, purpose: Stream, *where: int | Tensor) -> Tensor:
     """Uniform float64 in [0, 1)."""
-    return _shifted(bits(seed, purpose, *where), 11).double() * 2.0**-53
+    return _shifted(random_bits(seed, purpose, *where), 11).double() * 2.0**-53
 
 
-def generator(seed: int, purpose: Purpose, *where: int) -> np.random.Generator:
+def generator(seed: int, purpose: Stream, *where: int) -> np.random.Generator:
     """A NumPy generator of its own for draws made on the host."""
-    return np.random.Generator(np.random.Philox(key=seed_of(seed, purpose, *where)))
+    return np.random.Generator(np.random.Philox(key=derive_seed(seed, purpose, *where)))
 
 
-def seed_of(seed: int, purpose: Purpose, *where: int) -> int:
+def derive_seed(seed: int, purpose: Stream, *where: int) -> int:
     """One non-negative 63-bit integer, for seeding something else."""
     return _hash(seed, int(purpose), *where) >> 1
 
@@ -120,7 +120,7 @@ ALIKE = 0
 it is imported."""
 
 
-def generator_of(device: torch.device) -> torch.Generator:
+def device_generator(device: torch.device) -> torch.Generator:
     """What torch's operations on a device draw from."""
     return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
@@ -134,7 +134,7 @@ def torch_as_before(device: torch.device = CPU) -> Iterator[None]:
 
 
 @contextmanager
-def as_before(device: torch.device = CPU) -> Iterator[None]:
+def preserve_rng(device: torch.device = CPU) -> Iterator[None]:
     """Leave every generator as it was."""
     with torch_as_before(device):
         python, numpy = random.getstate(), np.random.get_state()
@@ -165,16 +165,16 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, devices: bool = False) -> Iterator[None]:
+def seeded_rng(seed: int, devices: bool = False) -> Iterator[None]:
     """Every generator of the host set from a 63-bit seed, and left as it was afterwards; devices:
     those of the GPUs in use, too, which takes far longer."""
-    with as_before(), torch_seeded(seed) if devices else nullcontext():
+    with preserve_rng(), torch_seeded(seed) if devices else nullcontext():
         torch.default_generator.manual_seed(seed)
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
         random.seed(seed)
         yield
 
 
-def states() -> tuple[bytes, str, object]:
+def rng_states() -> tuple[bytes, str, object]:
     """Where the generators of the host stand; two that are equal saw no draw between them."""
     return torch.default_generator.get_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()

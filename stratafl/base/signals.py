@@ -23,7 +23,7 @@ class Interrupted(Exception):
         return 128 + self.number
 
 
-class Stopped(KeyboardInterrupt, SystemExit):
+class InterruptExit(KeyboardInterrupt, SystemExit):
     """Stands for `Interrupted` in a program of the user's: it ends as a command would, without a
     traceback, unless it catches a `KeyboardInterrupt`."""
 
@@ -32,7 +32,7 @@ class Stopped(KeyboardInterrupt, SystemExit):
         self.code = interrupted.exit_code
 
 
-class Stop:
+class InterruptHandler:
     """While it is open, `asked` holds the first signal that came (0 for none); a second raises
     `Interrupted`."""
 
@@ -43,7 +43,7 @@ class Stop:
         self._say = say
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> InterruptHandler:
         # only the main thread gets signals; a run in another one is stopped by whoever started it
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:

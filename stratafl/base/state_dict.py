@@ -18,7 +18,7 @@ AT_ONCE = 1 << 26
 """Numbers of rows that are compared in one go."""
 
 
-def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """A state as JSON, and the tensors that it names."""
     tensors: dict[str, Tensor] = {}
     known: dict[tuple, list] = {}
@@ -27,7 +27,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, Tensor):
             key = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
             if value.numel() == 0 or key not in known:
-                rows = _repeated(value)
+                rows = _repeat_count(value)
                 tensors[name] = value[:1] if rows else value
                 known[key] = ["tensor", name, rows]
             return known[key]
@@ -45,7 +45,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return plain(state, ""), tensors
 
 
-def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
+def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
     """The state again. A repeated row takes no memory before it is copied to where it fits."""
     expanded: dict[tuple[str, int], Tensor] = {}
 
@@ -71,7 +71,7 @@ def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
     return value(packed)
 
 
-def _repeated(rows_NP: Tensor) -> int:
+def _repeat_count(rows_NP: Tensor) -> int:
     """How many rows there are if they all have the same bits, otherwise 0."""
     if rows_NP.dim() != 2 or len(rows_NP) < 2 or rows_NP.dtype.itemsize not in BY_SIZE:
         return 0
@@ -84,13 +84,13 @@ def _repeated(rows_NP: Tensor) -> int:
     return len(bits_NP) if all(torch.equal(part, bits_NP[:1].expand_as(part)) for part in parts) else 0
 
 
-State = dict[str, Any]
+StateDict = dict[str, Any]
 
 LARGEST = 1 << 53
 """Of whole numbers: counts of rounds and bytes, to which others are added."""
 
 
-def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
+def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
     """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it
     must have."""
     copies: dict[int, Tensor] = {} if _copies is None else _copies
@@ -105,10 +105,10 @@ def fitted(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None 
         return saved.copy()
     if isinstance(like, dict):
         _check(where, sorted(saved) if isinstance(saved, dict) else type(saved).__name__, sorted(like))
-        return {key: fitted(value, saved[key], f"{where}.{key}", copies) for key, value in like.items()}
+        return {key: load_like(value, saved[key], f"{where}.{key}", copies) for key, value in like.items()}
     if isinstance(like, list):
         _check(where, len(saved) if isinstance(saved, list) else type(saved).__name__, len(like))
-        return [fitted(each, saved[i], f"{where}.{i}", copies) for i, each in enumerate(like)]
+        return [load_like(each, saved[i], f"{where}.{i}", copies) for i, each in enumerate(like)]
     if like is not None and not isinstance(like, bool | int | float | str):
         raise InvalidInput(where, type(like).__name__, "is nothing a state can hold")
     _check(where, type(saved).__name__, type(like).__name__)

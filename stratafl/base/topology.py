@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
-from stratafl.base.errors import InvalidInput, shown
+from stratafl.base.device import to_device
+from stratafl.base.errors import InvalidInput, format_value
 from stratafl.base.validation import plain
 
 Shape = int | str | Sequence | Mapping
@@ -73,7 +73,7 @@ class Tree:
             return shape
         shape = plain(shape)
         if isinstance(shape, str):
-            return Tree._build(_balanced(shape))
+            return Tree._build(_parse_balanced(shape))
         return Tree._build(shape)
 
     @staticmethod
@@ -102,11 +102,11 @@ class Tree:
             raise InvalidInput("tree", shape, "all leaves must be at the same depth")
         counted = Counter(name for level in names for name in level)
         if len(counted) != sum(map(len, names)):
-            raise InvalidInput("tree", shape, f"two nodes are named {shown(counted.most_common(1)[0][0])}")
+            raise InvalidInput("tree", shape, f"two nodes are named {format_value(counted.most_common(1)[0][0])}")
         arrays = [np.array(p, dtype=np.int64) for p in parents]
         arrays[0] = np.empty(0, dtype=np.int64)
         uniform = [np.ones(len(n)) for n in names]
-        return Tree(tuple(arrays), tuple(map(tuple, names)), _normalised(arrays, uniform))
+        return Tree(tuple(arrays), tuple(map(tuple, names)), _normalize(arrays, uniform))
 
     @staticmethod
     def family(parent: str, children: Sequence[str], weights: np.ndarray) -> Tree:
@@ -189,7 +189,7 @@ class Tree:
                 is_finite = np.isfinite(values.sum())
             if not (is_finite and (values > 0).all()):
                 raise InvalidInput("weights", values, "must be positive and finite, also added up")
-        return replace(self, weights=_normalised(self.parents, per_level), _on_device={})
+        return replace(self, weights=_normalize(self.parents, per_level), _on_device={})
 
     def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
         if leaf_weights.shape != (self.leaves,):
@@ -229,7 +229,7 @@ class Tree:
     def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
         """The median of each node's siblings' values, of those present: see
         `median_of_siblings`."""
-        return median_of_siblings(values_N, present_N, self.parents[level], upper)
+        return sibling_median(values_N, present_N, self.parents[level], upper)
 
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
@@ -243,13 +243,13 @@ class Tree:
         if present.all() and self._complete[level]:
             key = level, rows_NP.device, rows_NP.dtype
             if key not in self._on_device:
-                self._on_device[key] = placed(self.weights[level], rows_NP.device, rows_NP.dtype)
+                self._on_device[key] = to_device(self.weights[level], rows_NP.device, rows_NP.dtype)
             return self._sums(level, self._on_device[key], rows_NP)
         total_M = self.share(level, present) if share_M is None else share_M
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
-        here_N1 = placed(present, rows_NP.device)[:, None]
+        here_N1 = to_device(present, rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
-        return self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
+        return self._sums(level, to_device(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
 
     def _sums(self, level: int, weights_N: Tensor, rows_NP: Tensor) -> Tensor:
         """Each parent's weighted sum of its children, who are neighbours."""
@@ -287,7 +287,7 @@ class Tree:
         """Each parent's row, repeated for its children on `level`."""
         key = level, rows_MP.device
         if key not in self._on_device:
-            self._on_device[key] = placed(self.parents[level], rows_MP.device)
+            self._on_device[key] = to_device(self.parents[level], rows_MP.device)
         return rows_MP.index_select(0, self._on_device[key])
 
     def share(self, level: int, present_N: Mask) -> np.ndarray:
@@ -311,7 +311,7 @@ def _in_order(weights: Sequence | np.ndarray) -> list:
     return given
 
 
-def median_of_siblings(
+def sibling_median(
     values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray, upper: bool = False
 ) -> np.ndarray:
     """For each node that is present, the median of the others' values among its siblings that are:
@@ -334,17 +334,17 @@ def median_of_siblings(
 
 def reduced(reducer: Reducer, rows_KP: Tensor, weights: np.ndarray) -> Tensor:
     """One parent's row; the weights of those present are made to add up to one."""
-    return reducer(rows_KP, placed(weights / weights.sum(), rows_KP.device, rows_KP.dtype))
+    return reducer(rows_KP, to_device(weights / weights.sum(), rows_KP.device, rows_KP.dtype))
 
 
-def _normalised(parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _normalize(parents: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     shares = [np.ones(1)]
     for parent, weight in zip(parents[1:], weights[1:], strict=True):
         shares.append(weight / np.bincount(parent, weights=weight)[parent])
     return tuple(shares)
 
 
-def _balanced(text: str) -> object:
+def _parse_balanced(text: str) -> object:
     try:
         counts = [int(part) for part in text.split("x")]
     except ValueError:
@@ -389,7 +389,7 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if len(shape) == 0:
         raise InvalidInput("tree", shape, "a group needs at least one child")
     if isinstance(shape, Mapping):
-        return [(name if isinstance(name, str) else shown(name), below) for name, below in shape.items()]
+        return [(name if isinstance(name, str) else format_value(name), below) for name, below in shape.items()]
     if isinstance(shape, str):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if all(isinstance(child, str) for child in shape):

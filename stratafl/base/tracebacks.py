@@ -26,7 +26,7 @@ COMPILED = (".pyx", ".pxd", ".pxi")
 """Of files that a library's compiled code names, from a folder that is not there."""
 
 
-class Frame(NamedTuple):
+class UserFrame(NamedTuple):
     """A line of a user's own code."""
 
     file: str
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
         return f"  {place}\n    {self.source}" if self.source else f"  {place}"
 
 
-def own_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[Frame, ...]:
+def user_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[UserFrame, ...]:
     """The user's own frames of what was raised, outermost first; where it has none, those of what
     it was raised from. Files in `also` count as theirs."""
     seen: set[int] = set()
@@ -49,19 +49,19 @@ def own_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[Fram
     while each is not None and id(each) not in seen:
         seen.add(id(each))
         frames = [
-            Frame(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
+            UserFrame(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
             for frame in traceback.extract_tb(each.__traceback__)
-            if is_own(frame.filename, frame.name) or frame.filename in also
+            if is_user_file(frame.filename, frame.name) or frame.filename in also
         ]
-        if isinstance(each, SyntaxError) and each.filename and is_own(each.filename):
-            frames.append(Frame(each.filename, each.lineno or 0, "<module>", (each.text or "").strip()))
+        if isinstance(each, SyntaxError) and each.filename and is_user_file(each.filename):
+            frames.append(UserFrame(each.filename, each.lineno or 0, "<module>", (each.text or "").strip()))
         if frames:
             return tuple(frames)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return ()
 
 
-def shown_frames(frames: Sequence[Frame]) -> str:
+def format_frames(frames: Sequence[UserFrame]) -> str:
     """The frames as lines to print below a complaint."""
     if len(frames) > MOST:
         half = MOST // 2
@@ -71,7 +71,7 @@ def shown_frames(frames: Sequence[Frame]) -> str:
 
 
 @functools.cache
-def is_own(file: str, function: str = "") -> bool:
+def is_user_file(file: str, function: str = "") -> bool:
     """Whether a file, or what was typed, is the user's own."""
     if file.startswith("<"):
         # what a dataclass makes is a text, too
@@ -107,7 +107,7 @@ def is_installed(path: Path) -> bool:
     return not set(INSTALLED).isdisjoint(path.parts)
 
 
-def code_of(function: object) -> CodeType | None:
+def code_object(function: object) -> CodeType | None:
     """The code that runs when something is called; None where it is not Python's."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -119,10 +119,10 @@ def code_of(function: object) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def definition(function: Callable) -> tuple[Frame, ...]:
+def definition_frame(function: Callable) -> tuple[UserFrame, ...]:
     """Where a user's function begins, as the frame to show for what it returned."""
-    code = code_of(function)
-    if code is None or not is_own(code.co_filename, code.co_name):
+    code = code_object(function)
+    if code is None or not is_user_file(code.co_filename, code.co_name):
         return ()
     source = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return (Frame(code.co_filename, code.co_firstlineno, code.co_name, source),)
+    return (UserFrame(code.co_filename, code.co_firstlineno, code.co_name, source),)

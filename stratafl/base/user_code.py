@@ -14,11 +14,19 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, guarded, is_no_room, reason, unknown
+from stratafl.base.errors import (
+    InvalidInput,
+    MissingExtra,
+    UserCodeError,
+    convert_errors,
+    describe_exception,
+    is_no_room,
+    unknown_name,
+)
 from stratafl.base.signals import Interrupted
-from stratafl.base.tracebacks import own_frames
+from stratafl.base.tracebacks import user_frames
 
-Owners = Mapping[CodeType, str]
+FunctionNames = Mapping[CodeType, str]
 """Whose a function of the user's is, in words, by its code."""
 
 
@@ -29,7 +37,7 @@ def load_module(field: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not os.path.isfile(path):
         raise InvalidInput(field, path, "cannot be imported: no such Python file")
     module = importlib.util.module_from_spec(spec)
-    with guarded(field, path, "cannot be imported"), _alike():
+    with convert_errors(field, path, "cannot be imported"), _alike():
         spec.loader.exec_module(module)
     return module
 
@@ -40,15 +48,15 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
         # importing or calling one may open a browser, wait for a key or end the process
         allowed = f"{name} is a part of Python itself; a file of the same name can be given with its .py"
         raise InvalidInput(field, value, allowed)
-    with guarded(field, value, "cannot be imported"), _alike():
+    with convert_errors(field, value, "cannot be imported"), _alike():
         return importlib.import_module(name)
 
 
 def _alike() -> AbstractContextManager[None]:
     """Have what a file draws be the same wherever it is imported."""
-    from stratafl.base.rng import ALIKE, seeded  # torch takes a second to import
+    from stratafl.base.rng import ALIKE, seeded_rng  # torch takes a second to import
 
-    return seeded(ALIKE)
+    return seeded_rng(ALIKE)
 
 
 def load_attribute(field: str, path: str) -> Any:
@@ -60,12 +68,12 @@ def load_attribute(field: str, path: str) -> Any:
     if found is not None and not callable(found):
         raise InvalidInput(field, path, f"must be something to call, and is {type(found).__name__}")
     if found is None:
-        raise unknown(field, attribute, [n for n, each in vars(module).items() if callable(each) and n[0] != "_"])
+        raise unknown_name(field, attribute, [n for n, each in vars(module).items() if callable(each) and n[0] != "_"])
     return found
 
 
 @contextmanager
-def own_code(owners: Callable[[], Owners] = dict, when: str = "") -> Iterator[None]:
+def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "") -> Iterator[None]:
     """Watch over what is done in here: what a user's own code raises becomes a complaint that names
     the function. `owners` is asked whose it is only then; `when` is a part of the complaint."""
     try:
@@ -74,16 +82,16 @@ def own_code(owners: Callable[[], Owners] = dict, when: str = "") -> Iterator[No
         raise
     except (Exception, SystemExit) as problem:
         known = owners()
-        frames = own_frames(problem, {code.co_filename for code in known})
+        frames = user_frames(problem, {code.co_filename for code in known})
         if not frames or is_no_room(problem):
             raise
         who = next(_owned(problem, known), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
-        told = f"{who} raised {reason(problem)}{when}"
+        told = f"{who} raised {describe_exception(problem)}{when}"
         kind = UserCodeError.of_kind(problem)
-        raise kind(who, reason(problem), "it must not raise", frames, told) from problem
+        raise kind(who, describe_exception(problem), "it must not raise", frames, told) from problem
 
 
-def _owned(problem: BaseException, owners: Owners) -> Iterator[str]:
+def _owned(problem: BaseException, owners: FunctionNames) -> Iterator[str]:
     """Whose the functions are that were called when this was raised, outermost first."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         if frame.f_code in owners:

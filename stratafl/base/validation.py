@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from numbers import Integral, Rational, Real
 from typing import Any, TypeVar
 
-from stratafl.base.errors import InvalidInput, shown, unknown
+from stratafl.base.errors import InvalidInput, format_value, unknown_name
 
 Known = TypeVar("Known", bound=str)
 
@@ -26,7 +26,7 @@ def check_choice(field: str, name: object, known: Iterable[Known]) -> Known:
     for each in known:
         if isinstance(name, str) and name == each:
             return each
-    raise unknown(field, name, known)
+    raise unknown_name(field, name, known)
 
 
 def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
@@ -37,7 +37,7 @@ def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, 
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         # what is no text cannot be a parameter, and is refused under the name it is shown by
         return value["name"], {
-            key if isinstance(key, str) else shown(key): each for key, each in value.items() if key != "name"
+            key if isinstance(key, str) else format_value(key): each for key, each in value.items() if key != "name"
         }
     if isinstance(value, Mapping) and "name" in value:
         raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
@@ -117,7 +117,7 @@ def matching(field: str, patterns: Sequence[str], names: Collection[str], words:
             raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
         mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
         if not mine:
-            raise unknown(field, pattern, last_parts(names).union(words))
+            raise unknown_name(field, pattern, last_parts(names).union(words))
         found |= dict.fromkeys(mine)
     return list(found)
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from stratafl.base.errors import InvalidInput, reason, unknown
+from stratafl.base.errors import InvalidInput, describe_exception, unknown_name
 from stratafl.base.rng import torch_seeded
 from stratafl.base.topology import Tree
 from stratafl.bench import baselines, jax_baseline, roofline
@@ -137,7 +137,7 @@ def bench(
     One that fails, for want of memory perhaps, is named in the table, and the others go on.
     `watch` is called with the table before the first engine is measured and after each."""
     if model not in TASKS:
-        raise unknown("model", model, TASKS)
+        raise unknown_name("model", model, TASKS)
     device = torch.device(device)
     chosen = [_chosen(name, device) for name in engines or contenders(device)]
     task = TASKS[model]
@@ -163,7 +163,7 @@ def bench(
                 failed[f"{name}:{precision}"] = str(error)
         except Exception as error:
             # whatever it is, what was measured before is not lost for it
-            failed[f"{name}:{precision}"] = reason(error)
+            failed[f"{name}:{precision}"] = describe_exception(error)
         watch(table)
     return table
 
@@ -178,9 +178,9 @@ def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
     way, _, kind = name.partition(":")
     precision: Any = kind or "fp32"
     if way not in (*PLAIN, *OURS):
-        raise unknown("engine", way, [*PLAIN, *OURS])
+        raise unknown_name("engine", way, [*PLAIN, *OURS])
     if precision not in COMPUTES:
-        raise unknown("precision", precision, COMPUTES)
+        raise unknown_name("precision", precision, COMPUTES)
     if way.startswith("graphed") and device.type != "cuda":
         raise InvalidInput("engine", name, "a CUDA graph needs a GPU")
     if way == "jax" and precision not in jax_baseline.precisions(device):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, MissingExtra, printable
+from stratafl.base.errors import InvalidInput, MissingExtra, escape_control
 from stratafl.base.signals import Interrupted
 from stratafl.cli.options import Commands, Track, tracked_by
 from stratafl.cli.tables import Column, print_table
@@ -112,12 +112,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _in_words(line: str, rounds: int) -> str:
     """Put a line of rounds.jsonl into words."""
-    from stratafl.base.errors import listed
+    from stratafl.base.errors import join_names
 
     seen = json.loads(line)
     numbers = "".join(f"  {name} {value:.3f}" for name, value in seen["metrics"].items())
-    apart = "".join(f"  {word}: {listed(seen[word])}" for word in ("absent", "refused") if seen[word])
-    return printable(f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}")
+    apart = "".join(f"  {word}: {join_names(seen[word])}" for word in ("absent", "refused") if seen[word])
+    return escape_control(f"round {seen['round']} of {rounds}{numbers}  {seen['seconds']:.1f} s{apart}")
 
 
 @deploy.command("status")
@@ -138,7 +138,7 @@ def status_command(
         print(json.dumps(document, indent=2))
     elif check:
         for name, text in faults:
-            print(printable(f"{name}: {text}"))
+            print(escape_control(f"{name}: {text}"))
     else:
         _show(document)
     if faults:
@@ -160,7 +160,7 @@ def _show(document: dict[str, Any]) -> None:
     print_table([*columns, *(Column(each, right=True) for each in counts)], rows)
     for name, seen in document["sites"].items():
         for text in view.remarks(seen):
-            print(printable(f"{name}: {text}"))
+            print(escape_control(f"{name}: {text}"))
 
 
 @deploy.command("down")
@@ -170,7 +170,7 @@ def down_command(sites: Sites = None, out: Out = Path("sites")) -> None:
 
     stopped, left = this_machine.stop(this_machine.chosen(sites or [], out))
     for name in stopped:
-        print(f"{printable(name)}: stopped")
+        print(f"{escape_control(name)}: stopped")
     if left:
         raise InvalidInput("sites", left, "still run: they did not stop in time, or are another user's")
     if not stopped:
@@ -186,7 +186,7 @@ def reset_command(
     from stratafl.deploy.host import this_machine
 
     for name, aside in this_machine.reset(sites, out).items():
-        print(f"{printable(name)}: begins anew; what it had is in {aside}")
+        print(f"{escape_control(name)}: begins anew; what it had is in {aside}")
 
 
 @deploy.command("readmit")
@@ -198,7 +198,7 @@ def readmit_command(
     from stratafl.deploy.host import this_machine
 
     for name, parent in this_machine.readmit(sites, out).items():
-        print(printable(f"{name}: {parent} asks it again from its children's next round on"))
+        print(escape_control(f"{name}: {parent} asks it again from its children's next round on"))
 
 
 @deploy.command("site")

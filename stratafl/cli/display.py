@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 from stratafl.runs import format
 from stratafl.runs.sweep.pool import Event
 from stratafl.simulation.progress import is_dumb
@@ -51,7 +51,7 @@ class SweepDisplay:
         name, values = event.name, event.values
         if event.kind == "began":
             self._tasks[name] = self._bar.add_task(
-                escape(printable(name)), total=values["rounds"], completed=values["done"], text=""
+                escape(escape_control(name)), total=values["rounds"], completed=values["done"], text=""
             )
         elif event.kind == "round":
             self._bar.update(self._tasks[name], completed=values["round"])
@@ -70,7 +70,7 @@ class SweepDisplay:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
+            self.console.print(escape_control(text), highlight=False, soft_wrap=True, markup=False)
 
 
 def byte_count(count: float) -> str:

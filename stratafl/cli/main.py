@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, printable, shown
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, escape_control, first_line_of, format_value
 from stratafl.base.signals import Interrupted
-from stratafl.base.tracebacks import shown_frames
-from stratafl.base.user_code import own_code
+from stratafl.base.tracebacks import format_frames
+from stratafl.base.user_code import attribute_errors
 from stratafl.base.version import __version__
 from stratafl.cli.bench import bench_command
 from stratafl.cli.costs.networks import networks
@@ -72,19 +72,19 @@ def main() -> None:
     lines and are 4; an interrupt is 130, a SIGTERM 143."""
     spell_out()
     try:
-        with own_code():
+        with attribute_errors():
             app(prog_name="stratafl", standalone_mode=True)
     except (InvalidInput, MissingExtra) as problem:
-        print(printable(f"error: {problem}"), file=sys.stderr)
+        print(escape_control(f"error: {problem}"), file=sys.stderr)
         if not isinstance(problem, UserCodeError):
             sys.exit(2)
-        for each in shown_frames(problem.frames).splitlines():
-            print(printable(each), file=sys.stderr)
+        for each in format_frames(problem.frames).splitlines():
+            print(escape_control(each), file=sys.stderr)
         sys.exit(problem.exit_code)
     except OSError as problem:
-        where = "a file" if problem.filename is None else shown(Path(str(problem.filename)))
-        print(printable(f"error: {where}: {problem.strerror or first_line(problem)}"), file=sys.stderr)
+        where = "a file" if problem.filename is None else format_value(Path(str(problem.filename)))
+        print(escape_control(f"error: {where}: {problem.strerror or first_line_of(problem)}"), file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
-        print(printable(stopped.note), file=sys.stderr)
+        print(escape_control(stopped.note), file=sys.stderr)
         sys.exit(stopped.exit_code)

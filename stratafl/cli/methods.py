@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stratafl.base.errors import shown
+from stratafl.base.errors import format_value
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table, unbroken
 
@@ -37,9 +37,9 @@ def methods_command(
 
 def _parameter(name: str, default: object) -> str:
     """A parameter as a config would have it, on one line."""
-    return name if default is Parameter.empty else unbroken(f"{name}={shown(default)}")
+    return name if default is Parameter.empty else unbroken(f"{name}={format_value(default)}")
 
 
 def _written(default: object) -> str | None:
     """A default that JSON does not know: none, or any object of a user's rule."""
-    return None if default is Parameter.empty else shown(default)
+    return None if default is Parameter.empty else format_value(default)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, listed, printable
-from stratafl.base.files import writing
+from stratafl.base.errors import InvalidInput, escape_control, join_names
+from stratafl.base.files import atomic_write
 from stratafl.cli.options import TARGET_HELP
 from stratafl.cli.tables import Column, print_table
 
@@ -72,15 +72,15 @@ def report_command(
     runs, unreadable = gathered(places, "DIR")
     data = payload(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
     _check_metric(data, metric)
-    with writing(out, sync=False) as file:
+    with atomic_write(out, sync=False) as file:
         file.write(page(data, title).encode())
     goals = data["targets"].get(data["metric"], [])
     compared = settings(runs)
     _print_summary(compared, data["metric"], goals)
-    print(f"report: {printable(out)}")
+    print(f"report: {escape_control(out)}")
     if figures_folder is not None:
         drawn = figures(figures_folder, compared, goals, data["metric"])
-        print(f"figures: {len(drawn)} files in {printable(figures_folder)}")
+        print(f"figures: {len(drawn)} files in {escape_control(figures_folder)}")
 
 
 def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
@@ -92,7 +92,7 @@ def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[
     runs, repeated = one_of_each(runs)
     left_out = [*unreadable, *repeated]
     for line in left_out:
-        print(printable(f"left out: {line}"), file=sys.stderr)
+        print(escape_control(f"left out: {line}"), file=sys.stderr)
     if not runs:
         raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
     return runs, left_out
@@ -110,7 +110,9 @@ def _sound(targets: list[str], metric: str | None) -> list[str]:
 def _check_metric(data: dict[str, Any], metric: str | None) -> None:
     """Refuse a metric that the runs do not have."""
     if metric is not None and data["metric"] is None:
-        raise InvalidInput("--metric", metric, f"these runs have {listed([each['name'] for each in data['metrics']])}")
+        raise InvalidInput(
+            "--metric", metric, f"these runs have {join_names([each['name'] for each in data['metrics']])}"
+        )
 
 
 def _watch(

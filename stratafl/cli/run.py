@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.signals import Interrupted
 from stratafl.base.validation import check_integer
 from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tracked_by
@@ -99,7 +99,7 @@ def _shared(nproc: int, settings: Config | None) -> int:
 def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:
     def say(text: str) -> None:
         if ranks.is_first:
-            print(printable(f"{title}: {text}"), file=sys.stderr)
+            print(escape_control(f"{title}: {text}"), file=sys.stderr)
 
     return say
 
@@ -110,7 +110,7 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.progress import Display
 
-    title, before, folder = printable(launch.name), len(launch.simulation.history), launch.folder.path
+    title, before, folder = escape_control(launch.name), len(launch.simulation.history), launch.folder.path
     trackers = trackers_for(tracked, folder, launch.name, folder.name, before)
     with (
         Display(title, launch.simulation.rounds, quiet, done=before) as display,
@@ -133,8 +133,8 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
         print(f"diverged at round {summary['diverged']}: from there on the test loss is not finite")
     print(f"sent and received per client: {byte_count(summary['bytes_per_client'])}")
     for line in _refusals(summary["refused"], summary["too_large"]):
-        print(printable(line))
-    print(f"written to {printable(done.path)}")
+        print(escape_control(line))
+    print(f"written to {escape_control(done.path)}")
 
 
 def _refusals(refused: Mapping[str, int], too_large: Mapping[str, int], most: int = 10) -> Iterator[str]:

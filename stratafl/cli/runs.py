@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, listed, printable
+from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.base.validation import check_choice
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
@@ -46,7 +46,7 @@ def runs_command(
     chosen = [run for run in readable if (not status or run.status in status) and _meets(run, conditions)]
     if pack is not None:
         size = pack_runs(chosen, folder, pack)
-        summary = f"{len(chosen)} runs in {printable(pack)}, {size / 1e6:.2f} MB"
+        summary = f"{len(chosen)} runs in {escape_control(pack)}, {size / 1e6:.2f} MB"
         print(summary, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"runs": [_row(run) for run in chosen],
@@ -57,7 +57,7 @@ def runs_command(
     elif pack is None:
         _print_table(chosen, folder)
         for each in broken:
-            print(printable(f"unreadable: {each.reason}"))
+            print(escape_control(f"unreadable: {each.reason}"))
 
 
 def _print_table(runs: Sequence[StoredRun], folder: Path) -> None:
@@ -82,14 +82,14 @@ def _print_table(runs: Sequence[StoredRun], folder: Path) -> None:
         cells.append((name, row["method"], run.status, rounds, outcome, f"{row['seconds']:.1f}", run.engine))
     print_table(columns, cells)
     for run in runs:
-        name = printable(run.path.relative_to(folder))
+        name = escape_control(run.path.relative_to(folder))
         if run.reason:
-            print(f"{name}: {run.status}: {printable(run.reason)}")
+            print(f"{name}: {run.status}: {escape_control(run.reason)}")
         if run.diverged is not None:
             print(f"{name}: diverged at round {run.diverged}")
         for why, nodes in run.left_out.items():
             if nodes and why != "too_large":
-                print(f"{name}: {why} {sum(nodes.values()):,} times: {printable(listed(list(nodes)))}")
+                print(f"{name}: {why} {sum(nodes.values()):,} times: {escape_control(join_names(list(nodes)))}")
 
 
 def _row(run: StoredRun) -> dict[str, Any]:

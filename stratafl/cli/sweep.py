@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 from stratafl.cli.options import TARGET_HELP, AsJson, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import format
@@ -58,13 +58,13 @@ def sweep_command(
         }))  # fmt: skip
     else:
         _print(plan.name, rows, goal, outcomes, stored)
-        print(f"written to {printable(folder)}")
+        print(f"written to {escape_control(folder)}")
     if any(outcome.status != format.DONE for outcome in outcomes):
         raise typer.Exit(1)
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    print(escape_control(text), file=sys.stderr)
 
 
 def _print(
@@ -82,6 +82,6 @@ def _print(
         print(f"{skipped} of {len(outcomes)} runs were done before")
     for outcome in outcomes:
         if outcome.status != format.DONE:
-            print(printable(f"{outcome.name}: {outcome.status}: {outcome.reason}"))
+            print(escape_control(f"{outcome.name}: {outcome.status}: {outcome.reason}"))
         elif stored[outcome.name].diverged is not None:
-            print(printable(f"{outcome.name}: diverged at round {stored[outcome.name].diverged}"))
+            print(escape_control(f"{outcome.name}: diverged at round {stored[outcome.name].diverged}"))

@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 
 GAP = "  "
 """Spaces between two columns, and before what is below a heading."""
@@ -150,7 +150,7 @@ def _print_line(console: Console, line: str, style: str = "") -> None:
 
 def _plain(text: str) -> str:
     """A text as a terminal only shows it, with whatever stands in backticks kept in one piece."""
-    shown = HELD.join(map(printable, text.split(HELD)))
+    shown = HELD.join(map(escape_control, text.split(HELD)))
     return re.sub("`[^`]*`", lambda command: unbroken(command.group()), shown)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.own_data import find, is_own, refuse
@@ -234,7 +234,7 @@ def _classes(train: Given, test: Given | None) -> tuple[str, ...]:
 def augment_of(config: DataConfig) -> Augment | None:
     """What is done to every training batch, by its name."""
     if config.augment not in AUGMENT:
-        raise unknown("data.augment", config.augment, AUGMENT)
+        raise unknown_name("data.augment", config.augment, AUGMENT)
     return AUGMENT[config.augment]
 
 
@@ -242,7 +242,7 @@ def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Part
     known = set(inspect.signature(synthetic).parameters) - {"parents", "seed"}
     for key in config.synthetic:
         if key not in known:
-            raise unknown("data.synthetic key", key, known)
+            raise unknown_name("data.synthetic key", key, known)
     options = {"samples": 100, **config.synthetic}
     try:
         dataset, leaves = synthetic(tree.parents, seed=seed, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import name_and_params
 from stratafl.core import flat_module
 from stratafl.data.inputs import Shape
@@ -44,5 +44,5 @@ def _lora(given: object) -> dict[str, Any] | None:
         raise InvalidInput("model.lora", given, 'must be a table, such as { rank = 8, targets = ["q_proj"] }')
     for key in given:
         if key not in LORA:
-            raise unknown("model.lora key", key, LORA)
+            raise unknown_name("model.lora key", key, LORA)
     return {"targets": [], **given}

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, guarded, unknown
-from stratafl.base.rng import Purpose, seed_of, seeded
+from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
+from stratafl.base.rng import Stream, derive_seed, seeded_rng
 from stratafl.base.user_code import load_attribute
 from stratafl.config.paths import HUB
 from stratafl.config.schema import DataConfig
@@ -77,14 +77,14 @@ def _called(name: str, given: Mapping[str, Any], clients: int, seed: int) -> Fou
     if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
         for key in given:
             if key not in accepted:
-                raise unknown("data.arguments key", key, accepted)
-    with guarded("data.name", name), seeded(seed_of(seed, Purpose.READ, 1)):
+                raise unknown_name("data.arguments key", key, accepted)
+    with convert_errors("data.name", name), seeded_rng(derive_seed(seed, Stream.READ, 1)):
         found = load(**{**task, **given})
     if isinstance(found, Mapping):
         # of a table of splits, as Hugging Face's, others than these are left alone
         keys = {key for key, value in found.items() if not hasattr(value, "column_names")}
         for key in keys - set(RETURNED):
-            raise unknown("data.name returned", key, RETURNED)
+            raise unknown_name("data.name returned", key, RETURNED)
         if found.get("train") is None:
             raise InvalidInput("data.name", name, "must return something to train on")
         named = {key: found[key] for key in RETURNED if found.get(key) is not None}

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from stratafl.base.errors import InvalidInput, first_line, reason, unknown
+from stratafl.base.errors import InvalidInput, describe_exception, first_line_of, unknown_name
 from stratafl.base.validation import check_choice, name_and_params
 from stratafl.config.paths import anchored
 from stratafl.core.client_update import Leaf, OptimiserState, leaf
@@ -126,7 +126,7 @@ class LeafConfig:
         check_choice("leaf.schedule", name, allowed)
         for key in params:
             if key not in allowed[name]:
-                raise unknown("leaf.schedule key", key, allowed[name])
+                raise unknown_name("leaf.schedule key", key, allowed[name])
         if name == "step" and "every" not in params:
             raise InvalidInput("leaf.schedule", self.schedule, "step needs every = a number of rounds")
         return name, {"rounds": rounds, **params} if name == "cosine" else params
@@ -240,7 +240,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InvalidInput("config", path, "is not UTF-8 text") from None
     except (OSError, ValueError) as problem:
-        raise InvalidInput("config", path, getattr(problem, "strerror", None) or reason(problem)) from None
+        raise InvalidInput("config", path, getattr(problem, "strerror", None) or describe_exception(problem)) from None
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -251,7 +251,7 @@ def _unread(problem: Exception) -> str:
     """Why TOML cannot be read; not everything Python cannot take is an error of the format's."""
     if isinstance(problem, RecursionError):
         return "lists or tables are nested too deeply"
-    return first_line(problem) if isinstance(problem, tomllib.TOMLDecodeError) else "a number is too long"
+    return first_line_of(problem) if isinstance(problem, tomllib.TOMLDecodeError) else "a number is too long"
 
 
 def _fill(kind: Any, values: Any, path: str) -> Any:
@@ -263,7 +263,7 @@ def _fill(kind: Any, values: Any, path: str) -> Any:
     for key, value in values.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields:
-            raise unknown(f"{path or 'config'} key", key, fields)
+            raise unknown_name(f"{path or 'config'} key", key, fields)
         default = _default(fields[key])
         if dataclasses.is_dataclass(default):
             filled[key] = _fill(type(default), value, where)

@@ -20,7 +20,7 @@ from torch import Tensor
 from stratafl.base import device
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.base.user_code import load_module, own_code
+from stratafl.base.user_code import attribute_errors, load_module
 from stratafl.base.validation import check_integer
 from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
@@ -70,7 +70,7 @@ def experiment(config: Config) -> Simulation:
     return study(config).simulation
 
 
-@own_code()
+@attribute_errors()
 def study(config: Config, ranks: Ranks | None = None) -> Study:
     """The run with what its clients hold; on several ranks, the part of it that is this one's."""
     seed = check_integer("run.seed", config.run.seed)
@@ -140,7 +140,7 @@ def _execution(config: Config, ranks: Ranks | None) -> Execution:
 # -- one leaf --------------------------------------------------------------------------------------
 
 
-@own_code()
+@attribute_errors()
 def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
     """A leaf's part of the config's data set, by its number, and how many numbers its model
     gives."""
@@ -149,7 +149,7 @@ def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
     return data.train.supply.batch(torch.as_tensor(data.partition.leaves[leaf]), BatchKey(seed, leaf, 0)), data.outputs
 
 
-@own_code()
+@attribute_errors()
 def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTrainer:
     """What trains one leaf of the tree, by its number, on these samples alone; it draws as it would
     in a simulation.
@@ -232,7 +232,7 @@ class RootSetup:
         has of it."""
         return self.home.as_at_first(x_S, b_S, self.home.first(self.start.x_P, self.start.b_B)[2])
 
-    @own_code()
+    @attribute_errors()
     def metrics(self, round: int, x_S: Tensor, b_S: Tensor) -> dict[str, float]:
         """A model on the test data; empty where the round, counted from 1, is not one to
         evaluate."""
@@ -242,7 +242,7 @@ class RootSetup:
         return metrics([tally_of(self.start.flat, self.objective, self.test, x_P, b_B)], self.objective.metrics)
 
 
-@own_code()
+@attribute_errors()
 def root_of(config: Config) -> RootSetup:
     """The root's, as a simulation of the whole would have it."""
     import_plugins(config.run.plugins)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
-from stratafl.base.tracebacks import PACKAGE, code_of
+from stratafl.base.device import to_device
+from stratafl.base.tracebacks import PACKAGE, code_object
 from stratafl.core.client_update import Leaf, Stage, clips, decay
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import Loss, bare
@@ -70,7 +70,7 @@ class Training:
         named += [("loss", bare(self.loss)), ("augment", self.augment), ("learning rate", self.leaf.lr)]
         named += [("stage", stage) for stage in self.leaf.stages]
         named += [("optimiser", self.leaf.optimiser.init), ("optimiser", self.leaf.optimiser.step)]
-        codes = [(what, code_of(function)) for what, function in named]
+        codes = [(what, code_object(function)) for what, function in named]
         return {code: f"{what} {code.co_qualname}" for what, code in reversed(codes) if code and _is_users(code)}
 
 
@@ -169,7 +169,7 @@ class Trained(NamedTuple):
 
     def in_order(self, place_A: np.ndarray) -> Trained:
         """The same leaves in another order."""
-        on_device_A = placed(place_A, self.x_AP.device)
+        on_device_A = to_device(place_A, self.x_AP.device)
         x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in self[:3])
         return Trained(
             x_AP, b_AB, path_AP, {name: each.index_select(0, on_device_A) for name, each in self.optimiser.items()}

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.rng import ALIKE, seeded
+from stratafl.base.errors import InvalidInput, convert_errors
+from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.validation import check_choice, check_integer, check_number
 from stratafl.core.flat_module import same_values
 from stratafl.core.optimizer import KNOWN, SGD, AdamW, LearningRate, Optimiser, constant, optimiser_of
@@ -206,7 +206,7 @@ def try_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
         results = []
         for client in (0, 1, 0, 0):
             rows = slice(client, client + 1)
-            with seeded(ALIKE, devices=True), guarded("leaf.stages", name, "fails on a row of numbers"):
+            with seeded_rng(ALIKE, devices=True), convert_errors("leaf.stages", name, "fails on a row of numbers"):
                 results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")
@@ -224,9 +224,9 @@ def try_optimiser(optimiser: Optimiser, x_NP: Tensor) -> None:
     if type(optimiser) in KNOWN.values():
         return
     name = type(optimiser).__name__
-    with guarded("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
+    with convert_errors("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
         hash(optimiser)
-    with guarded("leaf.optimiser", name, "fails on a row of numbers"):
+    with convert_errors("leaf.optimiser", name, "fails on a row of numbers"):
         together = _two_steps(optimiser, x_NP)
         again = _two_steps(optimiser, x_NP)
         alone = [_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
@@ -266,7 +266,7 @@ def _two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
 def client_update_of(given: Leaf | float | LearningRate) -> Leaf:
     """The clients' chain, whose learning rate is tried for the first round."""
     made = given if isinstance(given, Leaf) else leaf(given)
-    with guarded("leaf.lr", getattr(made.lr, "__name__", made.lr)):
+    with convert_errors("leaf.lr", getattr(made.lr, "__name__", made.lr)):
         check_number("leaf.lr", made.lr(0), at_least=0)
     return made
 

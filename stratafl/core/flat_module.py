@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stratafl.base.errors import InvalidInput, MissingExtra, guarded, reason, unknown
-from stratafl.base.rng import Purpose, seed_of, seeded
+from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors, describe_exception, unknown_name
+from stratafl.base.rng import Stream, derive_seed, seeded_rng
 from stratafl.core.losses import Loss, checked
 from stratafl.data.inputs import Inputs, arguments, peculiar, tensor
 
@@ -39,7 +39,7 @@ class Flat:
         try:
             self.module = copied(module)
         except Exception as problem:
-            raise InvalidInput("model", kind, f"cannot be copied: {reason(problem)}") from problem
+            raise InvalidInput("model", kind, f"cannot be copied: {describe_exception(problem)}") from problem
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not parameters:
             raise InvalidInput("model", kind, "has no trainable parameters")
@@ -335,7 +335,7 @@ def _matched(module: nn.Module, values: Mapping[str, Tensor], field: str) -> dic
     given: dict[str, Tensor] = {}
     for name, value in values.items():
         if name not in first:
-            raise unknown(f"{field} key", name, first)
+            raise unknown_name(f"{field} key", name, first)
         if value.shape != own[first[name]].shape:
             needed = tuple(own[first[name]].shape)
             raise InvalidInput(f"{field}.{name}", tuple(value.shape), f"must have the shape {needed}")
@@ -413,7 +413,7 @@ def _state_file(path: Path, field: str) -> object:
         raise InvalidInput(field, path, "must be a .safetensors or .pt file")
     if not os.path.isfile(path):
         raise InvalidInput(field, path, "there is no such file")
-    with guarded(field, path, "cannot be read"):
+    with convert_errors(field, path, "cannot be read"):
         if path.suffix != ".safetensors":
             return torch.load(path, map_location="cpu", weights_only=True)
         try:
@@ -428,8 +428,11 @@ def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> 
     seed."""
     module = model
     if not isinstance(module, nn.Module) and callable(module):
-        key = seed_of(seed, Purpose.WEIGHTS)
-        with seeded(key, devices=True), guarded("model", getattr(model, "__name__", model), "cannot be made"):
+        key = derive_seed(seed, Stream.WEIGHTS)
+        with (
+            seeded_rng(key, devices=True),
+            convert_errors("model", getattr(model, "__name__", model), "cannot be made"),
+        ):
             module = model()
     flat = Flat(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():

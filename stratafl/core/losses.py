@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.base.errors import InvalidInput, UserCodeError, guarded, unknown
-from stratafl.base.rng import ALIKE, seeded
-from stratafl.base.tracebacks import definition
+from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, unknown_name
+from stratafl.base.rng import ALIKE, seeded_rng
+from stratafl.base.tracebacks import definition_frame
 from stratafl.base.user_code import load_attribute
 from stratafl.base.validation import name_and_params
 
@@ -184,7 +184,7 @@ def checked(loss: Loss, value: object) -> Tensor:
     if isinstance(value, Tensor):
         given = "a number without a gradient" if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
     told = f"gave {given} for some samples, and must give one number with a gradient for all"
-    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition(bare(loss)))
+    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition_frame(bare(loss)))
 
 
 def adds_up(loss: Loss) -> bool:
@@ -282,11 +282,11 @@ def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
     if ":" in name:
         return loss_of(own(field, name, params), field)
     if name not in LOSSES:
-        raise unknown(field, name, LOSSES)
+        raise unknown_name(field, name, LOSSES)
     allowed = PARAMETERS.get(name, ())
     for key in params:
         if key not in allowed:
-            raise unknown(f"{field} key", key, allowed)
+            raise unknown_name(f"{field} key", key, allowed)
     return OnScores(functools.partial(LOSSES[name], **params) if params else LOSSES[name])
 
 
@@ -294,14 +294,14 @@ def own(field: str, path: str, params: Mapping[str, Any]) -> Any:
     """What an import path names, with its parameters: a class is made with them, a function called
     with them."""
     found = load_attribute(field, path)
-    with guarded(field, path, "does not say what it takes"):
+    with convert_errors(field, path, "does not say what it takes"):
         takes = inspect.signature(found)
     try:
         takes.bind_partial(**params)
     except TypeError as problem:
         raise InvalidInput(field, path, f"cannot be made: {problem}") from None
     if inspect.isclass(found):
-        with guarded(field, path, "cannot be made"), seeded(ALIKE):
+        with convert_errors(field, path, "cannot be made"), seeded_rng(ALIKE):
             return found(**params)
     return functools.partial(found, **params) if params else found
 

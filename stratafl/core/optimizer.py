@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, guarded, unknown
-from stratafl.base.rng import ALIKE, seeded
+from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
+from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.user_code import load_attribute
 from stratafl.base.validation import check_integer, check_number, name_and_params
 from stratafl.core.rule import Rows
@@ -140,18 +140,18 @@ def optimiser_of(given: object) -> Optimiser:
     if ":" in name:
         return _own(name, params)
     if name not in KNOWN:
-        raise unknown("leaf.optimiser", name, KNOWN)
+        raise unknown_name("leaf.optimiser", name, KNOWN)
     kind = KNOWN[name]
     for key in params:
         if key not in kind.__dataclass_fields__:
-            raise unknown(f"leaf.optimiser.{name} key", key, kind.__dataclass_fields__)
+            raise unknown_name(f"leaf.optimiser.{name} key", key, kind.__dataclass_fields__)
     return kind(**params)
 
 
 def _own(name: str, params: Mapping[str, Any]) -> Optimiser:
     """What a user's own function or class makes."""
     make = load_attribute("leaf.optimiser", name)
-    with guarded("leaf.optimiser", name, "cannot be made"), seeded(ALIKE):
+    with convert_errors("leaf.optimiser", name, "cannot be made"), seeded_rng(ALIKE):
         made = make(**params)
     if not isinstance(made, Optimiser):
         raise InvalidInput("leaf.optimiser", name, f"must make a value with init and step, not {type(made).__name__}")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.rng import Purpose, generator, seed_of, seeded
+from stratafl.base.errors import InvalidInput, convert_errors
+from stratafl.base.rng import Stream, derive_seed, generator, seeded_rng
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_count_or_fraction, plain
 from stratafl.core.rule import documented
@@ -67,10 +67,10 @@ def draw(
     busy_N = np.zeros(count, dtype=bool) if busy_N is None else busy_N
     if participation is None or isinstance(participation, str):
         return ~busy_N
-    random = generator(seed, Purpose.PARTICIPATION, level, round)
+    random = generator(seed, Stream.PARTICIPATION, level, round)
     if callable(participation):
-        key = seed_of(seed, Purpose.PARTICIPATION, level, round)
-        with guarded("participation", getattr(participation, "__name__", participation)), seeded(key):
+        key = derive_seed(seed, Stream.PARTICIPATION, level, round)
+        with convert_errors("participation", getattr(participation, "__name__", participation)), seeded_rng(key):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (count,) or mask.dtype != bool:
             raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
+from stratafl.base.device import to_device
 from stratafl.core.rule import drift
 
 DriftKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -68,7 +68,7 @@ class Spread(NamedTuple):
         """(x - a node's row) / rate, added to `plus` if that is given."""
         kernel = self.drift_kernel
         if kernel is not None and self.of_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32:
-            of_N = placed(self.of_N, x_NP.device) if self.on_device_N is None else self.on_device_N
+            of_N = to_device(self.of_N, x_NP.device) if self.on_device_N is None else self.on_device_N
             return kernel(x_NP, self.rows_MP, of_N, rate_N1, plus_NP)
         return drift(x_NP, self.all(), rate_N1, plus_NP)
 
@@ -80,7 +80,7 @@ class Spread(NamedTuple):
             chosen = self.of_N[chosen]
         if len(chosen) and (np.diff(chosen) == 1).all():
             return slice(int(chosen[0]), int(chosen[-1]) + 1)
-        return placed(chosen, self.rows_MP.device)
+        return to_device(chosen, self.rows_MP.device)
 
 
 def in_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

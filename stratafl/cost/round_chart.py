@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.topology import Tree
 from stratafl.cost.costs import PricedRun
@@ -166,11 +166,11 @@ def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> No
         figure, axes = plt.subplots(figsize=size, layout="constrained")
         _bars(axes, Seen(tree, ready.intervals(network, round)), lines)
         names = [f"{'   ' * (tree.depth - level)}{tree.names[level][node]}" for level, node in lines]
-        axes.set_yticks(range(len(lines)), list(map(printable, names)), fontsize=7)
+        axes.set_yticks(range(len(lines)), list(map(escape_control, names)), fontsize=7)
         axes.set(ylim=(len(lines) - 0.4, -0.6))
         left_out = sum(tree.sizes) - len(lines)
         more = f"; {left_out:,} nodes are not shown" if left_out else ""
-        axes.set_title(f"round {round} of {printable(run.method)} on {network.name}{more}", loc="left", fontsize=8)
+        axes.set_title(f"round {round} of {escape_control(run.method)} on {network.name}{more}", loc="left", fontsize=8)
         save(figure, path)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
-from stratafl.base.rng import Purpose, bits, uniform
+from stratafl.base.device import to_device
+from stratafl.base.rng import Stream, random_bits, uniform
 from stratafl.base.validation import check_choice, check_integer
 
 Sampling = Literal["epochs", "replacement"]
@@ -37,7 +37,7 @@ def batches(
     if sampling == "replacement":
         places = torch.arange(batch)
         return [
-            (uniform(seed, Purpose.BATCH, client, step, places) * size).long() for step in range(first, first + steps)
+            (uniform(seed, Stream.BATCH, client, step, places) * size).long() for step in range(first, first + steps)
         ]
     per_epoch = -(-size // batch)
     chosen = []
@@ -45,7 +45,7 @@ def batches(
     for step in range(first, first + steps):
         epoch, slot = divmod(step, per_epoch)
         if epoch != shuffled:
-            keys = bits(seed, Purpose.BATCH, client, epoch, torch.arange(size))
+            keys = random_bits(seed, Stream.BATCH, client, epoch, torch.arange(size))
             shuffled, order = epoch, keys.argsort(stable=True)
         chosen.append(order[slot * batch : (slot + 1) * batch])
     return chosen
@@ -97,7 +97,7 @@ def stacked_batches(
     full_C = size_C if batch is None else np.minimum(size_C, batch)
     # at least one place, so that a padded one has a first to repeat
     place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
-    client_C = placed(np.asarray(clients, dtype=np.int64), device)
+    client_C = to_device(np.asarray(clients, dtype=np.int64), device)
     step_CH = np.zeros((len(size_C), steps), dtype=np.int64) + np.reshape(first, (-1, 1)) + np.arange(steps)
     length_CH = batch_lengths(size_C, step_CH, batch, sampling)
 
@@ -106,7 +106,7 @@ def stacked_batches(
         if batch is None:
             position_CHB = place_B.expand(*step_CH.shape, -1)
         else:
-            drawn_CHB = uniform(seed, Purpose.BATCH, client_C[:, None, None], _on(device, step_CH)[..., None], place_B)
+            drawn_CHB = uniform(seed, Stream.BATCH, client_C[:, None, None], _on(device, step_CH)[..., None], place_B)
             position_CHB = (drawn_CHB * _on(device, size_C)[:, None, None]).long()
         return _padded(position_CHB, mask_CHB, length_CH)
 
@@ -126,7 +126,7 @@ def stacked_batches(
     start_T = _on(device, start_S)[shuffle_T]
     place_T = torch.arange(total, device=device) - start_T
     epoch_T = _on(device, epoch_CH[new_CH])[shuffle_T]
-    keys_T = bits(seed, Purpose.BATCH, client_C[_on(device, owner_S)][shuffle_T], epoch_T, place_T)
+    keys_T = random_bits(seed, Stream.BATCH, client_C[_on(device, owner_S)][shuffle_T], epoch_T, place_T)
     # sorted by key, then stably by shuffle: each shuffle's positions come together in the order of
     # their keys
     by_key_T = keys_T.argsort(stable=True)
@@ -143,7 +143,7 @@ def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> St
 
 
 def _on(device: str | torch.device, array: np.ndarray) -> Tensor:
-    return placed(array, device)
+    return to_device(array, device)
 
 
 MOST_BATCH = 1 << 31

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stratafl.base.errors import InvalidInput, guarded, unknown
-from stratafl.base.rng import CPU, Purpose, seed_of, seeded, states
+from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
+from stratafl.base.rng import CPU, Stream, derive_seed, rng_states, seeded_rng
 from stratafl.data.inputs import Fields, Inputs, Pair, is_array, merged, named_inputs, targets, tensors_of, typed
 
 
@@ -138,7 +138,7 @@ class Lazy:
         return replace(self, targets_N=typed(self.targets_N, dtype, device), place=device, dtype=dtype)
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
-        with seeded(seed_of(key.seed, Purpose.READ, key.client, key.step)):
+        with seeded_rng(derive_seed(key.seed, Stream.READ, key.client, key.step)):
             inputs, targets = self.read(index_B.tolist())
         self._check(index_B, targets)
         if self.dtype is None:
@@ -199,7 +199,7 @@ class Columns(NamedTuple):
             raise InvalidInput(field, given, "must be a table: inputs, targets, owner")
         for key in given:
             if key not in Columns._fields:
-                raise unknown(f"{field} key", key, Columns._fields)
+                raise unknown_name(f"{field} key", key, Columns._fields)
         named = dict(given)
         inputs = named.get("inputs")
         if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str) for each in inputs):
@@ -232,7 +232,7 @@ class Columns(NamedTuple):
 
 def _known(field: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
-        raise unknown(f"{field} column", name, known)
+        raise unknown_name(f"{field} column", name, known)
     return name
 
 
@@ -381,7 +381,7 @@ class _Items:
         return {number: str(name) for name, number in numbers.items()}
 
     def sample(self, number: int) -> Sample:
-        with guarded(self.field, self.kind, "cannot be read"):
+        with convert_errors(self.field, self.kind, "cannot be read"):
             item = self.data[number]
         field, columns = self.field, self.columns
         if isinstance(item, Mapping):
@@ -411,15 +411,15 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
 
     samples: list[Sample] = []
     nothing = Fields({})
-    key = seed_of(seed, Purpose.READ)
-    with seeded(key):
-        before = states()
+    key = derive_seed(seed, Stream.READ)
+    with seeded_rng(key):
+        before = rng_states()
         first, again = sample(0), sample(0)
-        draws = states() != before or not _same(first, again)
+        draws = rng_states() != before or not _same(first, again)
         for number in range(len(where)):
             found = sample(number)
             samples.append(found._replace(inputs=nothing) if lazy else found)
-        draws = draws or states() != before
+        draws = draws or rng_states() != before
     owner = [each.owner for each in samples] if sets[0].columns.owner is not None else None
     supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
     names = one_numbering([(each.field, each.class_names) for each in sets])
@@ -452,7 +452,7 @@ def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[T
             what = "targets" if name is None else f"input {name}" if name else "inputs"
             told = "must be all whole or all real numbers"
             raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
-    with guarded(field, kind, "its samples must be of one shape (pad those that are shorter)"):
+    with convert_errors(field, kind, "its samples must be of one shape (pad those that are shorter)"):
         return Held(merged(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 
 
@@ -472,7 +472,7 @@ def _unrepeatable(field: str, kind: str, sample: Callable[[int], Sample], key: i
     """What keeps a run that reads lazily from being repeated, if anything does."""
     found = []
     for _ in range(2):
-        with seeded(key):
+        with seeded_rng(key):
             found.append(sample(0))
     if _same(*found):
         return ()

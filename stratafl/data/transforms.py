@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.rng import Purpose, uniform
+from stratafl.base.rng import Stream, uniform
 
 PAD = 4
 
@@ -47,7 +47,7 @@ def flip_and_crop(images_BKHW: Tensor, seed: int, client: int | Tensor, step: in
     device = images_BKHW.device
     position_B = torch.arange(batch, device=device)
     key = [where[:, None] if isinstance(where, Tensor) and where.dim() else where for where in (client, step)]
-    flips, crops, down, right = (uniform(seed, Purpose.TRANSFORM, *key, position_B, draw) for draw in range(4))
+    flips, crops, down, right = (uniform(seed, Stream.TRANSFORM, *key, position_B, draw) for draw in range(4))
     offsets = 2 * pad + 1
     cropped = crops < 0.5
     down = torch.where(cropped, (down * offsets).long() - pad, 0)

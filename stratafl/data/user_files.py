@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, MissingExtra, guarded
-from stratafl.base.rng import Purpose, generator
+from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
+from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
 from stratafl.data.catalog.storage import Dataset, Samples, complete
 from stratafl.data.dataset import Columns
@@ -51,7 +51,7 @@ def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndar
     tested = round(check_number(field, share, above=0, below=1) * count)
     if not 0 < tested < count:
         raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
-    order = generator(0, Purpose.SAMPLES, count).permutation(count)
+    order = generator(0, Stream.SAMPLES, count).permutation(count)
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 
@@ -84,7 +84,7 @@ def read_arrays(path: Path, test: object) -> Found:
 
 
 def _arrays(field: str, path: Path) -> dict[str, np.ndarray]:
-    with guarded(field, str(path), "cannot be read"), np.load(path, allow_pickle=False) as arrays:
+    with convert_errors(field, str(path), "cannot be read"), np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
 
 
@@ -140,11 +140,14 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
             found = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
             return {part: load(folder, part) for part in found}
-        with guarded("data.name", name, "cannot be read"):
+        with convert_errors("data.name", name, "cannot be read"):
             saved = datasets.load_from_disk(name)
     else:
         get = f"to get it: python -c \"import datasets; datasets.load_dataset('{name}')\""
-        with guarded("data.name", name, f"is not in the cache of Hugging Face's datasets; {get}"), _offline(datasets):
+        with (
+            convert_errors("data.name", name, f"is not in the cache of Hugging Face's datasets; {get}"),
+            _offline(datasets),
+        ):
             saved = datasets.load_dataset(name, **arguments)
     return dict(saved) if isinstance(saved, dict) else {"train": saved}
 
@@ -257,7 +260,7 @@ def _frame(field: str, path: Path) -> Any:
         import pandas as pd
     except ImportError:
         raise MissingExtra("reading tables", "pandas", "tables") from None
-    with guarded(field, str(path), "cannot be read"):
+    with convert_errors(field, str(path), "cannot be read"):
         try:
             frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
         except ImportError:
@@ -281,7 +284,7 @@ def _values(frame: Any, name: str) -> np.ndarray:
     plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
     if values.dtype.kind in "OS":
-        with guarded("data column", name, "cannot be read"):
+        with convert_errors("data column", name, "cannot be read"):
             # numbers and texts, as pandas may read a column of a large file, are texts
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values

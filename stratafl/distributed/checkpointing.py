@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.state_dict import State, pack, unpack
+from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
 from stratafl.base.topology import Tree
 from stratafl.distributed.communicator import Ranks
 from stratafl.distributed.subtree import Branch, held
@@ -24,7 +24,7 @@ Rows = Tensor | np.ndarray
 Merge = Callable[[int, Sequence[Any]], Any]
 
 
-def whole_state(ranks: Ranks, tree: Tree, state: State) -> State:
+def whole_state(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
     """The state of the whole federation on the first rank, nothing on the others. All must call
     it."""
     if not isinstance(tree, Branch):
@@ -49,7 +49,7 @@ def whole_state(ranks: Ranks, tree: Tree, state: State) -> State:
     return _mapped(parts, join)
 
 
-def state_part(ranks: Ranks, tree: Tree, state: State) -> State:
+def state_part(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
     """This rank's part of a state that the first rank has. All must call it."""
     if not isinstance(tree, Branch):
         return state
@@ -71,7 +71,7 @@ def state_part(ranks: Ranks, tree: Tree, state: State) -> State:
     return mine
 
 
-def check_whole(tree: Tree, state: State) -> None:
+def check_whole(tree: Tree, state: StateDict) -> None:
     """Refuse a state whose rows are not those of the whole tree."""
 
     def look(level: int, rows: Sequence[Rows]) -> None:
@@ -81,7 +81,7 @@ def check_whole(tree: Tree, state: State) -> None:
     _mapped([state], look)
 
 
-def _mapped(states: Sequence[State], change: Merge) -> State:
+def _mapped(states: Sequence[StateDict], change: Merge) -> StateDict:
     """The states as one, their rows changed by a function that is told which level they belong
     to."""
 
@@ -110,8 +110,8 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-def _send(ranks: Ranks, state: State, to: int) -> None:
-    packed, tensors = pack(state)
+def _send(ranks: Ranks, state: StateDict, to: int) -> None:
+    packed, tensors = to_json_and_tensors(state)
     forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
     text = torch.frombuffer(bytearray(json.dumps([packed, forms]).encode()), dtype=torch.uint8)
     ranks.send(torch.tensor([len(text)]), to)
@@ -120,7 +120,7 @@ def _send(ranks: Ranks, state: State, to: int) -> None:
         ranks.send(each, to)
 
 
-def _received(ranks: Ranks, source: int) -> State:
+def _received(ranks: Ranks, source: int) -> StateDict:
     length = int(ranks.receive(torch.empty(1, dtype=torch.int64), source))
     text = ranks.receive(torch.empty(length, dtype=torch.uint8), source)
     packed, forms = json.loads(text.numpy().tobytes())
@@ -128,4 +128,4 @@ def _received(ranks: Ranks, source: int) -> State:
         name: ranks.receive(torch.empty(shape, dtype=getattr(torch, dtype)), source)
         for name, (dtype, shape) in forms.items()
     }
-    return unpack(packed, tensors)
+    return from_json_and_tensors(packed, tensors)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
+from stratafl.base.device import to_device
 from stratafl.base.topology import Mask, Reducer, Tree, reduced
 from stratafl.distributed.communicator import Members, Ranks
 
@@ -123,8 +123,8 @@ class Branch(Tree):
         if not mine_N.all():
             # those that do not count may hold anything, also infinity, which no weight of zero
             # takes away
-            rows_NP = torch.where(placed(mine_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
-        sums_MP = self._sums(level, placed(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
+            rows_NP = torch.where(to_device(mine_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
+        sums_MP = self._sums(level, to_device(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
         if rows_NP.shape[1]:
             self.ranks.add_rows([(parent.members, sums_MP[place]) for place, parent in self._shared(level)])
         return sums_MP

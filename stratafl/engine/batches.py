@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.rng import Purpose, as_before, generator_of, seed_of, states, torch_as_before
+from stratafl.base.rng import Stream, derive_seed, device_generator, preserve_rng, rng_states, torch_as_before
 from stratafl.core.client_training import Augment
 from stratafl.data.dataset import Held, Supply
 from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
 from stratafl.engine import precision
-from stratafl.engine.random_streams import Stream
+from stratafl.engine.random_streams import ClientStream
 
 
 def of_fields(augment: Augment) -> Augment:
@@ -29,14 +29,14 @@ def of_fields(augment: Augment) -> Augment:
 def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
     """Whether the transform of several clients' batches is the same as of each alone, tried on two;
     one that draws from torch's generator, or another that all share, takes one at a time."""
-    with as_before(inputs_B.device):
+    with preserve_rng(inputs_B.device):
         before = _drawn(inputs_B.device)
         return _same_for_stacks(augment, inputs_B, seed) and _drawn(inputs_B.device) == before
 
 
 def _drawn(device: torch.device) -> object:
     """Where all generators stand that a transform may draw from."""
-    return states(), generator_of(device).get_state().numpy().tobytes()
+    return rng_states(), device_generator(device).get_state().numpy().tobytes()
 
 
 def _same_for_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
@@ -61,7 +61,7 @@ def one_by_one(
     for place, (client, length) in enumerate(zip(client_C.tolist(), length_C, strict=True)):
         inputs_B = inputs_CB[place]
         with torch_as_before(device):
-            generator_of(device).manual_seed(seed_of(seed, Purpose.MODULE, client, int(step)))
+            device_generator(device).manual_seed(derive_seed(seed, Stream.MODULE, client, int(step)))
             own_B: Inputs = augment(inputs_B[:length], seed, client, step)
         missing = len(inputs_B) - length
         padded_B = mapped(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
     mask_CB: Tensor
     length_C: np.ndarray
     """The clients' own lengths, on the host."""
-    stream: Stream | None = None
+    stream: ClientStream | None = None
     """Where what the module draws comes from."""
 
     def some(self, mine: slice | list[int], length: int) -> Batch:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, guarded
-from stratafl.base.rng import as_before
+from stratafl.base.errors import InvalidInput, convert_errors
+from stratafl.base.rng import preserve_rng
 from stratafl.base.validation import check_choice
 from stratafl.core.client_training import Engine, Training, Work
 from stratafl.core.client_update import Usual
@@ -147,10 +147,10 @@ def _loop(training: Training, precision: Compute, how: str = "loop") -> LoopEngi
         return engine
 
     def finite(engine: LoopEngine) -> bool:
-        with as_before(training.supply.device):
+        with preserve_rng(training.supply.device):
             return bool(engine.gradients(_first_work(training, 1)).isfinite().all())
 
-    with guarded("precision", precision, "the model or loss cannot be computed in it here"):
+    with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
         fits = finite(engine)
     if not fits and finite(LoopEngine(training)):
         told = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"

@@ -22,7 +22,7 @@ from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
 from stratafl.engine.parameter_layout import Layout
 from stratafl.engine.precision import Casting, scale_of
-from stratafl.engine.random_streams import Draws, Source
+from stratafl.engine.random_streams import RandomOverride, RandomSource
 from stratafl.engine.trace.lowering import Sinks
 from stratafl.engine.trace.program import Program
 from stratafl.engine.validation import Vocabulary
@@ -102,7 +102,7 @@ class Losses:
         for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
             # a slice: to choose by a list, a GPU waits for the host
             stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
-            with nullcontext() if stream is None else Draws(Source(stream, drawn)):
+            with nullcontext() if stream is None else RandomOverride(RandomSource(stream, drawn)):
                 losses.append(checked(self.loss, one(*own)).reshape(()))
         return torch.stack(losses)
 
@@ -209,7 +209,7 @@ class Recorded:
         device = x_CP.device
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
         scale = self._casting.scale
-        source = None if batch.stream is None else Source(batch.stream)
+        source = None if batch.stream is None else RandomSource(batch.stream)
         with torch.enable_grad(), self._casting.forward():
             # clones: a module may write into what it is given
             outputs_CB = program(
@@ -264,7 +264,7 @@ class Stacked:
         )
         scale = scale_of(self.compute)
         with torch.enable_grad():
-            source = None if batch.stream is None else Source(batch.stream)
+            source = None if batch.stream is None else RandomSource(batch.stream)
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale, source)
             losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))

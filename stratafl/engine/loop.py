@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from stratafl.base.rng import PROCESS, Purpose, generator_of, seed_of, torch_as_before
+from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, torch_as_before
 from stratafl.core.client_training import Trained, Training, Work, behind_clip
 from stratafl.core.client_update import Correct, Stage, through
 from stratafl.data.batches import batches
 from stratafl.engine.module_profile import counters, draws
 from stratafl.engine.precision import Casting, Compute, computing
-from stratafl.engine.random_streams import Stream, drawing
+from stratafl.engine.random_streams import ClientStream, client_rng
 
 SMALL = 100_000
 """Parameters below which one thread is faster than several."""
@@ -53,7 +53,7 @@ class LoopEngine:
         self._counters, self._draws = counters(training), draws(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
         # slower
-        self._generator = generator_of(training.supply.device)
+        self._generator = device_generator(training.supply.device)
 
     @property
     def clipped(self) -> int:
@@ -123,11 +123,13 @@ class LoopEngine:
         given, number = self.training, self.training.first + client
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
-        self._generator.manual_seed(seed_of(given.seed, Purpose.MODULE, number, step))
+        self._generator.manual_seed(derive_seed(given.seed, Stream.MODULE, number, step))
         samples, forward = given.samples(number, step, batch), self._casting.forward
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._draws:
-            within = functools.partial(drawing, Stream(given.seed, number, step), x_1P.device, given.flat.module)
+            within = functools.partial(
+                client_rng, ClientStream(given.seed, number, step), x_1P.device, given.flat.module
+            )
         g_P = given.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
         return self._casting.unscaled(g_P)[None]
 

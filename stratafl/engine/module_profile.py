@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.rng import as_before, generator_of, states
+from stratafl.base.rng import device_generator, preserve_rng, rng_states
 from stratafl.core.client_training import Training
 from stratafl.core.flat_module import Flat, same_values
 from stratafl.core.losses import Loss
@@ -85,10 +85,10 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, tar
     wrote: set[str] = set()
     before = flat.integers()
     watched = _Watched(flat, inputs.device)
-    with as_before(inputs.device):
-        _, numpy, python = states()
+    with preserve_rng(inputs.device):
+        _, numpy, python = rng_states()
         for _ in range(2):
-            generator = generator_of(inputs.device).manual_seed(0)
+            generator = device_generator(inputs.device).manual_seed(0)
             seeded = generator.get_state()
             after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
             samples = inputs.clone(), targets.clone()
@@ -99,7 +99,7 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, tar
             pairs = [(b_B, after_B), *((value, after[name]) for name, value in before.items())]
             if not all(same_values(*pair) for pair in pairs):
                 wrote.add("buffers")
-        _, numpy_now, python_now = states()
+        _, numpy_now, python_now = rng_states()
     others = tuple(name for name, same in (("Python", python == python_now), ("NumPy", numpy == numpy_now)) if not same)
     first, second = (gradient.nan_to_num() for gradient in gradients)
     # a GPU may add up in another order each time
@@ -175,15 +175,15 @@ def draws(training: Training) -> bool:
     few = max(training.partition, key=len)[:FEW].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
-    with as_before(device):
-        seeded = generator_of(device).manual_seed(0).get_state()
+    with preserve_rng(device):
+        seeded = device_generator(device).manual_seed(0).get_state()
         try:
             samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
             flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
         except Exception as problem:
             pass_on_no_room(problem)
             return True  # what is wrong with the module is said where it is used in earnest
-        return not torch.equal(generator_of(device).get_state(), seeded)
+        return not torch.equal(device_generator(device).get_state(), seeded)
 
 
 def counters(training: Training) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def counters(training: Training) -> dict[str, Tensor]:
     few = max(training.partition, key=len)[:FEW].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
-    with as_before(device):
+    with preserve_rng(device):
         for _ in range(2):
             counts.append({name: value.clone() for name, value in counts[-1].items()})
             try:
@@ -247,7 +247,7 @@ def operations(training: Training, index_B: Tensor) -> Operations | None:
     flat, device, seen = training.flat, training.supply.device, Operations()
     x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))
     flat.train()
-    with as_before(device):
+    with preserve_rng(device):
         try:
             samples = training.samples(0, 0, index_B)
             flat.gradient(x_P, b_Z, *samples, training.loss, flat.integers(), forward=lambda: seen)

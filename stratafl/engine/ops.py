@@ -28,7 +28,7 @@ from stratafl.core.optimizer import SGD, Optimiser
 from stratafl.core.rows import DriftKernel
 from stratafl.core.rule import Rows
 from stratafl.engine.precision import HALF, Compute, held
-from stratafl.engine.random_streams import Source
+from stratafl.engine.random_streams import RandomSource
 
 Pair = tuple[int, int]
 
@@ -305,7 +305,7 @@ def _affine(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
     return x * fitting(w) if b is None else torch.addcmul(fitting(b), x, fitting(w))
 
 
-def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
+def dropout(x: Tensor, p: float, source: RandomSource, last: bool = False) -> Tensor:
     """Some left out by each client's own stream, and the others larger by as much; `last`: images
     lie channels-last."""
     if p == 1:

@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.rng import PROCESS, Purpose, bits, generator_of, mixed, seed_of
+from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, mix, random_bits
 from stratafl.engine.module_profile import Observer
 from stratafl.engine.precision import without_cudnn
 
 BLOCK = 1 << 15
 """Words that are hashed at a time on a CPU, whose nearest memory holds them."""
 
-EXACT = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Bits of a number below one that a type holds."""
 
 
-class Stream(NamedTuple):
+class ClientStream(NamedTuple):
     """Whose draws, and of which step: of one client by integers, of several by tensors (C)."""
 
     seed: int
     client: int | Tensor
     step: int | Tensor
 
-    def some(self, mine: slice | list[int]) -> Stream:
+    def some(self, mine: slice | list[int]) -> ClientStream:
         """Of some of several clients."""
         assert isinstance(self.client, Tensor)
         own = self.step[mine] if isinstance(self.step, Tensor) and self.step.dim() else self.step
@@ -47,32 +47,32 @@ class Stream(NamedTuple):
         step = self.step[:, None] if isinstance(self.step, Tensor) and self.step.dim() else self.step
         if device.type != "cpu":
             place = torch.arange(count, device=device)
-            return bits(self.seed, Purpose.MODULE, self.client[:, None], step, draw, place)
-        key_C1 = bits(self.seed, Purpose.MODULE, self.client[:, None], step, draw)
+            return random_bits(self.seed, Stream.MODULE, self.client[:, None], step, draw, place)
+        key_C1 = random_bits(self.seed, Stream.MODULE, self.client[:, None], step, draw)
         out, some = torch.empty(self.clients, count, dtype=torch.long), max(1, BLOCK // max(count, 1))
         for start in range(0, count, BLOCK):
             place = torch.arange(start, min(start + BLOCK, count))
             for first in range(0, self.clients, some):
                 part = slice(first, first + some)
-                out[part, start : start + BLOCK] = mixed(key_C1[part], place)
+                out[part, start : start + BLOCK] = mix(key_C1[part], place)
         return out
 
 
 def _hashed(key: tuple[int, int | Tensor, int | Tensor, int], count: int, device: torch.device) -> Tensor:
     seed, *where = key
     if device.type != "cpu" or count <= BLOCK:
-        return bits(seed, Purpose.MODULE, *where, torch.arange(count, device=device))
+        return random_bits(seed, Stream.MODULE, *where, torch.arange(count, device=device))
     out = torch.empty(count, dtype=torch.long)
     for first in range(0, count, BLOCK):
         part = out[first : first + BLOCK]
-        part.copy_(bits(seed, Purpose.MODULE, *where, torch.arange(first, first + len(part))))
+        part.copy_(random_bits(seed, Stream.MODULE, *where, torch.arange(first, first + len(part))))
     return out
 
 
-class Source:
+class RandomSource:
     """Draws of a stream, one after another."""
 
-    def __init__(self, stream: Stream, count: int = 0):
+    def __init__(self, stream: ClientStream, count: int = 0):
         """`count`: how many draws came before."""
         self.stream, self.count = stream, count
 
@@ -101,7 +101,7 @@ class Source:
 
     def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
         """True with this probability, by 32 bits each: half a word."""
-        count, below = math.prod(shape) // self.stream.clients, bound_of(share)
+        count, below = math.prod(shape) // self.stream.clients, bernoulli_threshold(share)
         words = self.stream.words(self.number(), -(-count // 2), device)
         if below < -(2**31):
             return torch.zeros(*shape, dtype=torch.bool, device=device)
@@ -112,18 +112,18 @@ class Source:
         return self.words(shape, device).argsort(dim=-1, stable=True)
 
 
-def bound_of(share: float) -> int:
+def bernoulli_threshold(share: float) -> int:
     """The largest of this share of all 32-bit integers, in their order."""
     return round(min(max(share, 0.0), 1.0) * 2**32) - 2**31 - 1
 
 
-def real(values: Tensor, dtype: torch.dtype) -> Tensor:
+def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Float64 in [0, 1) in another type, rounded down: one is never among them."""
-    digits = EXACT.get(dtype, 53)
+    digits = MANTISSA_BITS.get(dtype, 53)
     return values if digits == 53 else (values * 2.0**digits).floor_().mul_(2.0**-digits).to(dtype)
 
 
-def choices(source: Source, weights: Tensor, count: int, replacement: bool) -> Tensor:
+def multinomial(source: RandomSource, weights: Tensor, count: int, replacement: bool) -> Tensor:
     """`torch.multinomial` of the last axis, with any axes in front."""
     shape, kinds = weights.shape[:-1], weights.shape[-1]
     if not replacement:
@@ -139,16 +139,16 @@ Handler = Callable[..., Any]
 CPU = torch.device("cpu")
 
 
-class Draws(Observer):
+class RandomOverride(Observer):
     """Takes every draw from a source."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: RandomSource):
         super().__init__()
         self.source = source
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = HANDLERS.get(func._opname)
+        handler = RANDOM_OP_HANDLERS.get(func._opname)
         if handler is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         kwargs.pop("generator", None)
@@ -161,15 +161,15 @@ class Draws(Observer):
         return out.resize_(drawn.shape).copy_(drawn)
 
 
-class Recalled(Source):
+class RecomputableSource(RandomSource):
     """Counts its draws in the seed of torch's generator: a part that is computed again on the way
     back, for which the library sets the generator back to where it was, draws the same again."""
 
-    def __init__(self, stream: Stream, generator: torch.Generator):
+    def __init__(self, stream: ClientStream, generator: torch.Generator):
         super().__init__(stream)
         assert isinstance(stream.client, int) and isinstance(stream.step, int)
         self._generator = generator
-        self._base = seed_of(stream.seed, Purpose.MODULE, stream.client, stream.step)
+        self._base = derive_seed(stream.seed, Stream.MODULE, stream.client, stream.step)
         generator.manual_seed(self._base)
 
     def number(self) -> int:
@@ -179,22 +179,22 @@ class Recalled(Source):
 
 
 @contextmanager
-def drawing(stream: Stream, device: torch.device, module: nn.Module | None = None) -> Iterator[None]:
+def client_rng(stream: ClientStream, device: torch.device, module: nn.Module | None = None) -> Iterator[None]:
     """A client's step, with everything that draws in it; torch's generator is used up. `module`:
     what is called in it, where that may have recurrent layers, which a GPU's library has draw
     inside."""
-    inside = device.type == "cuda" and module is not None and any(map(_drops_inside, module.modules()))
+    inside = device.type == "cuda" and module is not None and any(map(_has_internal_dropout, module.modules()))
     shown = without_cudnn() if inside else nullcontext()
-    with plain_attention(device), shown, Draws(Recalled(stream, generator_of(device))):
+    with math_attention(device), shown, RandomOverride(RecomputableSource(stream, device_generator(device))):
         yield
 
 
-def _drops_inside(part: nn.Module) -> bool:
+def _has_internal_dropout(part: nn.Module) -> bool:
     return isinstance(part, nn.RNNBase) and part.dropout > 0
 
 
 @contextmanager
-def plain_attention(device: torch.device) -> Iterator[None]:
+def math_attention(device: torch.device) -> Iterator[None]:
     """A GPU's own attention draws inside, where nobody sees it."""
     if device.type != "cuda":
         yield
@@ -208,7 +208,7 @@ def plain_attention(device: torch.device) -> Iterator[None]:
 # -- what each operation draws ---------------------------------------------------------------------
 
 
-def _bernoulli(source: Source, func: Any, given: Tensor, p: Any = None) -> Tensor:
+def _bernoulli(source: RandomSource, func: Any, given: Tensor, p: Any = None) -> Tensor:
     """With a probability each, which is a tensor, or one for all."""
     writes = func._schema.name.endswith("_")
     if p is None and writes:
@@ -221,7 +221,7 @@ def _bernoulli(source: Source, func: Any, given: Tensor, p: Any = None) -> Tenso
     return given.copy_(taken) if writes else taken.to(given.dtype)
 
 
-def _native_dropout(source: Source, func: Any, given: Tensor, p: float, train: bool | None = True) -> Any:
+def _native_dropout(source: RandomSource, func: Any, given: Tensor, p: float, train: bool | None = True) -> Any:
     if not train or p == 0:
         return given.clone(), torch.ones_like(given, dtype=torch.bool)
     kept = source.chance(1 - p, given.shape, given.device)
@@ -229,7 +229,7 @@ def _native_dropout(source: Source, func: Any, given: Tensor, p: float, train: b
 
 
 def _factory(kind: str) -> Handler:
-    def made(source: Source, func: Any, size: Sequence[int], **more: Any) -> Tensor:
+    def made(source: RandomSource, func: Any, size: Sequence[int], **more: Any) -> Tensor:
         dtype = more.get("dtype") or torch.get_default_dtype()
         device = torch.device(more.get("device") or CPU)
         return _of(source, kind, size, device, dtype)
@@ -238,19 +238,19 @@ def _factory(kind: str) -> Handler:
 
 
 def _like(kind: str) -> Handler:
-    def made(source: Source, func: Any, given: Tensor, **more: Any) -> Tensor:
+    def made(source: RandomSource, func: Any, given: Tensor, **more: Any) -> Tensor:
         device = torch.device(more.get("device") or given.device)
         return _of(source, kind, given.shape, device, more.get("dtype") or given.dtype)
 
     return made
 
 
-def _of(source: Source, kind: str, size: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _of(source: RandomSource, kind: str, size: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
     values = getattr(source, kind)(size, device)
-    return real(values, dtype) if kind == "uniform" else values.to(dtype)
+    return round_down(values, dtype) if kind == "uniform" else values.to(dtype)
 
 
-def _integers(source: Source, func: Any, *args: Any, **more: Any) -> Tensor:
+def _integers(source: RandomSource, func: Any, *args: Any, **more: Any) -> Tensor:
     """`randint(high, size)`, `randint(low, high, size)` and their likes of a tensor."""
     if isinstance(args[0], Tensor):
         given, *bounds = args
@@ -262,12 +262,12 @@ def _integers(source: Source, func: Any, *args: Any, **more: Any) -> Tensor:
     return _between(source, int(low), int(high), size, device).to(more.get("dtype") or dtype)
 
 
-def _between(source: Source, low: int, high: int, size: Sequence[int], device: torch.device) -> Tensor:
+def _between(source: RandomSource, low: int, high: int, size: Sequence[int], device: torch.device) -> Tensor:
     words = source.words(size, device).bitwise_right_shift_(1).bitwise_and_((1 << 62) - 1)
     return words.remainder_(high - low).add_(low)
 
 
-def _random(source: Source, func: Any, given: Tensor, *bounds: Any) -> Tensor:
+def _random(source: RandomSource, func: Any, given: Tensor, *bounds: Any) -> Tensor:
     if not bounds:
         wide = torch.iinfo(given.dtype).max if not given.is_floating_point() else 2 ** min(53, _digits(given.dtype))
         bounds = (wide,)
@@ -279,21 +279,21 @@ def _digits(dtype: torch.dtype) -> int:
     return round(-torch.log2(torch.tensor(torch.finfo(dtype).eps)).item()) + 1
 
 
-def _permutation(source: Source, func: Any, count: int, **more: Any) -> Tensor:
+def _permutation(source: RandomSource, func: Any, count: int, **more: Any) -> Tensor:
     order = source.order((count,), torch.device(more.get("device") or CPU))
     return order.to(more.get("dtype") or torch.int64)
 
 
-def _uniform(source: Source, func: Any, given: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    values = real(source.uniform(given.shape, given.device), given.dtype)
+def _uniform(source: RandomSource, func: Any, given: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    values = round_down(source.uniform(given.shape, given.device), given.dtype)
     return given.copy_(values * (high - low) + low)
 
 
-def _normal_in_place(source: Source, func: Any, given: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def _normal_in_place(source: RandomSource, func: Any, given: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return given.copy_(source.normal(given.shape, given.device) * std + mean)
 
 
-def _normal(source: Source, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **more: Any) -> Tensor:
+def _normal(source: RandomSource, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **more: Any) -> Tensor:
     like = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
     if like is None:
         device = torch.device(more.get("device") or CPU)
@@ -304,20 +304,20 @@ def _normal(source: Source, func: Any, mean: Any, std: Any = 1.0, size: Any = No
     return source.normal(shape, like.device).to(like.dtype) * both[1] + both[0]
 
 
-def _exponential(source: Source, func: Any, given: Tensor, rate: float = 1.0) -> Tensor:
+def _exponential(source: RandomSource, func: Any, given: Tensor, rate: float = 1.0) -> Tensor:
     return given.copy_(source.exponential(given.shape, given.device) / rate)
 
 
-def _log_normal(source: Source, func: Any, given: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+def _log_normal(source: RandomSource, func: Any, given: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
     return given.copy_((source.normal(given.shape, given.device) * std + mean).exp_())
 
 
-def _multinomial(source: Source, func: Any, weights: Tensor, count: int, replacement: bool = False) -> Tensor:
-    return choices(source, weights, count, replacement)
+def _multinomial(source: RandomSource, func: Any, weights: Tensor, count: int, replacement: bool = False) -> Tensor:
+    return multinomial(source, weights, count, replacement)
 
 
 def _rrelu(
-    source: Source,
+    source: RandomSource,
     func: Any,
     given: Tensor,
     noise: Tensor,
@@ -327,7 +327,7 @@ def _rrelu(
 ) -> Any:
     if not training:
         return func(given, noise, low, high, training)
-    slopes = real(source.uniform(given.shape, given.device), given.dtype) * (high - low) + low
+    slopes = round_down(source.uniform(given.shape, given.device), given.dtype) * (high - low) + low
     slopes = torch.where(given <= 0, slopes, torch.ones_like(slopes))
     if "functional" in func._schema.name:
         return given * slopes, slopes
@@ -335,7 +335,7 @@ def _rrelu(
     return given.mul_(slopes) if func._schema.name.endswith("_") else given * slopes
 
 
-HANDLERS: dict[Any, Handler] = {
+RANDOM_OP_HANDLERS: dict[Any, Handler] = {
     "bernoulli_": _bernoulli,
     "bernoulli": _bernoulli,
     "native_dropout": _native_dropout,

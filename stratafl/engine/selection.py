@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stratafl.base import errors
 from stratafl.base.errors import pass_on_no_room
-from stratafl.base.rng import as_before
+from stratafl.base.rng import preserve_rng
 from stratafl.core.flat_module import Flat, copied
 from stratafl.core.losses import Loss, OnScores
 from stratafl.data.inputs import Inputs, mapped, typed
@@ -23,7 +23,7 @@ from stratafl.engine.compiler.padding import pads
 from stratafl.engine.gradients import Differentiate, Mapped, Recorded, Stacked, ordered
 from stratafl.engine.module_profile import Habits, Rounding, habits, plain
 from stratafl.engine.precision import computing
-from stratafl.engine.random_streams import Stream, drawing
+from stratafl.engine.random_streams import ClientStream, client_rng
 
 
 class Trial(NamedTuple):
@@ -105,7 +105,7 @@ def trials(
 
             @contextmanager
             def watched() -> Iterator[None]:
-                with drawing(Stream(0, client, 0), x.device, flat.module), rounding:
+                with client_rng(ClientStream(0, client, 0), x.device, flat.module), rounding:
                     yield
 
             own.append(flat.gradient(*rows, mine, labels, loss, within=watched if draws else lambda: rounding))
@@ -168,7 +168,7 @@ def _batches(inputs: Inputs, targets: Tensor) -> list[Batch]:
     for second in (count, count - 1) if count > 2 else (count,):
         length_C = np.array([count, second, *[count] * (CLIENTS - 2)])
         mask_CB = place_B < torch.as_tensor(length_C, device=inputs.device)[:, None]
-        stream = Stream(0, torch.arange(CLIENTS, device=inputs.device), 0)
+        stream = ClientStream(0, torch.arange(CLIENTS, device=inputs.device), 0)
         batches.append(Batch(inputs_CB, targets_CB, mask_CB, length_C, stream))
     return batches
 
@@ -202,7 +202,7 @@ def choose(
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
-    with as_before(inputs.device):
+    with preserve_rng(inputs.device):
         return _chosen(flat, loss, plain(inputs), plain(targets), compute, labels, methods)
 
 
@@ -222,7 +222,7 @@ def _chosen(
         tried = [] if reason else trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
     except Exception as problem:
         errors.pass_on_no_room(problem)
-        reason = errors.reason(problem)
+        reason = errors.describe_exception(problem)
     if reason:
         return None, f"loop: {reason}"
     reasons: list[str] = []
@@ -242,7 +242,7 @@ def _chosen(
             told = str(problem)
         except Exception as problem:
             errors.pass_on_no_room(problem)
-            told = f"{kind.name} failed: {errors.reason(problem)}"
+            told = f"{kind.name} failed: {errors.describe_exception(problem)}"
         else:
             if agrees:
                 return made, _said(kind.name, reasons, on_trial)

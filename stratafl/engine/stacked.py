@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
-from stratafl.base.rng import as_before
+from stratafl.base.device import to_device
+from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Trained, Training, Work
 from stratafl.core.client_update import PLAIN
 from stratafl.core.rows import Spread
@@ -36,7 +36,7 @@ from stratafl.engine.loop import LoopEngine, threaded
 from stratafl.engine.module_profile import FEW
 from stratafl.engine.ops import table
 from stratafl.engine.precision import Compute, computing, honoured
-from stratafl.engine.random_streams import Stream
+from stratafl.engine.random_streams import ClientStream
 from stratafl.engine.selection import GradientMethod, choose
 
 KEPT = 2
@@ -103,7 +103,7 @@ class StackedEngine:
         few = self._samples[:FEW]
         inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
         self._sample_bytes = sample_bytes(inputs)
-        with as_before(device):
+        with preserve_rng(device):
             sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
@@ -154,7 +154,7 @@ class StackedEngine:
                 self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
         if work.has_path and self.leaf.epochs is not None:
             each_A = self._steps(work.active, 1)
-            done.path_AP.div_(placed(each_A, self._device, done.path_AP.dtype)[:, None])
+            done.path_AP.div_(to_device(each_A, self._device, done.path_AP.dtype)[:, None])
         self._look_ahead(work)
         return done if order_A is None else done.in_order(np.argsort(order_A))
 
@@ -168,7 +168,7 @@ class StackedEngine:
         """Which of these clients' own steps it is, of the work's."""
         if self.leaf.epochs is None:
             return work.step + number
-        return placed(self._steps(clients, work.step) + number, self._device)
+        return to_device(self._steps(clients, work.step) + number, self._device)
 
     def _restore(self, rows: Rows, done: Trained, mine: slice) -> None:
         """Copy a chunk's rows to where all clients' are, in the module's order."""
@@ -230,9 +230,9 @@ class StackedEngine:
         stack = stacked_batches(
             given.seed, numbers, sizes, first, most, given.batch, given.sampling, self._device, self._places
         )
-        start_A = self._start_N[placed(active, self._device)]
+        start_A = self._start_N[to_device(active, self._device)]
         index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
-        return Drawn(Samples(placed(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
+        return Drawn(Samples(to_device(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
 
     def _look_ahead(self, work: Work) -> None:
         """Draw the next samples while a GPU is busy with these, if the same clients may be expected
@@ -281,7 +281,7 @@ class StackedEngine:
         wanted: Wanted,
     ) -> Gradients:
         inputs_CB, targets_CB = self._samples_of(client_C, index_CB, length_C, step)
-        stream = Stream(self.training.seed, client_C, step)
+        stream = ClientStream(self.training.seed, client_C, step)
         return self._way(rows)(rows.x_CP, rows.b_CZ, Batch(inputs_CB, targets_CB, mask_CB, length_C, stream), wanted)
 
     def _samples_of(
@@ -326,7 +326,7 @@ class StackedEngine:
         batch_bytes = self._places * self._sample_bytes
         # a recorded module's activations are looked after where they are computed
         value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
-        with as_before(x_P.device), computing(self.precision, x_P.device):
+        with preserve_rng(x_P.device), computing(self.precision, x_P.device):
             return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
     def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stratafl.base.errors import InvalidInput, complaint, guarded, pass_on_no_room, reason
-from stratafl.base.rng import as_before
+from stratafl.base.errors import InvalidInput, convert_errors, describe_exception, invalid_input, pass_on_no_room
+from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import Flat
 from stratafl.core.losses import WANTED, Loss, ignored, kind_of, scores_of, size, takes_classes
@@ -75,7 +75,7 @@ class Subject(NamedTuple):
     def outputs(self, inputs: Inputs) -> Any:
         """What the model makes of a copy of these, in the mode it is in; nothing else is
         changed."""
-        with as_before(self.x_P.device):
+        with preserve_rng(self.x_P.device):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
@@ -86,7 +86,7 @@ class Subject(NamedTuple):
         for parameter, _ in before:
             parameter.grad = None
         try:
-            with as_before(self.x_P.device):
+            with preserve_rng(self.x_P.device):
                 self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
             if any(parameter.grad is not None for parameter, _ in before):
                 told = "something in it calls the module it is a copy of: keep no function made of `self`, but a method"
@@ -114,10 +114,10 @@ def model_fits(
             if vocabulary.sizes:
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
-        told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {reason(problem)}"
+        told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
         if any(each.dtype == torch.uint8 for each in tensors_of(inputs).values()):
             told += "; they are bytes, and layers take floats: give inputs.float() / 255"
-        raise complaint("model", subject.kind, told, problem) from problem
+        raise invalid_input("model", subject.kind, told, problem) from problem
     if any(bool(beyond) for beyond in vocabulary.beyond):
         codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]
         low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
@@ -134,7 +134,7 @@ def model_fits(
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
     except (Exception, SystemExit) as problem:
-        raise complaint("loss", getattr(loss, "__name__", loss), reason(problem), problem) from problem
+        raise invalid_input("loss", getattr(loss, "__name__", loss), describe_exception(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
     return classes
@@ -173,7 +173,7 @@ def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Aug
         inputs, targets = mapped(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
-    with guarded("model", kind, "cannot be trained"), torch.enable_grad():
+    with convert_errors("model", kind, "cannot be trained"), torch.enable_grad():
         outputs = subject.outputs(inputs)
         value = loss(outputs, targets.clone())
     if not value.requires_grad:
@@ -183,13 +183,13 @@ def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Aug
             raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
         told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
         raise InvalidInput("model output", kind, told)
-    with guarded("model", kind, "cannot be trained"):
+    with convert_errors("model", kind, "cannot be trained"):
         subject.gradient(inputs, targets)
     if augment is not None:
         changed = augmented(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
         kinds = [f"{key} {tuple(each.shape)} of {each.dtype}".strip() for key, each in tensors_of(changed).items()]
-        with guarded("augment", name, f"the model fails with its {', '.join(kinds)}"):
+        with convert_errors("augment", name, f"the model fails with its {', '.join(kinds)}"):
             subject.gradient(changed, targets)
 
 
@@ -215,7 +215,7 @@ def objective_fits(
     if found is None and adding:
         raise InvalidInput(f"metrics.{adding[0]}", kind_of(outputs), f"needs scores: a model's output {WANTED}")
     if metrics:
-        with guarded("metrics", names):
+        with convert_errors("metrics", names):
             tally(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
     better = directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
     return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
@@ -226,7 +226,7 @@ def augmented(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
         raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
-    with guarded("augment", name):
+    with convert_errors("augment", name):
         changed = augment(inputs.clone(), seed, 0, 0)
     if not isinstance(changed, Inputs):
         raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
@@ -261,5 +261,5 @@ def batches_of_one(
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"
         few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {reason(problem)}"
+        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {describe_exception(problem)}"
         raise InvalidInput("batch", batch, told) from problem

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import DeviceCache, placed
-from stratafl.base.state_dict import State, fitted
+from stratafl.base.device import DeviceCache, to_device
+from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
 from stratafl.core.client_training import Pull, Trained, Work
@@ -120,17 +120,17 @@ class Standing:
 
     # -- the state as plain data -------------------------------------------------------------------
 
-    def saved(self) -> State:
+    def saved(self) -> StateDict:
         """Everything that changes in the course of a run, as it stands."""
         pairs = zip(self.levels, self.tree.weights, strict=True)
         return {"top": self.top, "levels": [each.as_dict(weights_N) for each, weights_N in pairs]}
 
-    def fitted(self, state: State) -> State:
+    def fitted(self, state: StateDict) -> StateDict:
         """A copy of a state of a federation made of the same things; a state of another is
         refused."""
-        return fitted(self.saved(), completed(state, self.tree.weights), "federation")
+        return load_like(self.saved(), completed(state, self.tree.weights), "federation")
 
-    def restore(self, fits: State) -> None:
+    def restore(self, fits: StateDict) -> None:
         """Go on from what `fitted` gave; states that were made under other weights are brought in
         line with these."""
         levels, weights = zip(*map(LevelState.of, fits["levels"]), strict=True)
@@ -272,10 +272,10 @@ class Federation(Standing):
     def _enter(self, level: int, new_N: np.ndarray) -> None:
         """Let those in the mask, who take part for the first time, begin with the model that they
         get now, where what they have depends on it. Until then they had what the run began with."""
-        rows = placed(np.flatnonzero(new_N), self.levels[level].model.device)
+        rows = to_device(np.flatnonzero(new_N), self.levels[level].model.device)
         now, above, rule = self.levels[level], self.levels[level - 1].given, self.rules[level]
         parent_A = self.tree.parents[level][new_N]
-        x_AP, b_AB = (above[name].index_select(0, placed(parent_A, rows.device)) for name in (MODEL, BUFFERS))
+        x_AP, b_AB = (above[name].index_select(0, to_device(parent_A, rows.device)) for name in (MODEL, BUFFERS))
 
         def anew(old: Rows, new: Rows) -> Rows:
             same = all(torch.equal(old[name].index_select(0, rows), each) for name, each in new.items())
@@ -510,4 +510,4 @@ def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:
     """The old rows with new ones for those in the mask."""
     if mask_N.all():
         return new_AP
-    return old_NP.index_copy(0, placed(np.flatnonzero(mask_N), old_NP.device), new_AP)
+    return old_NP.index_copy(0, to_device(np.flatnonzero(mask_N), old_NP.device), new_AP)

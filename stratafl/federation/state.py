@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
-from stratafl.base.state_dict import State
+from stratafl.base.device import to_device
+from stratafl.base.state_dict import StateDict
 from stratafl.core.rule import Rows, Rule
 
 
@@ -46,7 +46,7 @@ class Pending:
     def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> Pending:
         """The work under way after those in the mask began anew; meetings_N: how many meetings
         their parents have held."""
-        chosen = placed(who_N, model_NP.device)[:, None]
+        chosen = to_device(who_N, model_NP.device)[:, None]
         start_NP = torch.where(chosen, model_NP, self.start_NP)
         return Pending(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
 
@@ -59,8 +59,8 @@ class Pending:
 
     def moved(self, model_NP: Tensor, onto_NP: Tensor, meetings_N: np.ndarray, weight_N: np.ndarray) -> Tensor:
         """Models of children that began from older ones than `onto_NP`, put on these."""
-        old = placed(meetings_N > self.since_N, model_NP.device)[:, None]
-        weight_N1 = placed(weight_N, model_NP.device, model_NP.dtype)[:, None]
+        old = to_device(meetings_N > self.since_N, model_NP.device)[:, None]
+        weight_N1 = to_device(weight_N, model_NP.device, model_NP.dtype)[:, None]
         return torch.where(old, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
 
 
@@ -128,13 +128,13 @@ class LevelState:
     pending: Pending | None
     """The work that is under way, where late work counts; None where it does not."""
 
-    def as_dict(self, weights_N: np.ndarray) -> State:
+    def as_dict(self, weights_N: np.ndarray) -> StateDict:
         """`weights_N`: of the nodes among their siblings, which the states were made under."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "pending": {} if self.pending is None else vars(self.pending), "weights_N": weights_N}
 
     @staticmethod
-    def of(values: State) -> tuple[LevelState, np.ndarray]:
+    def of(values: StateDict) -> tuple[LevelState, np.ndarray]:
         """Read a level, and the weights that its states were made under, from what `as_dict`
         gave."""
         rest = {name: value for name, value in values.items() if name != "weights_N"}
@@ -142,7 +142,7 @@ class LevelState:
         return LevelState(**{**rest, "pending": pending}), values["weights_N"]
 
 
-def completed(state: State, weights: Sequence[np.ndarray]) -> State:
+def completed(state: StateDict, weights: Sequence[np.ndarray]) -> StateDict:
     """A federation's state with what one that was stored before it was known does not have: kept
     states of optimisers and pending work, of which there were none; who had taken part, which was
     no matter; and the weights, which are taken for those of now, by level."""
@@ -153,10 +153,10 @@ def completed(state: State, weights: Sequence[np.ndarray]) -> State:
     return {**state, "levels": [_completed(each, own) if isinstance(each, dict) else each for each, own in paired]}
 
 
-def _completed(level: State, weights_N: np.ndarray) -> State:
+def _completed(level: StateDict, weights_N: np.ndarray) -> StateDict:
     active_N, rate_N = level.get("active_N"), level.get("rate_N")
     nodes = len(active_N) if isinstance(active_N, np.ndarray) and active_N.ndim else 0
-    none: State = {
+    none: StateDict = {
         "optimiser": {},
         "advanced": {},
         "meetings_N": np.zeros(nodes, dtype=np.int64),

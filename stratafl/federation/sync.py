@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import DeviceCache, placed
+from stratafl.base.device import DeviceCache, to_device
 from stratafl.base.topology import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, Key
 from stratafl.core.rows import DriftKernel, Spread
@@ -306,7 +306,7 @@ def choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
     """The new rows for those in the mask, the old ones for the others."""
     if mask_N.all():
         return new_NP
-    return torch.where(placed(mask_N, new_NP.device)[:, None], new_NP, old_NP)
+    return torch.where(to_device(mask_N, new_NP.device)[:, None], new_NP, old_NP)
 
 
 def choose_rows(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.state_dict import State, fitted
+from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
 from stratafl.federation.events import Beginning, Meeting, Restart, Watcher
 
@@ -52,11 +52,11 @@ class Communication:
 
         self.up, self.down = empty(), empty()
 
-    def saved(self) -> State:
+    def saved(self) -> StateDict:
         """Itself as plain data."""
         return {"up": vars(self.up), "down": vars(self.down)}
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: StateDict) -> None:
         """Go on from a state that fits."""
         self.up, self.down = Direction(**state["up"]), Direction(**state["down"])
 
@@ -103,14 +103,14 @@ class Traffic(Watcher):
         self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
         """Who has not got the corrections from above as they are now."""
 
-    def saved(self) -> State:
+    def saved(self) -> StateDict:
         return {**self.communication.saved(), "stale": self._stale, "owed": self._owed}
 
-    def fitted(self, state: State) -> State:
+    def fitted(self, state: StateDict) -> StateDict:
         """A copy of a state of the same tree's; one that does not fit is refused."""
-        return fitted(self.saved(), state, "traffic")
+        return load_like(self.saved(), state, "traffic")
 
-    def restore(self, fits: State) -> None:
+    def restore(self, fits: StateDict) -> None:
         """Go on from what `fitted` gave."""
         self._stale, self._owed = fits["stale"], fits["owed"]
         self.communication.restore({name: fits[name] for name in ("up", "down")})

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import placed
+from stratafl.base.device import to_device
 from stratafl.base.topology import ALL, Tree
 from stratafl.core.rows import in_blocks
 from stratafl.federation.events import Meeting, Watcher
@@ -68,7 +68,7 @@ class Weights(NamedTuple):
     def of(weights_N: np.ndarray, counted_N: np.ndarray, like: Tensor) -> Weights:
         weights_N = weights_N * counted_N
         total = float(weights_N.sum())
-        return Weights(placed(weights_N / (total or 1.0), like.device, like.dtype), total)
+        return Weights(to_device(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
 class Drift(Watcher):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import guarded
+from stratafl.base.errors import convert_errors
 from stratafl.core.losses import IGNORED, Apart, Loss, adds_up, ignored, joined, scores_of, size
 from stratafl.data.inputs import Inputs
 from stratafl.metrics.metrics import ACCURACY, LOSS, Metric, Part, has_classes
@@ -108,7 +108,7 @@ class _Further:
         self._finite = self._finite and finite
         for metric in self._adding:
             assert metric.sums is not None
-            with guarded(f"metrics.{metric.name}", metric.name):
+            with convert_errors(f"metrics.{metric.name}", metric.name):
                 more = metric.sums(outputs, targets, self._ignored) if finite else [math.nan]
             self.sums[metric.name] = _added(self.sums.get(metric.name), more)
         if self._others:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, guarded, unknown
+from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.core.losses import Apart, joined, matched, own
 
@@ -207,7 +207,7 @@ class Metric(NamedTuple):
         """The value over all parts, of a metric that does not add up."""
         assert self.whole is not None
         field = f"metrics.{self.name}"
-        with guarded(field, self.name), torch.no_grad():
+        with convert_errors(field, self.name), torch.no_grad():
             found = self.whole(parts)
         return _one_number(field, found)
 
@@ -253,7 +253,7 @@ def _metric(field: str, given: Any, called: str) -> Metric:
     if isinstance(what, str):
         called, what = called or what.rpartition(":")[2], own(field, what, params)
     elif params:
-        raise unknown(f"{field} key", next(iter(params)), ("fn", "name", "better"))
+        raise unknown_name(f"{field} key", next(iter(params)), ("fn", "name", "better"))
     streams = all(callable(getattr(what, each, None)) for each in ("reset", "update", "compute"))
     if isinstance(what, type) or not (streams or callable(what)):
         wanted = "must be a function (outputs, targets), or an object with reset, update and compute"
@@ -265,11 +265,11 @@ def _metric(field: str, given: Any, called: str) -> Metric:
 def _builtin(field: str, name: str, params: Mapping[str, Any], called: str, better: Better | None) -> Metric:
     found = find(name)
     if found is None:
-        raise unknown(field, name, NAMES)
+        raise unknown_name(field, name, NAMES)
     make, known = found
     for key in params:
         if key not in make.takes:
-            raise unknown(f"{field} key", key, make.takes)
+            raise unknown_name(f"{field} key", key, make.takes)
     parts = make.parts(**known, **params)
     name = f"top{params['k']}" if "k" in params else name
     way = better or ("higher" if make.higher else "lower")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
 from stratafl.federation.update_checks import Refusal
@@ -377,4 +377,4 @@ def _why(result: RoundResult) -> str:
     too_large = dict.fromkeys(result.too_large)
     not_finite = [name for name in dict.fromkeys(result.refused) if name not in too_large]
     words = {"not finite": not_finite, "far too large": list(too_large)}
-    return "; ".join(f"{why}: {listed(names)}" for why, names in words.items() if names)
+    return "; ".join(f"{why}: {join_names(names)}" for why, names in words.items() if names)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from stratafl.base.errors import InvalidInput, guarded, unknown
+from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.user_code import load_attribute
 
 Shape = Sequence[int]
@@ -97,7 +97,7 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
     check_sizes("classes", (classes,))
     if ":" in name:
         maker = _load(name)
-        with guarded("model.name", name, "does not say what it takes"):
+        with convert_errors("model.name", name, "does not say what it takes"):
             accepted = inspect.signature(maker).parameters
         arguments = {key: value for key, value in task.items() if key in accepted}
         open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
@@ -105,15 +105,15 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
         maker, arguments, open_ended = _models[name].make, task, False
         accepted = inspect.signature(maker).parameters
     else:
-        raise unknown("model.name", name, _models)
+        raise unknown_name("model.name", name, _models)
     for key in params:
         if key in task or (key not in accepted and not open_ended):
-            raise unknown("model key", key, [k for k in accepted if k not in task])
+            raise unknown_name("model key", key, [k for k in accepted if k not in task])
     try:
         inspect.signature(maker).bind(**arguments, **params)
     except TypeError as error:
         raise InvalidInput("model.name", name, f"cannot be made: {error}") from None
-    with guarded("model.name", name, "cannot be made"):
+    with convert_errors("model.name", name, "cannot be made"):
         model = maker(**arguments, **params)
     if not isinstance(model, nn.Module):
         raise InvalidInput("model.name", name, f"must make a torch.nn.Module, not {type(model).__name__}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.files import read_bounded
 from stratafl.base.validation import check_number, name_and_params
 
@@ -91,7 +91,7 @@ class Distribution:
             return Distribution.constant(check_number(field, given))
         name, parameters = name_and_params(field, given, "a number")
         if name not in KNOWN:
-            raise unknown(f"{field}.name", name, KNOWN)
+            raise unknown_name(f"{field}.name", name, KNOWN)
         own = {key: value for key, value in parameters.items() if key not in COMMON}
         common = {key: check_number(f"{field}.{key}", parameters[key]) for key in COMMON if key in parameters}
         if common.get(AT_LEAST, -math.inf) > common.get(AT_MOST, math.inf):
@@ -153,7 +153,7 @@ def _parameters(field: str, name: str, given: Mapping[str, Any]) -> dict[str, fl
     family = FAMILIES[name]
     for key in given:
         if key not in family.parameters:
-            raise unknown(f"{field} key", key, (*family.parameters, *COMMON))
+            raise unknown_name(f"{field} key", key, (*family.parameters, *COMMON))
     found = {}
     for key in family.parameters:
         if key in given:
@@ -171,7 +171,7 @@ def _observed(field: str, given: Mapping[str, Any], folder: Path | None) -> tupl
     """The values of an empirical distribution: a list, or a column of a CSV file."""
     for key in given:
         if key not in ("values", "file", "column"):
-            raise unknown(f"{field} key", key, ("values", "file", "column", *COMMON))
+            raise unknown_name(f"{field} key", key, ("values", "file", "column", *COMMON))
     if ("values" in given) == ("file" in given):
         raise InvalidInput(field, dict(given), "empirical needs either values or a file")
     listed = given["values"] if "values" in given else _column(field, given, folder)
@@ -199,7 +199,7 @@ def _column(field: str, given: Mapping[str, Any], folder: Path | None) -> list[f
         raise InvalidInput(f"{field}.file", path, "needs a line with the names of its columns, and one with numbers")
     column = given.get("column", rows[0][0])
     if column not in rows[0]:
-        raise unknown(f"{field}.column", column, rows[0])
+        raise unknown_name(f"{field}.column", column, rows[0])
     if "column" not in given and _is_number(column):
         raise InvalidInput(f"{field}.file", path, f"begins with {column}: its first line must name its columns")
     place = rows[0].index(column)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.rng import Purpose, uniform
+from stratafl.base.rng import Stream, uniform
 from stratafl.base.topology import Tree
 from stratafl.network.distributions import Distribution
 from stratafl.network.specification import DEVICE, LINK, TIER, Network
@@ -45,7 +45,7 @@ class Quantity:
 
     def once(self, seed: int) -> np.ndarray:
         """One value for each node of a run; NaN where there is none."""
-        u_N = uniform(seed, Purpose.NETWORK, self.level, self._number, torch.arange(len(self.kind_N)))
+        u_N = uniform(seed, Stream.NETWORK, self.level, self._number, torch.arange(len(self.kind_N)))
         return self._values(u_N.numpy())
 
     def each(self, seed: int, rounds_R: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ class Quantity:
             return self._values(np.full((1, len(self.kind_N)), 0.5))
         rounds_R1 = torch.as_tensor(np.asarray(rounds_R, dtype=np.int64))[:, None]
         nodes_N = torch.arange(len(self.kind_N))
-        return self._values(uniform(seed, Purpose.CLOCK, self.level, self._number, rounds_R1, nodes_N).numpy())
+        return self._values(uniform(seed, Stream.CLOCK, self.level, self._number, rounds_R1, nodes_N).numpy())
 
     @property
     def _number(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, first_line, unknown
+from stratafl.base.errors import InvalidInput, first_line_of, unknown_name
 from stratafl.base.files import read_bounded
 from stratafl.network.distributions import Distribution
 
@@ -128,7 +128,7 @@ class Network:
         known = [each.name for each in dataclasses.fields(Network) if each.name != "tiers"] + ["tier"]
         for key in values:
             if key not in known:
-                raise unknown("network key", key, known)
+                raise unknown_name("network key", key, known)
         tiers = values.get("tier", [])
         if isinstance(tiers, Mapping):
             tiers = [tiers]
@@ -150,7 +150,7 @@ class Network:
         try:
             values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
         except (ValueError, RecursionError) as problem:
-            raise InvalidInput("network", path, f"not valid TOML: {first_line(problem)}") from None
+            raise InvalidInput("network", path, f"not valid TOML: {first_line_of(problem)}") from None
         return Network.of(values, path.stem, path.parent)
 
     def as_tables(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _filled(kind: Any, where: str, values: Any, folder: Path | None) -> dict[str
     known = [each.name for each in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
-            raise unknown(f"{where} key", key, known)
+            raise unknown_name(f"{where} key", key, known)
     return {
         key: text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
         for key, value in values.items()
@@ -250,7 +250,7 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
             raise InvalidInput(where, given, "must be a table")
         for key in given:
             if key not in (*TIER, *DEVICE):
-                raise unknown(f"{where} key", key, (*TIER, *DEVICE))
+                raise unknown_name(f"{where} key", key, (*TIER, *DEVICE))
         if "step_s" in given and "gflop_s" in given:
             raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {HOW_FAST}")
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
@@ -289,5 +289,5 @@ def network(given: NetworkLike, field: str = "--network") -> Network:
         if not path.is_file():
             raise InvalidInput(field, path, "no such file")
         return Network.load(path)
-    problem = unknown(field, str(given), presets())
+    problem = unknown_name(field, str(given), presets())
     raise InvalidInput(field, str(given), f"{problem.allowed}; or the path of a .toml file")

@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
 from stratafl.network.links import Families
 
@@ -112,7 +112,7 @@ def _policy(given: Any, field: str) -> Policy:
     known = ("deadline", "first", "buffer", "late", "staleness")
     for key in given:
         if key not in known:
-            raise unknown(f"{field} key", key, known)
+            raise unknown_name(f"{field} key", key, known)
     values = {key: value for key, value in given.items() if value is not None}
     if "buffer" in values:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.files import writing
+from stratafl.base.errors import InvalidInput, escape_control
+from stratafl.base.files import atomic_write
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.report.page_data import QUANTITIES
 from stratafl.report.summary import as_csv, as_latex, columns
@@ -51,7 +51,9 @@ def figures(
         goals = targets if each == judged else ()
         panel = [("", each.name)]
         factor = 100 if each.percent else 1
-        written += _write(folder / slug(each.name), panel, f"test {printable(each.name)}{unit}", found, goals, factor)
+        written += _write(
+            folder / slug(each.name), panel, f"test {escape_control(each.name)}{unit}", found, goals, factor
+        )
     names = list(dict.fromkeys(name for setting in found for name in setting.mean.y))
     parts = [name.split(".") for name in names if name.startswith("drift.")]
     for quantity, (told, unit) in QUANTITIES.items():
@@ -70,7 +72,7 @@ def _tables(
     table = columns(found, metrics, judged, targets)
     texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
     for path, text in texts.items():
-        with writing(path, sync=False) as file:
+        with atomic_write(path, sync=False) as file:
             file.write(text.encode())
     return list(texts)
 
@@ -131,7 +133,7 @@ def _bars(stem: Path, found: Sequence[Setting], metric: Measure, target: float) 
             axes.set(xlabel=title, xlim=(0, None), ylim=(len(shown) - 0.4, -0.6))
             axes.set_yticks(range(len(shown)), labels)
             axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(f"until {printable(metric.name)} is {metric.goal_text(target)}", fontsize=8)
+        figure.suptitle(f"until {escape_control(metric.name)} is {metric.goal_text(target)}", fontsize=8)
         return _saved(figure, stem)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.errors import InvalidInput, join_names
 from stratafl.cost.pricing import NetworkAxes
 from stratafl.cost.round_chart import Clocked, timelines
 from stratafl.metrics.objective import Goal, GoalLike
@@ -35,7 +35,7 @@ def notes(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
     told += run.notes
     for each in run.continued:
         changed = each.get("changed")
-        told += [f"went on after round {each['after']} with {listed(format.texts(changed))}"] if changed else []
+        told += [f"went on after round {each['after']} with {join_names(format.texts(changed))}"] if changed else []
     return bool(bad), told
 
 
@@ -48,7 +48,7 @@ def _left_out(run: StoredRun) -> list[str]:
             for name in dict.fromkeys(format.nodes_in(record, why)):
                 rounds.setdefault(name, []).append(record["round"])
         told = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
-        lines += [f"{why}: {listed(told)}"] if told else []
+        lines += [f"{why}: {join_names(told)}"] if told else []
     return lines
 
 
@@ -84,7 +84,7 @@ def _rounds_text(numbers: Sequence[int]) -> str:
         else:
             spans.append([round])
     texts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
-    return f"round{'' if len(numbers) == 1 else 's'} {listed(texts)}"
+    return f"round{'' if len(numbers) == 1 else 's'} {join_names(texts)}"
 
 
 WIDEST = 2000

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, is_no_room, reason
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, describe_exception, is_no_room
 from stratafl.base.signals import Interrupted
-from stratafl.base.tracebacks import PACKAGE, Frame, code_of, definition, own_frames
+from stratafl.base.tracebacks import PACKAGE, UserFrame, code_object, definition_frame, user_frames
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Edge, Rows, Rule, average
 
@@ -50,18 +50,18 @@ class Called:
             if is_no_room(problem):
                 raise
             named = zip(SIGNATURES[self.name], given, strict=True)
-            told = f"raised {reason(problem)}; it was given {', '.join(f'{name} {what(each)}' for name, each in named)}"
-            raise self.complaint(told, own_frames(problem), UserCodeError.of_kind(problem)) from problem
+            told = f"raised {describe_exception(problem)}; it was given {', '.join(f'{name} {what(each)}' for name, each in named)}"
+            raise self.complaint(told, user_frames(problem), UserCodeError.of_kind(problem)) from problem
         wrong = RETURNS[self.name](made, *given)
         if wrong:
             raise self.complaint(f"returned {wrong}")
         return made
 
     def complaint(
-        self, told: str, frames: Sequence[Frame] = (), kind: type[UserCodeError] = UserCodeError
+        self, told: str, frames: Sequence[UserFrame] = (), kind: type[UserCodeError] = UserCodeError
     ) -> UserCodeError:
         """What is wrong with it, with the lines to look at: its own first one unless given."""
-        shown = frames or definition(self.function)
+        shown = frames or definition_frame(self.function)
         return kind(self.rule, self.name, told, shown, f"{self.rule}: {self.name} {told}")
 
 
@@ -80,7 +80,7 @@ def guarded_rule(label: str, rule: Rule) -> Rule:
 
 
 def _is_own(function: Callable) -> bool:
-    code = code_of(function)
+    code = code_object(function)
     return code is None or not Path(code.co_filename).is_relative_to(PACKAGE)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from stratafl.base.errors import InvalidInput, UserCodeError, guarded, unknown
-from stratafl.base.rng import ALIKE, seeded
-from stratafl.base.tracebacks import definition
+from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, unknown_name
+from stratafl.base.rng import ALIKE, seeded_rng
+from stratafl.base.tracebacks import definition_frame
 from stratafl.base.validation import check_choice, check_integer, name_and_params
 from stratafl.core.rule import Rule, average
 from stratafl.rules.checks import guarded_rule
@@ -37,12 +37,12 @@ class Entry:
     def rule(self, /, **params: object) -> Rule:
         for name in params:
             if name not in self.parameters:
-                raise unknown(f"{self.name} parameter", name, self.parameters)
-        with guarded(f"{self.name} parameters", params, "cannot be made"), seeded(ALIKE):
+                raise unknown_name(f"{self.name} parameter", name, self.parameters)
+        with convert_errors(f"{self.name} parameters", params, "cannot be made"), seeded_rng(ALIKE):
             made = self.make(**params)
         if not isinstance(made, Rule):
             must = f"must make a Rule, not {type(made).__name__}"
-            raise UserCodeError(f"{self.name} parameters", params, must, definition(self.make))
+            raise UserCodeError(f"{self.name} parameters", params, must, definition_frame(self.make))
         return guarded_rule(f"rule {self.name!r}", made)
 
 
@@ -84,7 +84,7 @@ def keep_names() -> None:
 def entry(name: str, field: str = "rules") -> Entry:
     """The registered rule of this name, or the complaint."""
     if name not in _entries:
-        raise unknown(field, name, _entries)
+        raise unknown_name(field, name, _entries)
     return _entries[name]
 
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stratafl.base import files
-from stratafl.base.files import unreadable
-from stratafl.base.state_dict import State, pack, unpack
+from stratafl.base.files import cannot_read
+from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
 from stratafl.runs import format
 from stratafl.runs.provenance import Origins
 from stratafl.runs.round_log import Mark, read_marked
@@ -81,7 +81,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as problem:
-        raise unreadable(path, f"not a safetensors file ({problem})") from None
+        raise cannot_read(path, f"not a safetensors file ({problem})") from None
 
 
 FORMAT = 3
@@ -136,12 +136,12 @@ class Checkpoints:
         except FileNotFoundError:
             return []
         except OSError as problem:
-            raise files.unreadable(self.folder, problem.strerror or str(problem)) from None
+            raise files.cannot_read(self.folder, problem.strerror or str(problem)) from None
 
     def path(self, place: Place) -> Path:
         return self.folder / place.name
 
-    def write(self, place: Place, state: State, records: Mark, origins: Origins) -> None:
+    def write(self, place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
         """One more; then all but the last two are removed. If it cannot be written, they stay as
         they are.
 
@@ -149,15 +149,15 @@ class Checkpoints:
         """
         final = self.path(place)
         files.make_folder(self.folder)
-        with files.making(final) as partial:
+        with files.atomic_folder(final) as partial:
             self._fill(partial, place, state, records, origins)
             if final.exists() or final.is_symlink():
                 # one that was found damaged: those that are good are of other places
-                files.remove(final)
+                files.remove_tree(final)
         self.keep_only(*[*(before for before in self.kept if before < place), place][-KEPT:])
 
-    def _fill(self, folder: Path, place: Place, state: State, records: Mark, origins: Origins) -> None:
-        packed, tensors = pack({name: value for name, value in state.items() if name != "history"})
+    def _fill(self, folder: Path, place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
+        packed, tensors = to_json_and_tensors({name: value for name, value in state.items() if name != "history"})
         described = {
             "format": FORMAT,
             "run": self.run,
@@ -168,34 +168,34 @@ class Checkpoints:
             "state": packed,
         }
         text = json.dumps(described).encode()
-        with files.create(folder / TENSORS) as file:
+        with files.create_exclusive(folder / TENSORS) as file:
             digest = write_tensors(file, tensors)
             files.sync_file(file)
         sums = _sum(hashlib.sha256(text).hexdigest(), STATE) + _sum(digest, TENSORS)
         for name, contents in ((STATE, text), (SUMS, sums)):
-            with files.create(folder / name) as file:
+            with files.create_exclusive(folder / name) as file:
                 file.write(contents)
                 files.sync_file(file)
         files.sync_folder(folder)
 
-    def read(self, place: Place) -> State:
+    def read(self, place: Place) -> StateDict:
         """A checkpoint whose every byte is as it was written, with the records it belongs to, or
         the complaint."""
         folder = self.path(place)
         described, sums = self._described(place)
         if sums != _sum(_digest(folder / TENSORS), TENSORS):
-            raise files.unreadable(folder, CHANGED)
+            raise files.cannot_read(folder, CHANGED)
         mark = described["records"]
         format.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
         history = read_marked(self.run_folder, Mark(mark["size"], mark["sha256"]))
         if len(history) != place.round:
-            raise files.unreadable(folder, f"its records are not those of {place.round} rounds")
+            raise files.cannot_read(folder, f"its records are not those of {place.round} rounds")
         try:
-            state = unpack(described["state"], read_tensors(folder / TENSORS))
+            state = from_json_and_tensors(described["state"], read_tensors(folder / TENSORS))
         except RecursionError:
-            raise files.unreadable(folder, "nested too deeply") from None
+            raise files.cannot_read(folder, "nested too deeply") from None
         if ("within" in state) != (place.meetings > 0):
-            raise files.unreadable(folder, f"its state is not that of {place}")
+            raise files.cannot_read(folder, f"its state is not that of {place}")
         return {**state, "history": history}
 
     def origins(self, place: Place) -> Origins:
@@ -206,21 +206,21 @@ class Checkpoints:
         """The checked contents of state.json, and the other checksums."""
         folder = self.path(place)
         if folder.is_symlink() or not folder.is_dir():
-            raise files.unreadable(folder, "not a plain folder")
+            raise files.cannot_read(folder, "not a plain folder")
         text = files.read_bytes(folder / STATE)
         mine, sums = _sum(hashlib.sha256(text).hexdigest(), STATE), files.read_bytes(folder / SUMS)
         if not sums.startswith(mine):
-            raise files.unreadable(folder, CHANGED)
+            raise files.cannot_read(folder, CHANGED)
         described = files.parse_json(folder / STATE, text)
         format.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
         if described["format"] != FORMAT:
-            raise files.unreadable(folder, f"format {described['format']}; this version reads {FORMAT}")
+            raise files.cannot_read(folder, f"format {described['format']}; this version reads {FORMAT}")
         format.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
         # not noted before there were checkpoints inside a round
         format.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
         its_place = Place(described["round"], described.get("meetings", 0))
         if (described["run"], its_place) != (self.run, place):
-            raise files.unreadable(folder, f"it belongs to {its_place} of run {described['run']}")
+            raise files.cannot_read(folder, f"it belongs to {its_place} of run {described['run']}")
         return described, sums.removeprefix(mine)
 
     def newest_first(self) -> Iterator[Place]:
@@ -233,7 +233,7 @@ class Checkpoints:
     def keep_only(self, *places: Place) -> None:
         for place in self._present():
             if place not in places:
-                files.remove(self.path(place))
+                files.remove_tree(self.path(place))
         self.kept = list(places)
 
 
@@ -247,4 +247,4 @@ def _digest(path: Path) -> str:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as problem:
-        raise files.unreadable(path, getattr(problem, "strerror", None) or str(problem)) from None
+        raise files.cannot_read(path, getattr(problem, "strerror", None) or str(problem)) from None

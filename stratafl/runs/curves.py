@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, get_args
 
-from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.statistics import OverSeeds, over_seeds
 from stratafl.metrics.metrics import Better
 from stratafl.metrics.objective import Goal, GoalLike, default_metric, one_goal, rank
@@ -230,7 +230,7 @@ def targets_of(
     for each in given:
         goal = each if isinstance(each, Goal) else one_goal(field, each, default)
         if goal.metric not in known:
-            raise InvalidInput(field, each, f"these runs have {listed(list(known))}")
+            raise InvalidInput(field, each, f"these runs have {join_names(list(known))}")
         measure = known[goal.metric]
         found.append(Target(measure, goal.towards({measure.name: measure.better})))
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import read_json, unreadable, unwritable
+from stratafl.base.files import cannot_read, cannot_write, read_json
 from stratafl.config.paths import renamed
 
 FORMAT = 1
@@ -88,7 +88,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     check_fields(path, found, {"format": int, "name": str, "id": str, "created": str, "config": dict,
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if found["format"] != FORMAT:
-        raise unreadable(path, f"format {found['format']}, and this version reads format {FORMAT}")
+        raise cannot_read(path, f"format {found['format']}, and this version reads format {FORMAT}")
     # not noted by the first versions
     check_fields(path, found, {key: str for key in ("how", "precision", "folder") if key in found})
     check_fields(path, found, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in found})
@@ -173,13 +173,13 @@ def nodes_in(record: Mapping[str, Any], why: str) -> list[str]:
 def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[type, ...]]) -> None:
     """Refuse a JSON file that is not a table with these keys and kinds of values."""
     if not isinstance(found, dict):
-        raise unreadable(path, "not a table")
+        raise cannot_read(path, "not a table")
     for key, kind in wanted.items():
         if key not in found:
-            raise unreadable(path, f"{key!r} is missing")
+            raise cannot_read(path, f"{key!r} is missing")
         value = found[key]
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):
-            raise unreadable(path, f"{key!r} has the wrong kind of value")
+            raise cannot_read(path, f"{key!r} has the wrong kind of value")
 
 
 def check_time(path: Path, key: str, text: str) -> None:
@@ -187,7 +187,7 @@ def check_time(path: Path, key: str, text: str) -> None:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        raise unreadable(path, f"{key!r} is no time") from None
+        raise cannot_read(path, f"{key!r} is no time") from None
 
 
 def check_depth(path: Path, found: object) -> None:
@@ -196,7 +196,7 @@ def check_depth(path: Path, found: object) -> None:
     inside, depth = [found], 0
     while inside:
         if depth > DEEPEST:
-            raise unreadable(path, "nested too deeply")
+            raise cannot_read(path, "nested too deeply")
         tables = [each for each in inside if isinstance(each, dict | list)]
         inside = [value for each in tables for value in (each.values() if isinstance(each, dict) else each)]
         depth += 1
@@ -216,10 +216,10 @@ class Lock:
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as problem:
-            raise unwritable(path, problem) from None
+            raise cannot_write(path, problem) from None
         if not _is_plain(self._handle):
             os.close(self._handle)
-            raise unreadable(path, "not a plain file")
+            raise cannot_read(path, "not a plain file")
         give_up = time.monotonic() + PATIENCE
         while not _taken(self._handle):
             if time.monotonic() > give_up:
@@ -232,7 +232,7 @@ class Lock:
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         except OSError as problem:
             os.close(self._handle)
-            raise unwritable(path, problem) from None
+            raise cannot_write(path, problem) from None
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

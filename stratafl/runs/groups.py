@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
 
-from stratafl.base.errors import InvalidInput, listed, printable
+from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.runs import StoredRun, format, read_run
 from stratafl.runs.curves import (
     ABSENT,
@@ -209,7 +209,7 @@ def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
         if len(family) > 1:
             which = "newer" if len(family) == 2 else "newest"
             shown = which if chosen is newest else f"{which} that is complete" if chosen.status == DONE else "longest"
-            others = listed([run.id for run in family if run is not chosen])
+            others = join_names([run.id for run in family if run is not chosen])
             counted = f"{len(family)} runs of seed {flat_config(chosen.config)[SEED]}{_ways(family)}"
             told.append(f"{chosen.name}: {counted}: the {shown} is shown, not {others}")
     return kept, told
@@ -244,9 +244,9 @@ def _labels(families: Sequence[Sequence[StoredRun]]) -> list[str]:
         {key: value for key, value in flat_config(family[0].config).items() if key not in ignored}
         for family in families
     ]
-    labels = list(map(printable, names(flats)))
+    labels = list(map(escape_control, names(flats)))
     return [
-        label if labels.count(label) == 1 else f"{label} {printable(family[0].id)}"
+        label if labels.count(label) == 1 else f"{label} {escape_control(family[0].id)}"
         for label, family in zip(labels, families, strict=True)
     ]
 

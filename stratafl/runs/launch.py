@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, listed
+from stratafl.base.errors import InvalidInput, join_names
 from stratafl.config.data import LabelCounts
 from stratafl.config.schema import Config, with_changes
 from stratafl.config.setup import study
@@ -102,6 +102,6 @@ class Launch(Recorder):
         allowed = [f"run.{key}" for key in (*EXTENT, *STORAGE)]
         for change in changes:
             if (key := change.partition("=")[0].strip()) not in allowed:
-                raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {listed(allowed)}")
+                raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {join_names(allowed)}")
         described = format.moved_along(format.read_description(path), path)
         return Config.of(with_changes(described["config"], changes))

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.tracebacks import is_installed
 from stratafl.config.paths import HUB, SUFFIXES, renamed
 from stratafl.config.schema import Config
@@ -185,7 +185,7 @@ def _differences(was: Table, is_: Table) -> list[str]:
     """Keys whose values differ, one line each."""
     before, now = format.flat_config(was), format.flat_config(is_)
     keys = [key for key in sorted({*before, *now}) if json.dumps(before.get(key)) != json.dumps(now.get(key))]
-    return [f"{printable(key)} was {_short(before.get(key))} and is {_short(now.get(key))}" for key in keys]
+    return [f"{escape_control(key)} was {_short(before.get(key))} and is {_short(now.get(key))}" for key in keys]
 
 
 def _changed_on_the_way(run: StoredRun) -> list[str]:
@@ -203,7 +203,7 @@ def _changed_files(before: Origins, config: Table) -> list[str]:
         short = _placeless(names_before, name)
         now = _digest(_source(named.get(short, name), folders))
         if now != digest:
-            changed.append(f"{printable(short)} {'is missing' if now == MISSING else 'was changed'}")
+            changed.append(f"{escape_control(short)} {'is missing' if now == MISSING else 'was changed'}")
     return changed
 
 
@@ -392,5 +392,5 @@ def _listed(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _short(value: object, limit: int = 60) -> str:
-    text = printable(json.dumps(value))
+    text = escape_control(json.dumps(value))
     return text if len(text) <= limit else text[: limit - 3] + "..."

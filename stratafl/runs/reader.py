@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, first_line
-from stratafl.base.files import read_bytes, read_json, unreadable
+from stratafl.base.errors import InvalidInput, first_line_of
+from stratafl.base.files import cannot_read, read_bytes, read_json
 from stratafl.metrics.records import diverged
 from stratafl.runs import format
 from stratafl.runs.format import is_held
@@ -121,7 +121,7 @@ def read_run(path: Path | str) -> StoredRun:
         status_path, status, {"status": str, "reason": str, "round": int, "rounds": int, "updated": str}
     )
     if status["status"] not in format.STATUSES:
-        raise unreadable(status_path, "unknown status")
+        raise cannot_read(status_path, "unknown status")
     format.check_time(status_path, "updated", status["updated"])
     tree = read_json(tree_path)
     format.check_fields(tree_path, tree, {"classes": list, "levels": list})
@@ -215,7 +215,7 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         if not _is_record(record, number):
-            raise unreadable(path, f"line {number} is not the record of round {number}")
+            raise cannot_read(path, f"line {number} is not the record of round {number}")
         records.append(record)
     return records
 
@@ -274,7 +274,7 @@ def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[Sto
         except InvalidInput as problem:
             found.append(Broken(path, str(problem)))
         except OSError as problem:
-            found.append(Broken(path, str(unreadable(path, problem.strerror or str(problem)))))
+            found.append(Broken(path, str(cannot_read(path, problem.strerror or str(problem)))))
     # those that cannot be read have no time and come last
     return sorted(found, key=lambda run: (isinstance(run, Broken), run.id if isinstance(run, StoredRun) else ""))
 
@@ -309,7 +309,7 @@ def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
         raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
     files.make_folder(path.absolute().parent)
     with (
-        files.writing(path) as out,
+        files.atomic_write(path) as out,
         gzip.GzipFile("", "wb", fileobj=out, mtime=0) as squeezed,
         tarfile.open(fileobj=squeezed, mode="w") as archive,
     ):
@@ -331,7 +331,7 @@ def unpacked(path: Path) -> Iterator[Path]:
                     if entry.isfile() and PurePosixPath(entry.name).name in CARRIED:
                         archive.extract(entry, folder, filter="data")
         except (OSError, EOFError, tarfile.TarError) as problem:
-            raise InvalidInput("archive", path, f"cannot be read: {first_line(problem)}") from None
+            raise InvalidInput("archive", path, f"cannot be read: {first_line_of(problem)}") from None
         yield Path(folder)
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from stratafl.base import errors
 from stratafl.base.errors import InvalidInput
-from stratafl.base.signals import Interrupted, Stop
-from stratafl.base.state_dict import State
+from stratafl.base.signals import Interrupted, InterruptHandler
+from stratafl.base.state_dict import StateDict
 from stratafl.distributed.communicator import GONE
 from stratafl.distributed.launcher import RUN
 from stratafl.metrics.records import RoundResult
@@ -57,7 +57,7 @@ class NullRunFolder:
 
     def add(self, record: RoundResult, *, sync: bool = False) -> None: ...
 
-    def checkpoint(self, place: Place, state: State) -> None: ...
+    def checkpoint(self, place: Place, state: StateDict) -> None: ...
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None: ...
 
@@ -103,14 +103,14 @@ class Recorder:
     def run(self, watch: Watch = lambda record: None, say: Say = silent) -> Launched:
         """Do the rounds that are left."""
         try:
-            with self.ending(), Stop(say) as stop:
+            with self.ending(), InterruptHandler(say) as stop:
                 while not self.simulation.done:
                     self.round(stop, watch)
                 return Launched(self.folder.path, self.finish(say))
         finally:
             self.folder.close()
 
-    def round(self, stop: Stop, watch: Watch) -> RoundResult:
+    def round(self, stop: InterruptHandler, watch: Watch) -> RoundResult:
         """The next global round, or what is left of it, recorded."""
         simulation, folder, every = self.simulation, self.folder, self.keeping.checkpoint_every
         while True:
@@ -157,8 +157,8 @@ class Recorder:
             self.ranks.agreed_on = problem if self._stopped_together else None
             raise problem from None
         except BaseException as problem:
-            self._end(format.FAILED, errors.told(problem))
-            self.ranks.leave_word(errors.told(problem))
+            self._end(format.FAILED, errors.error_message(problem))
+            self.ranks.leave_word(errors.error_message(problem))
             raise
 
     def _say_what_was_lost(self, say: Say) -> None:

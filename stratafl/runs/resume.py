@@ -14,7 +14,7 @@ import torch
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
-from stratafl.base.state_dict import State
+from stratafl.base.state_dict import StateDict
 from stratafl.config.data import LabelCounts
 from stratafl.distributed.communicator import Ranks
 from stratafl.runs import format
@@ -182,7 +182,7 @@ class Reopening:
 
     def _restored(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Place) -> bool:
         """Whether the run could be put where this checkpoint has it; all ranks must ask."""
-        state: State = {}
+        state: StateDict = {}
         try:
             with self.ranks.together():
                 if checkpoints is not None:

@@ -30,7 +30,7 @@ class Records:
         """Begin with these; whatever else is there is dropped."""
         self.path = folder / format.ROUNDS
         text = b"".join(_line(record) for record in history)
-        with files.writing(self.path) as file:
+        with files.atomic_write(self.path) as file:
             file.write(text)
         self._file = files.open_to_append(self.path)
         self._size, self._digest = len(text), hashlib.sha256(text)
@@ -46,7 +46,7 @@ class Records:
         try:
             os.fsync(self._file.fileno())
         except OSError as problem:
-            raise files.unwritable(self.path, problem) from None
+            raise files.cannot_write(self.path, problem) from None
         return Mark(self._size, self._digest.hexdigest())
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ def read_marked(folder: Path, mark: Mark) -> list[dict[str, Any]]:
     path = folder / format.ROUNDS
     text = files.read_bytes(path)[: mark.size]
     if (len(text), hashlib.sha256(text).hexdigest()) != mark:
-        raise files.unreadable(path, "its lines are no longer those that the checkpoint was written after")
+        raise files.cannot_read(path, "its lines are no longer those that the checkpoint was written after")
     return [files.parse_json(path, line) for line in text.splitlines()]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.environment import environment
-from stratafl.base.state_dict import State
+from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import USUAL, Directions
@@ -138,7 +138,7 @@ class RunFolder:
         history: of a run that is not kept from its beginning.
         """
         files.make_folder(path.absolute().parent)
-        with files.making(path) as partial:
+        with files.atomic_folder(path) as partial:
             lock = Lock(partial)
             (partial / format.CHECKPOINTS).mkdir()
             origins = Origins.of(facts.config)
@@ -188,7 +188,7 @@ class RunFolder:
         files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **now})
         opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
         for name in (format.SUMMARY, format.MODEL):
-            files.remove(path / name)
+            files.remove_tree(path / name)
         opened.end(format.RUNNING, place)
         return opened
 
@@ -200,7 +200,7 @@ class RunFolder:
         self._diverged = diverged_after(self._diverged, vars(record))
         _write_status(self.path, format.RUNNING, Place(record.round), self.rounds, diverged=self._diverged, sync=False)
 
-    def checkpoint(self, place: Place, state: State) -> None:
+    def checkpoint(self, place: Place, state: StateDict) -> None:
         """Keep where the run stands, unless that is kept already."""
         if place not in self.checkpoints.kept:
             self.checkpoints.write(place, state, self._records.mark(), self.origins)
@@ -211,7 +211,7 @@ class RunFolder:
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """The run is done: the root's model and the run in numbers are written."""
-        with files.writing(self.path / format.MODEL) as file:
+        with files.atomic_write(self.path / format.MODEL) as file:
             # copies, since tied weights share memory and the format has no word for that
             plain = {
                 name: value.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from stratafl.base.errors import InvalidInput, printable, reason, told
+from stratafl.base.errors import InvalidInput, describe_exception, error_message, escape_control
 from stratafl.base.signals import Interrupted
 from stratafl.metrics.records import ClockedRound, DeployedRound, RoundResult
 
@@ -37,7 +37,7 @@ class Tracker(Protocol):
 
 
 def _say(text: str) -> None:
-    print(printable(f"stratafl: {text}"), file=sys.stderr)
+    print(escape_control(f"stratafl: {text}"), file=sys.stderr)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def tracking(
                 raise
             except (Exception, SystemExit) as problem:
                 alive.remove(each)
-                say(f"{type(each).__name__} failed, and the run goes on without it: {reason(problem)}")
+                say(f"{type(each).__name__} failed, and the run goes on without it: {describe_exception(problem)}")
 
     def follow(record: RoundResult) -> None:
         last[:] = [record]
@@ -76,7 +76,7 @@ def tracking(
         end(INTERRUPTED, "it was stopped")
         raise
     except BaseException as problem:
-        end(FAILED, told(problem))
+        end(FAILED, error_message(problem))
         raise
     end(DONE)
 

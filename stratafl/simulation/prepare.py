@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.rng import as_before
+from stratafl.base.rng import preserve_rng
 from stratafl.base.topology import Tree
-from stratafl.base.user_code import own_code
+from stratafl.base.user_code import attribute_errors
 from stratafl.core import client_update, flat_module, schedule
 from stratafl.core.client_training import Augment, Engine, Training
 from stratafl.core.client_update import try_leaf
@@ -54,13 +54,13 @@ from stratafl.simulation.waiting import run_clock
 from stratafl.simulation.workload import measured
 
 
-@own_code()
+@attribute_errors()
 def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Simulation:
     """The run, ready to iterate; what is tried on the way uses up nobody's generators."""
-    with as_before():
+    with preserve_rng():
         given = checked(problem, method, evaluation, execution)
     flat = flat_module.build_flat_module(problem.model, given.seed)
-    with as_before(given.device):
+    with preserve_rng(given.device):
         return _run(given, flat, problem, method)
 
 

@@ -13,7 +13,7 @@ import sys
 from types import TracebackType
 from typing import Any, TextIO
 
-from stratafl.base.errors import listed, printable
+from stratafl.base.errors import escape_control, join_names
 from stratafl.metrics.records import RoundResult
 
 NARROW = 60
@@ -73,7 +73,7 @@ class Display:
         self.done = result.round
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
         if result.refused:
-            text += printable(f"  refused {listed(sorted(set(result.refused)))}")
+            text += escape_control(f"  refused {join_names(sorted(set(result.refused)))}")
         # of a round that was not evaluated there is nothing new to say
         self._metrics = text or self._metrics
         if self._bar is not None or self._rewrites:
@@ -85,7 +85,7 @@ class Display:
         """One line besides the rounds."""
         if not self.quiet:
             self._end_line()
-            self._write(printable(f"{self.title}: {text}"))
+            self._write(escape_control(f"{self.title}: {text}"))
 
     def _draw(self, completed: float, inside: str) -> None:
         if self._bar is not None:

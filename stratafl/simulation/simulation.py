@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.state_dict import State
+from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
-from stratafl.base.user_code import own_code
+from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
 from stratafl.core.channel import MODEL
 from stratafl.core.client_training import Engine
@@ -93,7 +93,7 @@ class Within(NamedTuple):
     seconds: float = 0.0
 
     @staticmethod
-    def read(values: State, tree: Tree, meetings: int) -> Within:
+    def read(values: StateDict, tree: Tree, meetings: int) -> Within:
         """Read it from a state, or complain; meetings: those of a whole round."""
         kinds = {"meetings": int, "seconds": float, "refused": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
@@ -106,7 +106,7 @@ class Within(NamedTuple):
         )
 
 
-def check_state(state: State, engine: Engine, tree: Tree, meetings: int, several_ranks: bool) -> None:
+def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, several_ranks: bool) -> None:
     """Refuse a state that is none, or another engine's."""
     kinds: dict[str, Any] = {"step": int, "history": list, "engine": str, "chunk": int | None}
     kinds |= dict.fromkeys(PARTS, dict)
@@ -244,7 +244,7 @@ class Simulation(Shown):
         """Train the leaves until the next meeting, and let it be held: the round's result where the
         root met, and None inside a global round. Whoever calls this looks at `done`."""
         self.check()
-        with own_code(lambda: self.engine.training.owners(), f", in round {len(self.history) + 1}"):
+        with attribute_errors(lambda: self.engine.training.owners(), f", in round {len(self.history) + 1}"):
             return self._advance()
 
     def _advance(self) -> RoundResult | None:
@@ -331,7 +331,7 @@ class Simulation(Shown):
             self.ranks.agreed_on = problem
             raise problem
 
-    def state(self, history: bool = True) -> State:
+    def state(self, history: bool = True) -> StateDict:
         """Where the run stands, after a round or `within` one: enough to go on to the same bits,
         and valid until it goes on (a deep copy of it, or what is written from it, for ever).
         Whoever keeps the records elsewhere can leave out the history.
@@ -352,14 +352,14 @@ class Simulation(Shown):
             **({"within": self._within()} if self.meetings else {}),
         }
 
-    def _within(self) -> State:
+    def _within(self) -> StateDict:
         """What was done of the round under way."""
         tree = self.federation.tree.whole
         parts = [PartialRound(**each) for each in self.ranks.all(vars(self._seen(False, None)))]
         self._before = self._before.then(Stretch.of(tree, parts))
         return {"meetings": self.meetings, "seconds": self._seconds, **asdict(self._before)}
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: StateDict) -> None:
         """Go on from the state of a run set up the same way; one that does not fit is refused, and
         nothing changed.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratafl.base.rng import as_before
+from stratafl.base.rng import preserve_rng
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
@@ -49,7 +49,7 @@ def measured(
 def _messages(rules: Sequence[Rule], leaf: Leaf, dtype: torch.dtype, x_P: Tensor, b_B: Tensor) -> MessageSizes | None:
     sizes = rules, len(x_P), len(b_B), leaf, dtype
     try:
-        with as_before(x_P.device):
+        with preserve_rng(x_P.device):
             return message_sizes(*sizes, x_P.device) if any(map(is_own, rules)) else scaled_sizes(*sizes)
     except Exception:
         # a rule or an optimiser of a user's may not bear an only child, which a run may never have

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stratafl.base.files import write_json, writing
+from stratafl.base.files import atomic_write, write_json
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.statistics import OverSeeds
 from stratafl.config.schema import Config
@@ -29,12 +29,12 @@ def write(made: Made, folder: Path) -> list[Path]:
     """All files but the picture; those that were written."""
     paths = [folder / PLAN, folder / TRIALS]
     write_json(paths[0], as_dict(made))
-    with writing(paths[1], sync=False) as file:
+    with atomic_write(paths[1], sync=False) as file:
         file.write(as_csv(made).encode())
     for answer in made.answers:
         if answer.choice is not None:
             path = folder / best_name(answer)
-            with writing(path, sync=False) as file:
+            with atomic_write(path, sync=False) as file:
                 file.write(_best(made, answer).encode())
             paths.append(path)
     return paths

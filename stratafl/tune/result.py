@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import check_writable, make_folder, remove, write_json
-from stratafl.base.signals import Interrupted, Stop
+from stratafl.base.files import check_writable, make_folder, remove_tree, write_json
+from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.runs.format import Lock
 from stratafl.tune.selection import Answer, answers, repeat
 from stratafl.tune.space import Setting
@@ -89,9 +89,9 @@ def make(
         trainer = Trainer(question, folder / RUNS, say, show, keep_stale)
         if trainer.is_stale:
             # what the search was told of them is no longer so
-            remove(folder / JOURNAL)
+            remove_tree(folder / JOURNAL)
         search = Search(question, trainer, folder)
-        with Stop(say) as stop:
+        with InterruptHandler(say) as stop:
             return _made(search, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
     finally:
         lock.release()
@@ -108,7 +108,7 @@ class Time(NamedTuple):
         return None if self.seconds is None else self.begun + share * self.seconds
 
 
-def _made(search: Search, stop: Stop, time: Time, note: Callable[[], None]) -> Made:
+def _made(search: Search, stop: InterruptHandler, time: Time, note: Callable[[], None]) -> Made:
     repeated: dict[Setting | None, list[Tried]] = {}
     interrupted, is_searched, complete = None, False, False
     try:

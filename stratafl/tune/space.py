@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_number, name_and_params
 from stratafl.config.schema import Config, check_plain
@@ -204,7 +204,7 @@ def _named(
         elif key.partition(".")[0] in SECTIONS and "." in key:
             yield key, _values(f"plan.{key}", values), _own(config, key)
         else:
-            raise unknown("plan key", key, KEYS)
+            raise unknown_name("plan key", key, KEYS)
 
 
 def _values(field: str, given: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
 from stratafl.tune.space import Setting
 from stratafl.tune.task import Question
 from stratafl.tune.trials import Bars, Trainer, Tried, Watch
@@ -128,8 +128,8 @@ class Search:
         except UserCodeError:
             raise
         except (InvalidInput, RuntimeError) as problem:
-            self.trainer.say(f"{label}: {told(problem)}")
-            return Tried.failed(self.question, told(problem))
+            self.trainer.say(f"{label}: {error_message(problem)}")
+            return Tried.failed(self.question, error_message(problem))
 
     def _try(self, setting: Setting, watch: Watch) -> None:
         tried = self.attempt(setting, self.question.config.run.seed, watch, self.bars())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import read_json, unreadable
+from stratafl.base.files import cannot_read, read_json
 from stratafl.base.validation import check_choice, check_number, repeated
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
@@ -73,7 +73,7 @@ class Question:
             return mine
         before = read_json(path)
         if not isinstance(before, dict) or not isinstance(before.get("networks"), dict):
-            raise unreadable(path, "not a plan's question")
+            raise cannot_read(path, "not a plan's question")
         # networks may be added, as the runs are there already
         added = {name: each for name, each in mine["networks"].items() if name not in before["networks"]}
         networks = {**before["networks"], **mine["networks"]}

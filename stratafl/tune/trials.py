@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, told
-from stratafl.base.signals import Interrupted, Stop
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
+from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.config.schema import Config
 from stratafl.cost.costs import Costs, PricedRun, Total
 from stratafl.metrics.objective import Goal
@@ -161,7 +161,7 @@ class OutOfTime(Exception):
 class Watch:
     """Whether anything asks a run to stop: a signal, the clock, or that it cannot win any more."""
 
-    def __init__(self, stop: Stop, deadline: float | None):
+    def __init__(self, stop: InterruptHandler, deadline: float | None):
         self.stop, self.deadline = stop, deadline
 
     @property
@@ -277,7 +277,7 @@ class Trainer:
         except Exception as problem:
             # noted down in its folder: a setting that cannot be trained, such as one that is too
             # large for the memory, is an answer, too
-            self.say(f"{label}: {told(problem)}")
+            self.say(f"{label}: {error_message(problem)}")
         finally:
             launch.folder.close()
         return path
@@ -291,7 +291,7 @@ class _Guard:
 
     def __init__(self, trainer: Trainer, launch: Launch, label: str, watch: Watch, bars: Bars):
         self.trainer, self.launch, self.label, self.watch, self.bars = trainer, launch, label, watch, bars
-        self.stop = Stop()
+        self.stop = InterruptHandler()
         """The run's own: it asks for the signals that the plan's has heard."""
         self.why: str | None = None
         self.limit: int | None = None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Rule, average, register
-from stratafl.base.rng import states
+from stratafl.base.rng import rng_states
 from stratafl.base.user_code import load_attribute
 from stratafl.config.setup import import_plugins
 from stratafl.core.losses import loss_of
@@ -109,9 +109,9 @@ def test_what_a_users_code_draws_is_of_the_seed_alone(
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
-        before = states()
+        before = rng_states()
         found.append(make(tmp_path))
-        assert states() == before
+        assert rng_states() == before
     assert found[0] == found[1]
 
 

@@ -12,8 +12,8 @@ import torch
 from stratafl.base import errors
 from stratafl.base.device import DeviceCache
 from stratafl.base.errors import InvalidInput
-from stratafl.base.signals import Stop
-from stratafl.base.state_dict import pack
+from stratafl.base.signals import InterruptHandler
+from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.base.validation import check_number
 
 
@@ -26,7 +26,7 @@ def test_a_cache_keeps_each_type_of_an_array_apart() -> None:
 
 
 def test_a_number_that_is_right_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(errors, "shown")
+    monkeypatch.delattr(errors, "format_value")
     assert check_number("lr", 0.1, above=0, at_most=1) == 0.1
     with pytest.raises(NameError):
         check_number("lr", 2, above=0, at_most=1)
@@ -43,17 +43,17 @@ def test_rows_of_the_same_bits_are_stored_once(at_once: int, monkeypatch: pytest
     monkeypatch.setattr("stratafl.base.state_dict.AT_ONCE", at_once)
     row = torch.tensor([1.0, float("nan"), -0.0])
     for rows in (row.expand(5, 3), row.repeat(5, 1)):
-        stored, tensors = pack({"x": rows})
+        stored, tensors = to_json_and_tensors({"x": rows})
         assert stored == {"x": ["tensor", "x", 5]} and tensors["x"].shape == (1, 3)
-    assert pack({"x": torch.empty(5, 0)})[0] == {"x": ["tensor", "x", 5]}
+    assert to_json_and_tensors({"x": torch.empty(5, 0)})[0] == {"x": ["tensor", "x", 5]}
     for place in range(5):
         rows = row.repeat(5, 1)
         rows[place, 2] = 0.0  # equal as a number
-        assert pack({"x": rows})[0] == {"x": ["tensor", "x", 0]}
+        assert to_json_and_tensors({"x": rows})[0] == {"x": ["tensor", "x", 0]}
 
 
 def test_a_handler_that_is_not_pythons_is_left_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as for one of a program around Python
-    with Stop():
+    with InterruptHandler():
         assert signal.signal(signal.SIGTERM, before) is before

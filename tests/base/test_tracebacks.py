@@ -11,22 +11,22 @@ import torch
 
 import stratafl
 from stratafl.base import tracebacks
-from stratafl.base.tracebacks import is_own
+from stratafl.base.tracebacks import is_user_file
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
     """Nobody remembers what was said of another search path."""
-    for each in (tracebacks.is_own, tracebacks._others):
+    for each in (tracebacks.is_user_file, tracebacks._others):
         each.cache_clear()
     yield
-    for each in (tracebacks.is_own, tracebacks._others):
+    for each in (tracebacks.is_user_file, tracebacks._others):
         each.cache_clear()
 
 
 def test_neither_this_package_nor_python_nor_a_library_is(tmp_path: Path) -> None:
-    assert is_own(str(tmp_path / "study.py"))
-    assert not any(map(is_own, (stratafl.__file__, torch.__file__, pytest.__file__, tracebacks.os.__file__)))
+    assert is_user_file(str(tmp_path / "study.py"))
+    assert not any(map(is_user_file, (stratafl.__file__, torch.__file__, pytest.__file__, tracebacks.os.__file__)))
 
 
 def test_a_folder_of_the_search_path_is_unless_libraries_were_installed_there(
@@ -39,4 +39,4 @@ def test_a_folder_of_the_search_path_is_unless_libraries_were_installed_there(
     for folder in (mine, installed, tmp_path / "gone"):
         monkeypatch.syspath_prepend(folder)
     assert str(installed) in sys.path
-    assert is_own(str(mine / "study.py")) and not is_own(str(installed / "library" / "main.py"))
+    assert is_user_file(str(mine / "study.py")) and not is_user_file(str(installed / "library" / "main.py"))

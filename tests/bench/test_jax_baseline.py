@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.rng import Purpose, uniform
+from stratafl.base.rng import Stream, uniform
 from stratafl.bench import jax_baseline
 from stratafl.bench.baselines import Job
 from stratafl.bench.jax_baseline import (
@@ -190,7 +190,7 @@ def test_what_fills_up_a_batch_does_not_count() -> None:
 def test_flips_and_crops_are_those_of_the_same_draws() -> None:
     images, client_C, position_B = torch.randn(12, 3, 9, 7), torch.arange(4), torch.arange(25)
     index_CB = torch.randint(12, (4, 25))
-    draws = torch.stack([uniform(5, Purpose.TRANSFORM, client_C[:, None], 2, position_B, draw) for draw in range(4)])
+    draws = torch.stack([uniform(5, Stream.TRANSFORM, client_C[:, None], 2, position_B, draw) for draw in range(4)])
     wanted = flip_and_crop(images[index_CB], 5, client_C, 2)
     found = flipped_and_cropped(images_last(images), index_CB.numpy(), draws.numpy())
     assert torch.equal(torch.tensor(np.asarray(found)).permute(0, 1, 4, 2, 3), wanted)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stratafl import Simulation
-from stratafl.base.rng import Purpose, uniform
+from stratafl.base.rng import Stream, uniform
 from stratafl.core.channel import BUFFERS, MODEL, Channel, Channels, Key, row_bytes
 from stratafl.core.rule import Edge, Rows, average
 from stratafl.federation.federation import Federation
@@ -25,7 +25,7 @@ def rounding(with_reference: bool) -> Channel:
         wanted = message[MODEL] - start + memory["lost"]
         nodes_N1 = torch.as_tensor(key.nodes_N)[:, None]
         columns = torch.arange(wanted.shape[1])
-        dither = uniform(key.seed, Purpose.TRANSFORM, key.level, key.round, nodes_N1, columns).to(wanted.dtype)
+        dither = uniform(key.seed, Stream.TRANSFORM, key.level, key.round, nodes_N1, columns).to(wanted.dtype)
         coarse = ((wanted / STEP) + dither).floor() * STEP
         return {"lost": wanted - coarse}, {**message, MODEL: start + coarse}
 

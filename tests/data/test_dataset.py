@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from stratafl import InvalidInput, simulate
-from stratafl.base.rng import states
+from stratafl.base.rng import rng_states
 from stratafl.data.partition.partition import partition
 
 PARTS = [range(0, 7), range(7, 12), range(12, 21), range(21, 30)]
@@ -277,9 +277,9 @@ def test_class_numbers_of_hugging_face_stand_for_the_same() -> None:
 
 
 def test_a_data_set_that_draws_is_read_once_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    before = states()
+    before = rng_states()
     simulation = trained(linear, Noisy())
-    assert states() == before
+    assert rng_states() == before
     (note,) = simulation.notes
     assert "Noisy draws random numbers" in note and "lazy" in note
     assert note in capsys.readouterr().err
@@ -299,9 +299,9 @@ def test_lazy_reading_draws_anew_for_every_batch_and_leaves_the_generators_alone
 
     simulation = trained(linear, Counted(), lazy=True)
     del read[:]
-    before = states()
+    before = rng_states()
     lazy = rows(simulation)
-    assert states() == before
+    assert rng_states() == before
     assert len(read) == 6 * 7 + 6 * 5 + 4 * 9 + 4 * 9, "12 steps, by batches of 4 and what is left of an epoch"
     assert not torch.equal(lazy, rows(trained(linear, Noisy())))
 

@@ -21,7 +21,7 @@ from stratafl.data.batches import batches
 from stratafl.data.dataset import Held
 from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
 from stratafl.engine.factory import Name, make_engine
-from stratafl.engine.random_streams import Stream, drawing
+from stratafl.engine.random_streams import ClientStream, client_rng
 from tests.engine.zoo.entry import Entry
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3
@@ -104,7 +104,11 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
             for step, chosen in enumerate(batches(SEED, number, len(mine), 0, steps, BATCH)):
                 batch = mine[chosen]
                 # a module's own random numbers are a function of these, whoever trains it
-                draws = drawing(Stream(SEED, number, step), given.inputs.device) if given.entry.draws else nullcontext()
+                draws = (
+                    client_rng(ClientStream(SEED, number, step), given.inputs.device)
+                    if given.entry.draws
+                    else nullcontext()
+                )
                 with draws:
                     given.entry.loss(_called(module, given.inputs[batch]), given.targets[batch]).backward()
                 gradients = {

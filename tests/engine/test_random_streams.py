@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stratafl import leaf
-from stratafl.engine.random_streams import BLOCK, Draws, Source, Stream, choices, drawing, real
+from stratafl.engine.random_streams import (
+    BLOCK,
+    ClientStream,
+    RandomOverride,
+    RandomSource,
+    client_rng,
+    multinomial,
+    round_down,
+)
 from tests.engine.pairs import CLOSE, compare
 
 CPU = torch.device("cpu")
@@ -23,7 +31,7 @@ KINDS = ("words", "uniform", "normal", "exponential", "order")
 
 @pytest.mark.parametrize("count", [1, 5, BLOCK // 2 + 1, 2 * BLOCK + 7])
 def test_a_client_draws_the_same_alone_and_among_others(count: int) -> None:
-    together, alone = Source(Stream(3, CLIENTS, 8)), Source(Stream(3, 9, 8))
+    together, alone = RandomSource(ClientStream(3, CLIENTS, 8)), RandomSource(ClientStream(3, 9, 8))
     for kind in KINDS[: 5 if count < BLOCK else 2]:
         both = getattr(together, kind)((3, count), CPU)[2], getattr(alone, kind)((count,), CPU)
         assert torch.equal(*both), kind
@@ -31,23 +39,23 @@ def test_a_client_draws_the_same_alone_and_among_others(count: int) -> None:
 
 
 def test_a_step_may_be_a_number_on_a_device_and_each_client_s_own() -> None:
-    own = Source(Stream(3, CLIENTS, torch.tensor([1, 2, 8]))).words((3, 4), CPU)
+    own = RandomSource(ClientStream(3, CLIENTS, torch.tensor([1, 2, 8]))).words((3, 4), CPU)
     for place, step in enumerate((1, 2, 8)):
-        same = Source(Stream(3, CLIENTS, torch.tensor(step))).words((3, 4), CPU)
+        same = RandomSource(ClientStream(3, CLIENTS, torch.tensor(step))).words((3, 4), CPU)
         assert torch.equal(own[place], same[place])
-        assert torch.equal(own[place], Source(Stream(3, int(CLIENTS[place]), step)).words((4,), CPU))
+        assert torch.equal(own[place], RandomSource(ClientStream(3, int(CLIENTS[place]), step)).words((4,), CPU))
 
 
 def test_every_part_of_the_key_counts() -> None:
-    keys = [Stream(3, 4, 8), Stream(2, 4, 8), Stream(3, 5, 8), Stream(3, 4, 9)]
-    drawn = [Source(key).words((64,), CPU) for key in keys]
-    source = Source(keys[0])
+    keys = [ClientStream(3, 4, 8), ClientStream(2, 4, 8), ClientStream(3, 5, 8), ClientStream(3, 4, 9)]
+    drawn = [RandomSource(key).words((64,), CPU) for key in keys]
+    source = RandomSource(keys[0])
     drawn += [source.words((64,), CPU), source.words((64,), CPU)]
     assert len({tuple(each.tolist()) for each in drawn}) == len(keys) + 1, "the first draw again is the same"
 
 
 def test_numbers_are_distributed_as_they_should_be() -> None:
-    source = Source(Stream(1, 2, 3))
+    source = RandomSource(ClientStream(1, 2, 3))
     uniform, normal = (getattr(source, kind)((40_000,), CPU) for kind in ("uniform", "normal"))
     waiting = source.exponential((40_000,), CPU)
     assert abs(uniform.mean() - 0.5) < 0.01 and abs(uniform.var() - 1 / 12) < 0.003 and uniform.min() >= 0
@@ -60,21 +68,21 @@ def test_numbers_are_distributed_as_they_should_be() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_no_number_is_rounded_up_to_one(dtype: torch.dtype) -> None:
-    assert real(torch.tensor([1 - 2.0**-53], dtype=torch.float64), dtype).item() < 1
+    assert round_down(torch.tensor([1 - 2.0**-53], dtype=torch.float64), dtype).item() < 1
 
 
 def test_choices() -> None:
     weights = torch.tensor([[0.0, 1.0, 3.0], [1.0, 1.0, 0.0]]).expand(4000, 2, 3)
-    source = Source(Stream(1, 2, 3))
-    drawn = choices(source, weights, 4, replacement=True)
+    source = RandomSource(ClientStream(1, 2, 3))
+    drawn = multinomial(source, weights, 4, replacement=True)
     assert drawn.shape == (4000, 2, 4) and abs((drawn[:, 0] == 2).double().mean() - 0.75) < 0.02
     assert not (drawn[:, 0] == 0).any() and not (drawn[:, 1] == 2).any()
-    without = choices(source, weights, 2, replacement=False)
+    without = multinomial(source, weights, 2, replacement=False)
     assert (without.sort(dim=-1).values == torch.tensor([[1, 2], [0, 1]])).all()
 
 
-def of_client(function: Callable[[Tensor], Tensor], x: Tensor, stream: Stream) -> Tensor:
-    with torch.random.fork_rng(), drawing(stream, CPU):
+def of_client(function: Callable[[Tensor], Tensor], x: Tensor, stream: ClientStream) -> Tensor:
+    with torch.random.fork_rng(), client_rng(stream, CPU):
         return function(x.clone())
 
 
@@ -90,12 +98,12 @@ FORMS = {
 
 def test_every_form_of_dropout_draws_the_same() -> None:
     x = torch.ones(6, 5)
-    masks = [of_client(form, x, Stream(3, 4, 5)) for form in FORMS.values()]
+    masks = [of_client(form, x, ClientStream(3, 4, 5)) for form in FORMS.values()]
     assert all(torch.equal(mask, masks[0]) for mask in masks) and 0 < int((masks[0] > 0).sum()) < 30
 
 
 def test_a_sample_s_mask_does_not_depend_on_how_many_follow() -> None:
-    longer, shorter = (of_client(FORMS["function"], torch.ones(length, 7), Stream(3, 4, 5)) for length in (6, 4))
+    longer, shorter = (of_client(FORMS["function"], torch.ones(length, 7), ClientStream(3, 4, 5)) for length in (6, 4))
     assert torch.equal(longer[:4], shorter)
 
 
@@ -106,10 +114,10 @@ def test_the_same_operations_draw_for_many_clients() -> None:
         return [*kinds, x.new_empty(x.shape).normal_(1, 2), torch.randint_like(x, 5), torch.bernoulli(x)]
 
     x = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0))
-    with Draws(Source(Stream(3, CLIENTS, 5))):
+    with RandomOverride(RandomSource(ClientStream(3, CLIENTS, 5))):
         together = drawn(x)
     for place, client in enumerate(CLIENTS.tolist()):
-        with Draws(Source(Stream(3, client, 5))):
+        with RandomOverride(RandomSource(ClientStream(3, client, 5))):
             alone = drawn(x[place])
         assert all(torch.equal(a[place], b) for a, b in zip(together, alone, strict=True))
 
@@ -130,18 +138,18 @@ INTO: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", INTO)
 def test_what_is_drawn_into_a_tensor_is_what_would_be_returned(name: str) -> None:
-    stream = Stream(0, 1, 2)
-    with drawing(stream, torch.device("cpu")):
+    stream = ClientStream(0, 1, 2)
+    with client_rng(stream, torch.device("cpu")):
         expected = INTO[name]()
     room = torch.full((6,), -7).to(expected.dtype)
-    with drawing(stream, torch.device("cpu")):
+    with client_rng(stream, torch.device("cpu")):
         assert INTO[name](out=room) is room
     assert torch.equal(room, expected) and torch.equal(HALF, torch.full((6,), 0.5))
 
 
 def test_room_of_another_type_or_size_is_drawn_for() -> None:
     room = torch.empty(2, dtype=torch.float16)
-    with drawing(Stream(0, 1, 2), torch.device("cpu")), warnings.catch_warnings():
+    with client_rng(ClientStream(0, 1, 2), torch.device("cpu")), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a tensor that is made larger need not have been empty
         torch.rand(100_000, out=room)
     assert len(room) == 100_000 and room.min() >= 0 and room.max() < 1
@@ -150,7 +158,7 @@ def test_room_of_another_type_or_size_is_drawn_for() -> None:
 def test_a_generator_of_the_user_s_is_left_to_the_user() -> None:
     drawn = []
     for client in (1, 2):
-        with torch.random.fork_rng(), drawing(Stream(3, client, 5), CPU):
+        with torch.random.fork_rng(), client_rng(ClientStream(3, client, 5), CPU):
             drawn.append(torch.rand(4, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(*drawn)
 
@@ -163,7 +171,7 @@ def test_what_is_computed_again_draws_the_same_again(reentrant: bool) -> None:
     slopes = []
     for again in (False, True):
         x = torch.ones(5, 4, requires_grad=True)
-        with torch.random.fork_rng(), drawing(Stream(3, 4, 5), CPU):
+        with torch.random.fork_rng(), client_rng(ClientStream(3, 4, 5), CPU):
             h = F.dropout(x, 0.3)
             y = checkpoint(inner, h, use_reentrant=reentrant) if again else inner(h)
             (F.dropout(y, 0.3) ** 2).sum().backward()

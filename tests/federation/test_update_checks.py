@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
-from stratafl.base.errors import listed
-from stratafl.base.topology import median_of_siblings
+from stratafl.base.errors import join_names
+from stratafl.base.topology import sibling_median
 from stratafl.federation.update_checks import LIMIT, Refusal, update_limits
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, PartialRound, hopeless, record
@@ -258,12 +258,12 @@ def test_the_median_of_the_others() -> None:
     for _ in range(50):
         parent = np.sort(random.integers(0, 4, size=9))
         values, present = random.integers(0, 5, size=9).astype(float), random.random(9) < 0.7
-        found = median_of_siblings(values, present, parent)
+        found = sibling_median(values, present, parent)
         for node in range(9):
             others = sorted(values[present & (parent == parent[node]) & (np.arange(9) != node)])
             expected = others[(len(others) - 1) // 2] if others and present[node] else 0.0
             assert found[node] == expected
-    assert median_of_siblings(np.ones(3), np.zeros(3, dtype=bool), np.zeros(3, dtype=int)).tolist() == [0, 0, 0]
+    assert sibling_median(np.ones(3), np.zeros(3, dtype=bool), np.zeros(3, dtype=int)).tolist() == [0, 0, 0]
 
 
 # -- when nothing is left --------------------------------------------------------------------------
@@ -351,5 +351,5 @@ def test_names_of_two_nodes_alike_are_found_in_no_time() -> None:
 
 
 def test_a_line_shows_a_few_names() -> None:
-    assert listed(["a", "b"]) == "a, b"
-    assert listed([str(number) for number in range(30_000)]) == "0, 1, 2, 3, 4 and 29,995 more"
+    assert join_names(["a", "b"]) == "a, b"
+    assert join_names([str(number) for number in range(30_000)]) == "0, 1, 2, 3, 4 and 29,995 more"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput
-from stratafl.base.errors import reason, shown, unknown
+from stratafl.base.errors import describe_exception, format_value, unknown_name
 from tests.mistakes.studies import deep, parts, study
 
 
@@ -42,15 +42,15 @@ def test_a_complaint_is_one_short_printable_line(odd: object) -> None:
     for message in (
         str(InvalidInput("field", odd, "allowed")),
         str(InvalidInput(f"field {words}", 1, f"allowed {words}")),
-        str(unknown("field", odd, ["known", *[words] * 100])),
+        str(unknown_name("field", odd, ["known", *[words] * 100])),
     ):
         assert message.isprintable()
         assert len(message) <= 620
-    assert len(shown(odd)) <= 200
+    assert len(format_value(odd)) <= 200
 
 
 def test_of_a_long_path_the_end_is_shown() -> None:
-    assert shown(ODD["a path"]).endswith("deep/end.toml'")
+    assert format_value(ODD["a path"]).endswith("deep/end.toml'")
 
 
 def test_what_an_exception_says_is_one_short_printable_line() -> None:
@@ -58,12 +58,12 @@ def test_what_an_exception_says_is_one_short_printable_line() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert reason(ValueError("first\nsecond")) == "ValueError: first"
-    assert reason(ValueError("\x1b[31m")) == "ValueError: \\x1b[31m"
-    assert reason(ValueError()) == "ValueError"
-    assert reason(Mute()) == "Mute"
-    assert len(reason(ValueError("a" * 10_000))) < 220
+    assert describe_exception(ValueError("first\nsecond")) == "ValueError: first"
+    assert describe_exception(ValueError("\x1b[31m")) == "ValueError: \\x1b[31m"
+    assert describe_exception(ValueError()) == "ValueError"
+    assert describe_exception(Mute()) == "Mute"
+    assert len(describe_exception(ValueError("a" * 10_000))) < 220
 
 
 def test_where_nothing_is_known_a_complaint_says_so() -> None:
-    assert str(unknown("model key", "hiden", [])) == "model key = 'hiden': unknown; known: none at all"
+    assert str(unknown_name("model key", "hiden", [])) == "model key = 'hiden': unknown; known: none at all"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.base.state_dict import pack
+from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.provenance import Origins
 from stratafl.runs.round_log import Records
@@ -34,7 +34,7 @@ def everything(simulation) -> list:
     """All of a run's state but the time it took, in a form that compares bit by bit."""
     state = simulation.state()
     history = [{**record, "seconds": None} for record in state["history"]]
-    plain, tensors = pack({**state, "history": history})
+    plain, tensors = to_json_and_tensors({**state, "history": history})
     return [repr(plain), {name: (t.dtype, t.shape, t.numpy().tobytes()) for name, t in tensors.items()}]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from stratafl import InvalidInput, Simulation, leaf, mtgc, simulate
-from stratafl.base.signals import Stopped
+from stratafl.base.signals import InterruptExit
 from stratafl.engine import factory
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
@@ -301,7 +301,7 @@ def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt) as plain:
         study(participation=[None, stop]).run()
-    assert not isinstance(plain.value, Stopped)
+    assert not isinstance(plain.value, InterruptExit)
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Rule, average, leaf, mtgc
-from stratafl.base.state_dict import fitted, pack, unpack
+from stratafl.base.state_dict import from_json_and_tensors, load_like, to_json_and_tensors
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.provenance import Origins
@@ -114,10 +114,10 @@ def test_what_shared_memory_shares_it_again(tmp_path: Path) -> None:
 def test_equal_rows_are_stored_once_bit_by_bit() -> None:
     rows = torch.tensor([[0.0, float("nan")]]).repeat(5, 1)
     signed = torch.tensor([[0.0], [-0.0]])
-    plain, tensors = pack({"rows": rows, "signed": signed, "again": rows})
+    plain, tensors = to_json_and_tensors({"rows": rows, "signed": signed, "again": rows})
     assert tensors["rows"].shape == (1, 2)
     assert tensors["signed"].shape == (2, 1), "zero and minus zero are equal and not the same"
-    back = unpack(plain, tensors)
+    back = from_json_and_tensors(plain, tensors)
     assert back["rows"].numpy().tobytes() == rows.numpy().tobytes()
     assert back["again"] is back["rows"]
 
@@ -165,9 +165,9 @@ def test_another_run_s_state_is_refused_and_nothing_changed(other, said: str) ->
 def test_what_a_state_cannot_hold_is_said() -> None:
     for wrong in (object(), {1, 2}, b"bytes"):
         with pytest.raises(InvalidInput, match="nothing a checkpoint can hold"):
-            pack({"a": wrong})
+            to_json_and_tensors({"a": wrong})
         with pytest.raises(InvalidInput, match="nothing a state can hold"):
-            fitted({"a": wrong}, {"a": wrong}, "here")
+            load_like({"a": wrong}, {"a": wrong}, "here")
 
 
 def test_stop_at_ends_a_run_and_its_resumed_half_in_the_same_round(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.base.rng import states
+from stratafl.base.rng import rng_states
 from stratafl.engine.batches import takes_stacks
 from tests.simulation.module_profiles import data, run
 
@@ -64,9 +64,9 @@ def make(model: Callable[[], nn.Module] = lambda: nn.Linear(4, 3).double(), **mo
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap", None])
 @pytest.mark.parametrize("what", DRAWING)
 def test_set_up_leaves_every_generator_as_it_was(what: str, engine: str | None) -> None:
-    before = states()
+    before = rng_states()
     make(engine=engine, **DRAWING[what])
-    assert states() == before
+    assert rng_states() == before
 
 
 @pytest.mark.parametrize("augment", [of_torch, seldom])
@@ -75,11 +75,11 @@ def test_an_augmentation_draws_the_same_whoever_trains(engine: str, augment: Cal
     models = []
     for number, name in enumerate(("loop", engine)):
         torch.manual_seed(number)
-        before = states()
+        before = rng_states()
         sim = make(engine=name, augment=augment)
         assert sim.engine.name == name
         models.append(sim.run().models[0])
-        assert states() == before
+        assert rng_states() == before
     torch.testing.assert_close(*models, rtol=0, atol=1e-10)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 from stratafl.cli.options import AsJson, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
@@ -54,4 +54,4 @@ def show_command(
         print_sentence(f"source: {chosen.source}")
     if out is not None:
         draw(out, chosen, shape)
-        print(f"picture: {printable(out)}")
+        print(f"picture: {escape_control(out)}")

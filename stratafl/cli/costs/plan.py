@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.validation import check_integer, check_number
 from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
@@ -95,11 +95,11 @@ def _show(made: Made, folder: Path, as_json: bool) -> None:
         print(json.dumps(as_dict(made)))
     else:
         _print(made)
-        print_sentence(f"written to {printable(folder)}: {', '.join(path.name for path in written)}")
+        print_sentence(f"written to {escape_control(folder)}: {', '.join(path.name for path in written)}")
     if made.interrupted is not None:
         raise made.interrupted
     if not made.is_reached:
-        print(printable(f"target not reached: {_shortfall(made)}"), file=sys.stderr)
+        print(escape_control(f"target not reached: {_shortfall(made)}"), file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.files import check_writable, writing
+from stratafl.base.errors import InvalidInput, escape_control
+from stratafl.base.files import atomic_write, check_writable
 from stratafl.base.validation import check_number
 from stratafl.cli.options import TARGET_HELP, AsJson
 from stratafl.cli.report import gathered
@@ -74,7 +74,7 @@ def price_command(
     found = _priced(runs, resolved(named, runs), target or (), pricing)
     _print(found, as_json)
     if csv_file is not None:
-        with writing(csv_file, sync=False) as file:
+        with atomic_write(csv_file, sync=False) as file:
             file.write(as_csv(found).encode())
     if figure is not None:
         bars(figure, found, found[0].milestones[0].until if target else ALL)
@@ -82,7 +82,7 @@ def price_command(
         draw_round(timeline, *pricing.done[0], timeline_round)
     for drawn in (figure, timeline):
         if drawn is not None and not as_json:
-            print(f"picture: {printable(drawn)}")
+            print(f"picture: {escape_control(drawn)}")
     if pricing.problems:
         raise typer.Exit(1)
 
@@ -115,9 +115,9 @@ def _priced(
 
     found = priced(settings(runs), networks, pricing, targets)
     for line in pricing.problems:
-        print(printable(f"left out: {line}"), file=sys.stderr)
+        print(escape_control(f"left out: {line}"), file=sys.stderr)
     for note in dict.fromkeys(note for each in found for note in each.notes):
-        print(printable(f"note: {note}"), file=sys.stderr)
+        print(escape_control(f"note: {note}"), file=sys.stderr)
     return found
 
 

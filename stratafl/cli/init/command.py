@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.files import make_folder, writing
+from stratafl.base.errors import InvalidInput, escape_control
+from stratafl.base.files import atomic_write, make_folder
 
 SUFFIX = ".txt"
 """The ending of a template, behind the name of what is made of it."""
@@ -25,11 +25,11 @@ def init_command(
         raise InvalidInput("NAME", name, "is there already; nothing is overwritten")
     make_folder(name)
     for file, text in project(name.absolute().name).items():
-        with writing(name / file, sync=False) as written:
+        with atomic_write(name / file, sync=False) as written:
             written.write(text.encode())
-        print(printable(name / file))
+        print(escape_control(name / file))
     here = "" if name.absolute() == Path.cwd() else f"cd {shlex.quote(str(name))} && "
-    print(printable(f"next: {here}stratafl run study.toml"))
+    print(escape_control(f"next: {here}stratafl run study.toml"))
 
 
 def project(title: str) -> dict[str, str]:

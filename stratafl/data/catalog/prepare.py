@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from stratafl.base.errors import InvalidInput, unknown
-from stratafl.base.rng import Purpose, bits
+from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.rng import Stream, random_bits
 from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, SOURCES, Form, digits, usual_places
 from stratafl.data.catalog.catalog import TITLE as DIGITS_TITLE
 from stratafl.data.catalog.storage import Dataset, Kind, Samples, complete, data_root, read, read_meta, write
@@ -99,7 +99,7 @@ def prepare(
 
 def _known(name: str) -> None:
     if name not in NAMES:
-        raise unknown("data set", name, NAMES)
+        raise unknown_name("data set", name, NAMES)
 
 
 def _find(name: str, root: Path) -> Files:
@@ -146,7 +146,7 @@ def _mixed(samples: Samples) -> Samples:
     for number, part in enumerate(("train", "test")):
         y = getattr(samples, f"y_{part}")
         if samples.kind == "image" and (np.diff(y) >= 0).all():
-            order = torch.argsort(bits(0, Purpose.SAMPLES, number, torch.arange(len(y)))).numpy()
+            order = torch.argsort(random_bits(0, Stream.SAMPLES, number, torch.arange(len(y)))).numpy()
             changed |= {f"x_{part}": getattr(samples, f"x_{part}")[order], f"y_{part}": y[order]}
     if not changed:
         return samples

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.rng import Purpose, generator
+from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_integer, check_number
 from stratafl.data.catalog.storage import Dataset
 
@@ -55,16 +55,16 @@ def synthetic(
 
     path = _paths(parents, leaves)
     scale = np.arange(1, features + 1) ** -0.6
-    weights_CF1 = generator(seed, Purpose.SAMPLES, 0, 0).standard_normal((classes, features + 1))
+    weights_CF1 = generator(seed, Stream.SAMPLES, 0, 0).standard_normal((classes, features + 1))
     parts: dict[str, list[np.ndarray]] = {"x_train": [], "y_train": [], "x_test": [], "y_test": []}
     for leaf, size in enumerate(sizes):
         model_CF1, centre_F = weights_CF1.copy(), np.zeros(features)
         for level in range(1, depth + 1):
-            draw = generator(seed, Purpose.SAMPLES, level, int(path[level][leaf]))
+            draw = generator(seed, Stream.SAMPLES, level, int(path[level][leaf]))
             model_CF1 += alphas[level - 1] * draw.standard_normal(model_CF1.shape)
             common = draw.standard_normal()
             centre_F += betas[level - 1] * (common + draw.standard_normal(features))
-        draw = generator(seed, Purpose.SAMPLES, depth + 1, leaf)
+        draw = generator(seed, Stream.SAMPLES, depth + 1, leaf)
         for part, count in (("train", size), ("test", max(1, round(test_share * size)))):
             x = (centre_F + scale * draw.standard_normal((count, features))).astype(np.float32)
             parts[f"x_{part}"].append(x)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import check_choice, check_integer, check_number, name_and_params
 from stratafl.data.partition.label_skew import apportion, choose_classes, flattening, keeping, share_out
 
@@ -68,7 +68,7 @@ def parse_sizes(value: object) -> Sizes | None:
         return value
     if isinstance(value, str):
         if value != "equal":
-            raise unknown("sizes", value, ["equal", "lognormal"])
+            raise unknown_name("sizes", value, ["equal", "lognormal"])
         return Equal()
     if isinstance(value, Mapping):
         if set(value) != {"lognormal"}:
@@ -232,7 +232,7 @@ def parse(spec: object, field: str) -> Split:
     known = inspect.signature(function).parameters
     for key in params:
         if key not in known:
-            raise unknown(f"{field} key", key, known)
+            raise unknown_name(f"{field} key", key, known)
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{name} needs it")

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, unknown
-from stratafl.base.rng import Purpose, generator
+from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.rng import Stream, generator
 from stratafl.base.topology import Tree, balanced_hint, groups_of
 from stratafl.base.validation import check_integer, check_number
 from stratafl.data.partition import methods as sizing
@@ -60,7 +60,7 @@ def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarr
         held_N = np.array([np.count_nonzero(data.y_train[mine] == label) for mine in leaves])
         if not held_N.any():
             continue
-        draw = generator(seed, Purpose.TEST, int(label))
+        draw = generator(seed, Stream.TEST, int(label))
         samples = draw.permutation(np.flatnonzero(data.y_test == label))
         leaf_T[samples] = np.repeat(np.arange(len(leaves)), _shares(len(samples), held_N, draw))
     return leaf_T
@@ -172,7 +172,7 @@ def partition(
                 least[level - 1],
                 _sizes_of(method, below[level][nodes], nodes),
             )
-            stream = generator(seed, Purpose.PARTITION, level, number)
+            stream = generator(seed, Stream.PARTITION, level, number)
             children += _children(samples, node, method, stream, f"levels[{level - 1}]", nodes.start)
         held = children
     kept = sum(map(len, held))
@@ -250,7 +250,7 @@ def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarra
         raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
     for key in rotation:
         if key not in ROTATION:
-            raise unknown("rotation key", key, ROTATION)
+            raise unknown_name("rotation key", key, ROTATION)
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 
-from stratafl.base.errors import LONGEST_WORDS, line
+from stratafl.base.errors import LONGEST_WORDS, one_line
 from stratafl.deploy.notes import log
 
 MOST = 4096
@@ -92,4 +92,4 @@ class Refusals:
         self._since = self._now()
 
     def _say(self, what: str) -> None:
-        log.warn(line(what, LONGEST_WORDS))
+        log.warn(one_line(what, LONGEST_WORDS))

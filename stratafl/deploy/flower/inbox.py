@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from stratafl.base.errors import InvalidInput, told
+from stratafl.base.errors import InvalidInput, error_message
 from stratafl.deploy.flower.clock import date_as_its_request
 from stratafl.deploy.flower.tasks import CLIENT_APP, Say, Tasks
 from stratafl.deploy.notes import log
@@ -70,9 +70,9 @@ class Inbox:
                     "the SuperNode beside does not know this task any more; what was done is kept, and asked again"
                 )
             except httpx.HTTPError as problem:
-                self._say(f"the SuperNode beside does not answer: {told(problem)}")
+                self._say(f"the SuperNode beside does not answer: {error_message(problem)}")
             except Exception as problem:
-                self._say(f"what the SuperNode beside has is no message of ours: {told(problem)}")
+                self._say(f"what the SuperNode beside has is no message of ours: {error_message(problem)}")
 
     def _run(self, handle: Handle, token: str) -> None:
         outer = _identity()

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.logger import LOGGER_NAME
 from torch import Tensor
 
-from stratafl.base.errors import LONGEST_WORDS, InvalidInput, line, listed, told
+from stratafl.base.errors import LONGEST_WORDS, InvalidInput, error_message, join_names, one_line
 from stratafl.config.setup import RootSetup, root_of
 from stratafl.deploy.flower.grid import RUN_IS_OVER, PromptGrid
 from stratafl.deploy.flower.inbox import RECORD, Inbox, contents
@@ -146,14 +146,14 @@ class GridLink:
                 say("the SuperLink beside has ended this run, as it heard nothing of this process for too long")
                 sys.exit(1)
             if not self._is_silent:
-                say(f"the SuperLink beside does not answer: {told(problem)}")
+                say(f"the SuperLink beside does not answer: {error_message(problem)}")
             self._is_silent = True
             return []
         self._is_silent = False
         return came
 
     def _refuse(self, name: str, stranger: Reply) -> None:
-        why = line(differences(self._job.made_of, stranger.made_of), LONGEST_WORDS)
+        why = one_line(differences(self._job.made_of, stranger.made_of), LONGEST_WORDS)
         if self._strangers.get(name) != why:
             warn(f"{name} is refused: it does not work with what this site does: {why}")
         self._strangers[name] = why
@@ -203,12 +203,12 @@ class GridLink:
             if isinstance(message, Exception):
                 raise message
             if message.has_error():
-                asked.refused = line(str(message.error.reason or "its app failed"), LONGEST_WORDS)
+                asked.refused = one_line(str(message.error.reason or "its app failed"), LONGEST_WORDS)
                 say(f"{name}: {asked.refused}; asking again", log.WARNING)
                 return None
             refused, data = contents(message, {"refused": bool, "data": bytes}, self._largest)
             if refused:
-                asked.refused = line(data.decode(errors="replace"), LONGEST_WORDS)
+                asked.refused = one_line(data.decode(errors="replace"), LONGEST_WORDS)
                 say(f"{name} refuses what it was sent: {asked.refused}", log.WARNING)
                 return None
             opened = seal.WORK.open_reply(self._keys[name], asked.request, data)
@@ -220,7 +220,7 @@ class GridLink:
                 asked.refused = f"its message is refused: {outward(problem)}"
                 warn(f"{name} is asked again, its message is refused", problem)
                 return None
-            say(f"{name}: its message cannot be used: {told(problem)}", log.WARNING)
+            say(f"{name}: its message cannot be used: {error_message(problem)}", log.WARNING)
             return Refused(outward(problem), sealed)
         self.contact[name] = time.time()
         return reply
@@ -286,7 +286,7 @@ def _lead(here: Assembled, link: GridLink) -> None:
         record = run.add(root.line)
         say(f"round {number}: {record.metrics}")
         if record.lost:
-            warn(f"round {number}: every update was refused, so the model stays as it was: {listed(refused)}")
+            warn(f"round {number}: every update was refused, so the model stays as it was: {join_names(refused)}")
     if root.round < here.job.rounds:
         say(f"round {root.round}: what the run is to stop at is reached")
     root.end()

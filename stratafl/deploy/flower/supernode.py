@@ -30,7 +30,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from uvicorn.config import LOGGING_CONFIG
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, told
+from stratafl.base.errors import InvalidInput, error_message
 from stratafl.deploy.door.callers import OwnProcesses
 from stratafl.deploy.door.doors import RUNTIME, Doors
 from stratafl.deploy.door.gate import Limits, Server, descriptors
@@ -114,7 +114,7 @@ def _whole_or_not_at_all(pull: Any) -> Any:
         except ObjectPullError as problem:
             if time.monotonic() - began < REST:  # it was withdrawn: nobody waits for a reply
                 raise
-            say(f"a request never became whole: {told(problem)}")
+            say(f"a request never became whole: {error_message(problem)}")
             sys.exit(1)
 
     return pulled
@@ -158,7 +158,7 @@ def _each_with_its_own(push: Any) -> Any:
             push(state=state, send=noted(send), push_object=noted(push_object), **named)
             for problem in failed:
                 if not isinstance(problem, httpx.HTTPStatusError) or problem.response.is_server_error:
-                    say(f"a reply could not be handed in: {told(problem)}")
+                    say(f"a reply could not be handed in: {error_message(problem)}")
                     sys.exit(1)
             if not _is_asked(state):
                 return

@@ -28,7 +28,7 @@ from flwr.supercore.retry import RetryInvoker, constant
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from stratafl.base.errors import told
+from stratafl.base.errors import error_message
 from stratafl.deploy.flower import proxies
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.pace import Pace, look_sooner_for_parts
@@ -85,7 +85,7 @@ class Tasks:
                     self._say("not let in: this is not the secret of the site whose port this is")
                     sys.exit(1)
                 # it is starting, or starting again; a task it lost is asked for again from above
-                self._say(f"no answer to a request for tasks: {told(problem)}")
+                self._say(f"no answer to a request for tasks: {error_message(problem)}")
                 time.sleep(1.0)
             pace.wait()
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.host.processes import MOST, Restarts
 from stratafl.deploy.news.changes import Changes
@@ -207,7 +207,7 @@ def readmit(names: Sequence[str], out: Path) -> dict[str, str]:
         parents.update(dict.fromkeys(site.children, (folder, site)))
     for name in names:
         if name not in parents:
-            raise unknown("site below one whose folder is here", name, parents)
+            raise unknown_name("site below one whose folder is here", name, parents)
         folder, site = parents[name]
         if name not in readmission.out(site, stored(folder / "state", site.job) or NodeState()):
             raise InvalidInput("site", name, f"is not out: {site.name} asks it as all others")
@@ -219,7 +219,7 @@ def readmit(names: Sequence[str], out: Path) -> dict[str, str]:
 def _named(name: str, out: Path) -> Path:
     known = sites(out)
     if name not in known:
-        raise unknown("site", name, known)
+        raise unknown_name("site", name, known)
     return known[name]
 
 

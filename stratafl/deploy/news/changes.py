@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stratafl.base import version
-from stratafl.base.errors import listed, printable
+from stratafl.base.errors import escape_control, join_names
 from stratafl.deploy.news.entries import SKEWED, Entry
 from stratafl.deploy.notes.log import INFO, WARNING
 from stratafl.deploy.notes.waiting import UNCONNECTED
@@ -66,7 +66,7 @@ class Changes:
                 found += self._version(name, known.entry, now)
                 found += self._warnings(name, known, now)
                 known.entry = now
-        return [(printable(text), level) for text, level in found]
+        return [(escape_control(text), level) for text, level in found]
 
     def _is_cut_off(self, name: str) -> bool:
         """Whether nothing of those below a site can be known."""
@@ -79,7 +79,7 @@ class Changes:
 
     def _below(self, name: str) -> str:
         inside = [each for each, parent in self._parents.items() if parent == name]
-        return f"; with it {listed(inside)}" if inside else ""
+        return f"; with it {join_names(inside)}" if inside else ""
 
     def _trouble(self, name: str, known: Known, now: Entry) -> list[Line]:
         """What keeps it from its work, and when nothing does any more."""

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, reason
+from stratafl.base.errors import InvalidInput, describe_exception
 from stratafl.deploy.news import entries
 from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.notes import boards, log
@@ -143,7 +143,7 @@ class Teller:
             taken = self._post(sites) or self._post(sites)
             trouble = "" if taken else "what is told there is refused"
         except (InvalidInput, self._failures) as problem:
-            taken, trouble = False, reason(problem)
+            taken, trouble = False, describe_exception(problem)
         if trouble != self._trouble:
             log.say(
                 f"{self._site.parent}, the parent's: {trouble or 'hears this site'}",

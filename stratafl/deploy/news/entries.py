@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, line
+from stratafl.base.errors import InvalidInput, one_line
 from stratafl.deploy.notes.log import LAST, LONGEST
 
 EVERY = 2.0
@@ -108,12 +108,12 @@ def _checked(name: str, value: Any) -> Any:
         return value if value in STATES else None
     if name == "restarts":
         items = list(value.items())[: len(STATES)] if isinstance(value, Mapping) else []
-        return {line(str(key), 20): count for key, count in items if _is_number(count) and isinstance(count, int)}
+        return {one_line(str(key), 20): count for key, count in items if _is_number(count) and isinstance(count, int)}
     if name == "said":
         pairs = [each for each in value[-LAST:] if _is_said(each)] if isinstance(value, list | tuple) else []
-        return tuple((number, line(text, LONGEST)) for number, text in pairs)
+        return tuple((number, one_line(text, LONGEST)) for number, text in pairs)
     if kind == "str":
-        return line(value, LONGEST) if isinstance(value, str) else None
+        return one_line(value, LONGEST) if isinstance(value, str) else None
     if kind == "bool":
         return value if isinstance(value, bool) else None
     if not _is_number(value) or (value < 0 and name != "clock"):

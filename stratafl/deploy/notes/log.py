@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, line, printable, told
+from stratafl.base.errors import InvalidInput, error_message, escape_control, one_line
 from stratafl.deploy.notes import boards
 from stratafl.deploy.notes.outward import outward
 
@@ -41,12 +41,12 @@ def say(text: str, level: int = INFO) -> None:
     begin = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {logging.getLevelName(level)}"
     with contextlib.suppress(OSError):
         for each in filter(None, text.splitlines()):
-            print(begin, printable(each), file=sys.stderr, flush=True)
+            print(begin, escape_control(each), file=sys.stderr, flush=True)
 
 
 def warn(text: str, problem: BaseException | None = None) -> None:
     """Something an operator may have to look after, and the error behind it."""
-    say(_joined(text, problem, told), WARNING)
+    say(_joined(text, problem, error_message), WARNING)
     _note(_joined(text, problem, outward))
 
 
@@ -54,10 +54,10 @@ def fail(text: str, problem: BaseException | None = None) -> None:
     """Why this process cannot do its work now, until it says that it can. All of the error goes
     into the log."""
     global _problem
-    say(_joined(text, problem, told), ERROR)
+    say(_joined(text, problem, error_message), ERROR)
     if problem is not None:
         explain(problem)
-    short = line(_joined(text, problem, outward), LONGEST)
+    short = one_line(_joined(text, problem, outward), LONGEST)
     if short != _problem[0]:
         _problem = short, time.monotonic()
     boards.own.put(problem=short, since=_problem[1], well=False)
@@ -83,7 +83,7 @@ def well() -> None:
 def _note(text: str) -> None:
     """Note a warning, unless it is the same text again, which is not news."""
     global _number
-    short = line(text, LONGEST)
+    short = one_line(text, LONGEST)
     if short not in (each for _, each in _last):
         _number += 1
         _last.append((_number, short))
@@ -98,7 +98,7 @@ class Handler(logging.Handler):
         self._travels = travels
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(_worded(record, told)), record.levelno)
+        say(self.format(_worded(record, error_message)), record.levelno)
         for each in record.args if isinstance(record.args, tuple) else ():
             if isinstance(each, BaseException):
                 explain(each)
@@ -138,8 +138,8 @@ def _keep(path: Path) -> None:
     """Keep a copy of a log as NAME.1; where there is no room for it, the one before stays."""
     partial = path.with_name(f".{path.name}{files.PARTIAL}")
     try:
-        with open(path, "rb") as source, files.create(partial, files.PRIVATE) as copy:
+        with open(path, "rb") as source, files.create_exclusive(partial, files.PRIVATE) as copy:
             shutil.copyfileobj(source, copy)
         os.replace(partial, path.with_name(f"{path.name}.1"))
     except OSError:
-        files.remove(partial)
+        files.remove_tree(partial)

@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Sequence
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, first_line, told
-from stratafl.base.tracebacks import PACKAGE, is_own, own_frames
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message, first_line_of
+from stratafl.base.tracebacks import PACKAGE, is_user_file, user_frames
 
 DEPLOY = PACKAGE / "deploy"
 """The code whose complaints are about folders, messages and shapes, and never quote a sample."""
@@ -34,13 +34,13 @@ def share_texts(shared: bool) -> None:
 
 def outward(problem: BaseException) -> str:
     """An error as it is told outside its site, in one line."""
-    text, cause = told(problem), problem.__cause__
-    is_quoted = cause is not None and first_line(cause) in text
+    text, cause = error_message(problem), problem.__cause__
+    is_quoted = cause is not None and first_line_of(cause) in text
     if not _shared and (is_quoted or not _is_ours(problem)):
         return _origin(problem)
     if cause is None or is_quoted:
         return text
-    return f"{text} ({told(cause) if _shared else _origin(cause)})"
+    return f"{text} ({error_message(cause) if _shared else _origin(cause)})"
 
 
 def _is_ours(problem: BaseException) -> bool:
@@ -52,7 +52,7 @@ def _is_ours(problem: BaseException) -> bool:
     while way and way[-1] in PASSING:
         way.pop()
     folder = PACKAGE if isinstance(problem, MissingExtra) else DEPLOY
-    return bool(way) and way[-1].startswith(f"{folder}{os.sep}") and not any(map(is_own, way))
+    return bool(way) and way[-1].startswith(f"{folder}{os.sep}") and not any(map(is_user_file, way))
 
 
 def _origin(problem: BaseException) -> str:
@@ -62,7 +62,7 @@ def _origin(problem: BaseException) -> str:
     while isinstance(problem, InvalidInput) and problem.__cause__ is not None and id(problem) not in seen:
         seen.add(id(problem))
         problem = problem.__cause__
-    lines = [(frame.file, frame.line, frame.function) for frame in own_frames(problem)] or _our_lines(problem)
+    lines = [(frame.file, frame.line, frame.function) for frame in user_frames(problem)] or _our_lines(problem)
     # code that was made of a text is in no file, and may be called by whatever is in that text
     lines = [each for each in lines if os.path.isfile(each[0])]
     if not lines:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from stratafl.base.errors import listed
+from stratafl.base.errors import join_names
 from stratafl.deploy.notes import boards, log
 
 FIRST = 5.0
@@ -50,7 +50,7 @@ class Waiting:
         for why, names in alike.items():
             if why == BUSY and now - self._began < PATIENCE:
                 continue
-            text = f"waiting for {listed(names)}, for {now - self._began:.0f} s: {why or 'at work'}"
+            text = f"waiting for {join_names(names)}, for {now - self._began:.0f} s: {why or 'at work'}"
             log.say(text, log.WARNING if why else log.INFO)
 
     def over(self) -> None:

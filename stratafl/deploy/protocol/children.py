@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 from stratafl.deploy.protocol.downward import Downward
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Bundle, Refused, Reply
@@ -64,7 +64,7 @@ def meet(job: Job, level: int, down: Downward, link: Link, path: Tensor | None, 
         # no message can be told to be the cause: the parent keeps its model, as if it had heard
         # nobody
         down.refuse_all()
-        LOG.error("what came from %s cannot be merged: %s", printable(", ".join(replies)), problem)
+        LOG.error("what came from %s cannot be merged: %s", escape_control(", ".join(replies)), problem)
     down.settle()
 
 

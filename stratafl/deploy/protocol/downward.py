@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.device import DeviceCache
-from stratafl.base.errors import InvalidInput, printable
+from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.topology import Tree
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Edge, Rows
@@ -185,7 +185,7 @@ class Downward:
 
     def refuse(self, name: str, why: str | Exception, offence: bool) -> None:
         """A child's message does not count."""
-        child, shown = self.child(name), printable(name)
+        child, shown = self.child(name), escape_control(name)
         self.now.refused += (name,)
         LOG.warning("%s: its message is refused: %s", shown, why)
         if not offence:
@@ -203,7 +203,7 @@ class Downward:
             if name in names and self.is_out(name):
                 child = self.child(name)
                 child.offences, child.offence, child.out_round = 0, "", None
-                LOG.info("%s is readmitted", printable(name))
+                LOG.info("%s is readmitted", escape_control(name))
 
     def refuse_unheard(self, name: str) -> None:
         """A child that is out is not asked, and told of as long as it would be."""
@@ -328,8 +328,12 @@ class Downward:
         if any(bool(rows.any()) for rows in family.shift.values()):
             shifts.append(Shift(now.step, family.shift))
         if rule.reweigh is not None and (lost or len(shifts) > MOST_SHIFTS):
-            why = f"nobody knows the state of {', '.join(map(printable, lost))}" if lost else "some were away for long"
-            LOG.warning("%s and its children begin their corrections anew: %s", printable(self._me), why)
+            why = (
+                f"nobody knows the state of {', '.join(map(escape_control, lost))}"
+                if lost
+                else "some were away for long"
+            )
+            LOG.warning("%s and its children begin their corrections anew: %s", escape_control(self._me), why)
             now.memory, shifts = rule.open(now.held), [Shift(now.step, None)]
         now.shifts = tuple(shifts)
 

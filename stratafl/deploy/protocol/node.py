@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.user_code import own_code
+from stratafl.base.user_code import attribute_errors
 from stratafl.core.client_training import Pull, Work
 from stratafl.core.client_update import with_path
 from stratafl.core.rows import Spread
@@ -128,7 +128,7 @@ class LeafNode(_Keeping):
             optimiser={name: self._row(rows) for name, rows in up.now.optimiser.items()},
             has_path=self.job.has_path,
         )
-        with own_code(lambda: self.engine.training.owners(), f", in round {round + 1}"):
+        with attribute_errors(lambda: self.engine.training.owners(), f", in round {round + 1}"):
             trained = self._home.trained(self.engine.train(self._home.work(work)))
         b_1B = trained.b_AB
         if self.job.has_path:

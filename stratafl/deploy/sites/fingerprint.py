@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stratafl.base import files, version
-from stratafl.base.errors import line
+from stratafl.base.errors import one_line
 from stratafl.config.schema import Config
 from stratafl.deploy.protocol.job import VERSION
 from stratafl.deploy.protocol.messages import PROTOCOL
@@ -46,9 +46,9 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         usual = {key: text for key, text in _texts(Config()).items() if key in mine.keys() ^ theirs.keys()}
         mine, theirs = {**usual, **mine}, {**usual, **theirs}
     both = [key for key in sorted(mine.keys() & theirs.keys()) if mine[key] != theirs[key]]
-    told = [f"{key} is {line(theirs[key], LONGEST)} there and {line(mine[key], LONGEST)} here" for key in both]
+    told = [f"{key} is {one_line(theirs[key], LONGEST)} there and {one_line(mine[key], LONGEST)} here" for key in both]
     alone = sorted(mine.keys() ^ theirs.keys())
-    return in_short(told or [f"{line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
+    return in_short(told or [f"{one_line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
 
 
 def _texts(config: Config) -> dict[str, str]:

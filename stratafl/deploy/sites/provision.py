@@ -56,7 +56,7 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
         raise InvalidInput("--out", out, "exists already: keys are made once")
     made, own_files, largest = _made(topology)
     files.make_folder(out.parent)
-    with files.making(out, mode=0o700) as partial:
+    with files.atomic_folder(out, mode=0o700) as partial:
         folders = _fill(topology, made, own_files, largest, partial)
     return {name: out / folder for name, folder in folders.items()}
 
@@ -247,7 +247,7 @@ def _start_script(folder: Path) -> None:
 
 
 def _secret(path: Path, data: bytes, mode: int = 0o600) -> None:
-    with files.create(path) as file:
+    with files.create_exclusive(path) as file:
         os.fchmod(file.fileno(), mode)
         file.write(data)
 

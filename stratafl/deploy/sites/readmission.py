@@ -23,7 +23,7 @@ REQUESTS = "readmit"
 def request(folder: Path, child: str) -> None:
     """Have a parent take a child back. `folder`: the parent's."""
     files.make_folder(folder / "state" / REQUESTS)
-    with files.writing(folder / "state" / REQUESTS / slug(child), mode=files.PRIVATE):
+    with files.atomic_write(folder / "state" / REQUESTS / slug(child), mode=files.PRIVATE):
         pass  # that it is there says it
 
 
@@ -38,7 +38,7 @@ def fulfilled(folder: Path, names: Iterable[str]) -> None:
     asked = _there(folder)
     for name in names if asked else ():
         if slug(name) in asked:
-            files.remove(folder / "state" / REQUESTS / slug(name))
+            files.remove_tree(folder / "state" / REQUESTS / slug(name))
 
 
 def out(site: Site, kept: NodeState) -> dict[str, str]:

@@ -108,7 +108,7 @@ class Site:
         fields = dataclasses.fields(Site)
         missing = [each.name for each in fields if each.default is dataclasses.MISSING and each.name not in found]
         if missing:
-            raise files.unreadable(path, f"must have {', '.join(missing)}")
+            raise files.cannot_read(path, f"must have {', '.join(missing)}")
         return Site(**{each.name: found[each.name] for each in fields if each.name in found})
 
     def write(self, folder: Path) -> None:
@@ -132,11 +132,11 @@ class Site:
 def check_format(path: Path, found: object) -> None:
     """Refuse a file of a format that this version cannot read."""
     if not isinstance(found, dict):
-        raise files.unreadable(path, "not a table")
+        raise files.cannot_read(path, "not a table")
     number = found.get("format", FORMAT)
     if number != FORMAT or type(number) is not int:
         wanted = f"it has format {number!r}, and this version of stratafl reads {FORMAT}: use the one that wrote it"
-        raise files.unreadable(path, wanted)
+        raise files.cannot_read(path, wanted)
 
 
 def stored_topology(folder: Path) -> Origins:

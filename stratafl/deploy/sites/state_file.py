@@ -67,7 +67,7 @@ class Durable:
 
     def write(self, kept: NodeState) -> None:
         digest = hashlib.sha256()
-        with files.writing(self.folder / STATE, mode=files.PRIVATE) as file:
+        with files.atomic_write(self.folder / STATE, mode=files.PRIVATE) as file:
             for part in (self._job.encode() + b"\n", encode(kept, once=True)):
                 digest.update(part)
                 file.write(part)
@@ -93,7 +93,7 @@ def stored(folder: Path, job: str) -> NodeState | None:
     try:
         return decode(state, NodeState)
     except OtherFormat as problem:  # nothing is wrong with it, so that it is not to be set aside
-        raise files.unreadable(folder / STATE, str(problem)) from None
+        raise files.cannot_read(folder / STATE, str(problem)) from None
     except InvalidInput as problem:
         raise Damaged(folder, f"written by another version? {problem}") from None
 
@@ -143,7 +143,7 @@ def set_aside(folder: Path, *others: Path) -> Path:
                 os.replace(path, place)
         files.sync_folder(folder)
     except OSError as problem:
-        raise files.unwritable(aside, problem) from None
+        raise files.cannot_write(aside, problem) from None
     finally:
         lock.release()
     return aside

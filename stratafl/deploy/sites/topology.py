@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, check_integer, check_number
 from stratafl.config.own_data import is_function, is_own
@@ -57,7 +57,7 @@ class Topology:
         )  # fmt: skip
         for key in values:
             if key not in known:
-                raise unknown("topology key", key, known)
+                raise unknown_name("topology key", key, known)
         if not isinstance(values.get("config"), str):
             raise InvalidInput("topology.config", values.get("config"), "must be the path of the run's config file")
         config_path = path.parent / values["config"]
@@ -119,7 +119,7 @@ def _samples(values: dict[str, Any], data: Collection[str]) -> dict[str, int]:
         raise InvalidInput("topology.samples", given, "must be a table, [samples]")
     for leaf in given:
         if leaf not in data:
-            raise unknown("topology.samples", leaf, data)
+            raise unknown_name("topology.samples", leaf, data)
     return {
         leaf: check_integer(f"topology.samples.{leaf}", count, at_least=1, at_most=MOST_SAMPLES)
         for leaf, count in given.items()
@@ -214,7 +214,7 @@ def _by_site(values: dict[str, Any], name: str, known: Sequence[str], wanted: st
         raise InvalidInput(f"topology.{name}", given, f"must be a table, [{name}]")
     for site, text in given.items():
         if site not in known:
-            raise unknown(f"topology.{name}", site, known)
+            raise unknown_name(f"topology.{name}", site, known)
         if not isinstance(text, str) or not text:
             raise InvalidInput(f"topology.{name}.{site}", text, wanted)
     return given

@@ -52,7 +52,7 @@ def traced(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
         errors.pass_on_no_room(problem)
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
             raise Unsupported(BY_VALUES) from problem
-        raise Unsupported(f"cannot be recorded: {errors.reason(problem)}") from problem
+        raise Unsupported(f"cannot be recorded: {errors.describe_exception(problem)}") from problem
 
 
 COMPOSED = (

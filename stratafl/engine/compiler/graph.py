@@ -25,10 +25,10 @@ from stratafl.core.losses import scores_of, tensors_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
 from stratafl.engine.compiler.capture import BY_VALUES, OwnFunction, Unsupported, own_functions, traced
 from stratafl.engine.module_profile import written
-from stratafl.engine.random_streams import HANDLERS
+from stratafl.engine.random_streams import RANDOM_OP_HANDLERS
 
 RANDOM = {
-    *HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",
+    *RANDOM_OP_HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",
     "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_",
 }  # fmt: skip
 """Operations that draw, of which clients have values of their own."""

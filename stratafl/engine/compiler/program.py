@@ -30,7 +30,7 @@ from stratafl.engine.compiler.forms import axes, lookups, products, random, recu
 from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
 from stratafl.engine.compiler.graph import DRAWING, packet, recorded
 from stratafl.engine.module_profile import written
-from stratafl.engine.random_streams import Source
+from stratafl.engine.random_streams import RandomSource
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class BatchedProgram:
                 _do(self._step(node, ends.get(node, [])), Frame(0, None), self._fixed)
 
     def __call__(
-        self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: Source | None
+        self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: RandomSource | None
     ) -> Any:
         """What the module returns, with the clients in front of every tensor in it. `named`: every
         client's own, (C, *shape), of which buffers that change are changed; `shared`: what all

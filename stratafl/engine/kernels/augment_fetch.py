@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.base.rng import MIXING, Purpose, prefix
+from stratafl.base.rng import MIXING, Stream, stream_prefix
 from stratafl.data.transforms import PAD
 from stratafl.engine.kernels.common import mixed, power, shifted, storage
 
@@ -61,7 +61,7 @@ def fetch(
     out_CBHWK = torch.empty(clients, batch, height, width, channels, dtype=storage(compute), device=data_NKHW.device)
     step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
     _fetch[(clients * batch,)](
-        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, prefix(seed, Purpose.TRANSFORM), *MIXING, batch,
+        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING, batch,
         channels, height, width, PAD, power(height * width),
     )  # fmt: skip
     return out_CBHWK.permute(0, 1, 4, 2, 3)

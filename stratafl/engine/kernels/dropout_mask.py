@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.base.rng import MIXING, Purpose, prefix
+from stratafl.base.rng import MIXING, Stream, stream_prefix
 from stratafl.engine import ops
 from stratafl.engine.kernels.common import cdiv, mixed
-from stratafl.engine.random_streams import Source, bound_of
+from stratafl.engine.random_streams import RandomSource, bernoulli_threshold
 
 BLOCK = 1024
 
@@ -80,7 +80,7 @@ class _Dropout(torch.autograd.Function):
         return _dropped(gradients[0].contiguous(), ctx.draw), None
 
 
-def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
+def dropout(x: Tensor, p: float, source: RandomSource, last: bool = False) -> Tensor:
     """What `ops.dropout` does."""
     if p == 1 or x.numel() == 0:
         return ops.dropout(x, p, source, last)
@@ -88,6 +88,6 @@ def dropout(x: Tensor, p: float, source: Source, last: bool = False) -> Tensor:
     client_C = torch.as_tensor(stream.client, device=x.device)
     step = torch.as_tensor(stream.step, dtype=torch.long, device=x.device)
     channels, pixels = (x.shape[-1], x.shape[2:-1].numel()) if last else (1, 1)
-    start, scale = prefix(stream.seed, Purpose.MODULE), 1 / (1 - p)
-    draw = Draw(client_C, step, start, source.number(), bound_of(1 - p), scale, channels, pixels)
+    start, scale = stream_prefix(stream.seed, Stream.MODULE), 1 / (1 - p)
+    draw = Draw(client_C, step, start, source.number(), bernoulli_threshold(1 - p), scale, channels, pixels)
     return _Dropout.apply(x, draw)  # type: ignore[no-any-return, no-untyped-call]

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.ops import TORCH, Sink, Table
 from stratafl.engine.precision import Compute
-from stratafl.engine.random_streams import Source
+from stratafl.engine.random_streams import RandomSource
 
 BATCH = 8191
 """Samples in the shapes a module is traced with: a number that no layer has by chance."""
@@ -57,7 +57,7 @@ class Frame:
     sinks: Sinks
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
-    source: Source | None = None
+    source: RandomSource | None = None
     """Where draws come from."""
     sunk: set[str] = field(default_factory=set)
     """The parameters whose gradients the backward pass, as far as it has come, has written to where

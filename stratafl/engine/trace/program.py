@@ -24,7 +24,7 @@ from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.ops import PLAIN, Table
 from stratafl.engine.precision import Compute
-from stratafl.engine.random_streams import Source
+from stratafl.engine.random_streams import RandomSource
 from stratafl.engine.trace import layers
 from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
 from stratafl.models.networks import Recurrent
@@ -108,7 +108,7 @@ class Program:
         compute: Compute = "fp32",
         sinks: Sinks = NOWHERE,
         scale: float = 1.0,
-        source: Source | None = None,
+        source: RandomSource | None = None,
     ) -> tuple[Tensor, set[str]]:
         """The outputs, and a set that a backward pass fills with the names of the parameters whose
         gradients it writes to `sinks` itself.

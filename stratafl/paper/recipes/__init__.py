@@ -1,6 +1,6 @@
 """The paper's tables and figures as named configs."""
 
-from stratafl.base.errors import unknown
+from stratafl.base.errors import unknown_name
 from stratafl.paper.recipes import appendix, figures
 from stratafl.paper.recipes.base import Case, Options, Recipe, essence, run_name, runs_of
 
@@ -29,7 +29,7 @@ ALL = tuple(name for name in RECIPES if name != "search")
 def recipe(name: str) -> Recipe:
     """The recipe of this name, or the complaint."""
     if name not in RECIPES:
-        raise unknown("WHAT", name, ("all", *RECIPES))
+        raise unknown_name("WHAT", name, ("all", *RECIPES))
     return RECIPES[name]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from stratafl.base.errors import InvalidInput, unknown
+from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config
@@ -39,11 +39,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise unknown("--scale", self.scale, SCALES)
+            raise unknown_name("--scale", self.scale, SCALES)
         if self.partition not in PARTITIONS:
-            raise unknown("--partition", self.partition, PARTITIONS)
+            raise unknown_name("--partition", self.partition, PARTITIONS)
         if self.precision not in COMPUTES:
-            raise unknown("--precision", self.precision, COMPUTES)
+            raise unknown_name("--precision", self.precision, COMPUTES)
         if self.rounds is not None:
             check_integer("--rounds", self.rounds, at_least=1)
 

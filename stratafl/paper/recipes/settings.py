@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratafl.base.errors import unknown
+from stratafl.base.errors import unknown_name
 from stratafl.config.schema import Config
 from stratafl.paper.recipes.base import Case, Options
 from stratafl.paper.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
@@ -104,7 +104,7 @@ def method(name: str) -> dict[str, Any]:
     """A method's table, where the paper names no strength with the one released or the one chosen
     here."""
     if name not in METHODS:
-        raise unknown("--methods", name, METHODS)
+        raise unknown_name("--methods", name, METHODS)
     plain = name.removesuffix("_released")
     return {"name": plain, **(CHOSEN if name == plain else RELEASED).get(plain, {})}
 

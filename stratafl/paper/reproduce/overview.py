@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.files import read_json, writing
+from stratafl.base.files import atomic_write, read_json
 from stratafl.paper.recipes import RECIPES
 from stratafl.paper.recipes.base import Scale
 from stratafl.paper.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
@@ -135,6 +135,6 @@ def _elsewhere(folder: Path) -> list[str]:
 def write_overview(folder: Path, scale: Scale) -> Path:
     """Write the overview beside the results that it is of."""
     path = folder / NAMES[scale]
-    with writing(path) as file:
+    with atomic_write(path) as file:
         file.write(overview(folder, scale).encode())
     return path

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.files import make_folder, write_json, writing
+from stratafl.base.files import atomic_write, make_folder, write_json
 from stratafl.paper.recipes.base import Options, Recipe, Scale
 from stratafl.paper.recipes.chosen import CANDIDATES
 from stratafl.paper.recipes.published import TEXT_DISAGREES, WHY_FAR, Rounds, table1
@@ -316,6 +316,6 @@ def write(found: dict[str, Any], form: str, folder: Path, name: str, pictures: S
     headings, rows = table(found, form)
     csv.writer(text, lineterminator="\n").writerows([headings, *rows])
     for path, content in zip(paths[1:], (text.getvalue(), markdown(found, form, pictures)), strict=True):
-        with writing(path) as file:
+        with atomic_write(path) as file:
             file.write(content.encode())
     return paths

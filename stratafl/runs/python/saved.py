@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from stratafl.base import files
-from stratafl.base.errors import InvalidInput, printable
-from stratafl.base.signals import Interrupted, Stop, Stopped
+from stratafl.base.errors import InvalidInput, escape_control
+from stratafl.base.signals import Interrupted, InterruptExit, InterruptHandler
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.config.data import LabelCounts
 from stratafl.engine.factory import Name, make_engine
@@ -47,7 +47,7 @@ class SavedRun(Recorder):
     def __init__(self, saving: Saving, folder: RunFolder | NullRunFolder, keeping: Keeping, tensorboard: bool):
         super().__init__(saving.name, saving.simulation, folder, keeping)
         self.path, self._say = saving.path, saving.say
-        self._stop: Stop | None = None
+        self._stop: InterruptHandler | None = None
         open_now = ExitStack()
         open_now.callback(folder.close)
         names = ["tensorboard"] if tensorboard and isinstance(folder, RunFolder) else []
@@ -71,7 +71,7 @@ class SavedRun(Recorder):
         if not self.close.alive:
             raise InvalidInput("save", self.path, "this run was ended: set it up again, and it goes on")
         try:
-            with self.ending(), Stop(self._say) as self._stop:
+            with self.ending(), InterruptHandler(self._say) as self._stop:
                 yield
         except BaseException as problem:
             self.close()
@@ -79,7 +79,7 @@ class SavedRun(Recorder):
                 raise
             self._say(problem.note)
             # a notebook goes on, and has words of its own for a program that ends
-            raise (KeyboardInterrupt(problem.note) if in_notebook() else Stopped(problem)) from None
+            raise (KeyboardInterrupt(problem.note) if in_notebook() else InterruptExit(problem)) from None
         finally:
             self._stop = None
 
@@ -111,7 +111,7 @@ class Saving(NamedTuple):
     def say(self, text: str) -> None:
         """One line on the error stream, of the first rank."""
         if self.simulation.ranks.is_first:
-            print(printable(f"{self.name}: {text}"), file=sys.stderr, flush=True)
+            print(escape_control(f"{self.name}: {text}"), file=sys.stderr, flush=True)
 
 
 def saved(

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, unknown
-from stratafl.base.files import read_json, remove, write_json
+from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.files import read_json, remove_tree, write_json
 from stratafl.base.validation import check_integer, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
@@ -64,7 +64,7 @@ class Plan:
         check_plain(values)
         for key in values:
             if key not in KEYS:
-                raise unknown("sweep key", key, KEYS)
+                raise unknown_name("sweep key", key, KEYS)
         base: dict[str, Any] = {}
         if "config" in values:
             if not isinstance(values["config"], str):
@@ -203,7 +203,7 @@ def _table(where: str, value: Any) -> Mapping[str, Any]:
 def note_target(folder: Path, target: Goal | None) -> None:
     """Note in a sweep's folder what its runs are compared by, for whoever reads them there."""
     if target is None:
-        remove(folder / NOTED)
+        remove_tree(folder / NOTED)
     else:
         write_json(folder / NOTED, {"target": asdict(target)})
 

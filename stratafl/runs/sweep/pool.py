@@ -22,7 +22,7 @@ import torch
 
 from stratafl.base.environment import usable_cores
 from stratafl.base.files import check_writable, make_folder
-from stratafl.base.signals import Interrupted, Stop
+from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config, RunConfig
 from stratafl.metrics.objective import Goal
@@ -286,7 +286,7 @@ class _Pool:
     def run(self, say: Callable[[str], None], deadline: float | None) -> None:
         asked, late = 0, False
         try:
-            with Stop(say) as stop:
+            with InterruptHandler(say) as stop:
                 for number in range(self.count):
                     self._start(number)
                 while any(worker.name for worker in self.workers):

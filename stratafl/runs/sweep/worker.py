@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
-from stratafl.base.errors import told
+from stratafl.base.errors import error_message
 from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
 from stratafl.metrics.records import RoundResult
@@ -63,7 +63,7 @@ def work(task: dict[str, Any], answers: Answers) -> None:
     except Interrupted:
         status, reason = format.INTERRUPTED, "it was stopped"
     except Exception as problem:
-        status, reason = format.FAILED, told(problem)
+        status, reason = format.FAILED, error_message(problem)
     answers.send("ended", status=status, reason=reason, path=str(path) if path else None)
 
 

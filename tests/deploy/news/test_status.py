@@ -33,7 +33,7 @@ def test_status_shows_the_whole_tree_that_the_root_knows(sites: Path) -> None:
     )
     write_news(sites / "root", {"root": WELL, "paris": WELL, "paris/0": failing})
     for name in ("paris", "paris_0", "paris_1", "rome", "rome_0"):
-        files.remove(sites / name)  # they are on other hosts
+        files.remove_tree(sites / name)  # they are on other hosts
     ran = CliRunner().invoke(app, ["deploy", "status", "--out", str(sites)])
     assert ran.exit_code == 0, ran.exception
     assert (
@@ -51,8 +51,8 @@ def test_status_shows_the_whole_tree_that_the_root_knows(sites: Path) -> None:
 
 
 def test_without_the_root_s_folder_status_shows_what_this_host_knows(sites: Path) -> None:
-    files.remove(sites / "root")
-    files.remove(sites / "paris_0")
+    files.remove_tree(sites / "root")
+    files.remove_tree(sites / "paris_0")
     write_news(sites / "paris", {"paris": WELL, "paris/0": dataclasses.replace(WELL, state="round", round=2, age=1.0)})
     found = view.seen(this_machine.sites(sites))["sites"]
     assert found["paris/0"]["state"] == "round" and found["paris"]["state"] == "stopped"
@@ -145,7 +145,7 @@ def test_a_monitor_is_told_what_is_wrong(sites: Path, change: dict[str, Any], sa
     with running(sites / "root"):
         for folder in sites.iterdir():
             if folder.name != "root":
-                files.remove(folder)
+                files.remove_tree(folder)
         write_news(sites / "root", entries)
         assert deploy("status", "--check", "--out", sites) == (0, "")
         write_news(sites / "root", {**entries, "paris/0": dataclasses.replace(WELL, **change)})

@@ -16,7 +16,7 @@ from stratafl.core.losses import OnScores
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler import graph, program
 from stratafl.engine.gradients import Recorded
-from stratafl.engine.random_streams import Stream
+from stratafl.engine.random_streams import ClientStream
 from stratafl.engine.selection import choose
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -30,7 +30,7 @@ def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
 def batch(lengths: list[int]) -> Batch:
     mask_CB = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     inputs_CB = torch.randn(len(lengths), max(lengths), 4, generator=RANDOM)
-    stream = Stream(0, torch.arange(len(lengths)), 0)
+    stream = ClientStream(0, torch.arange(len(lengths)), 0)
     return Batch(inputs_CB, torch.zeros(mask_CB.shape, dtype=torch.long), mask_CB, np.array(lengths), stream)
 
 

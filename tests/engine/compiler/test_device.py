@@ -12,7 +12,7 @@ from stratafl.core.losses import tensors_in
 from stratafl.data.inputs import mapped
 from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.precision import computing
-from stratafl.engine.random_streams import Source, Stream
+from stratafl.engine.random_streams import ClientStream, RandomSource
 from tests.engine.plain import problem
 from tests.engine.test_zoo import OTHERWISE
 from tests.engine.zoo import ZOO
@@ -37,5 +37,5 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
     with computing("fp32", torch.device("cuda")), torch.no_grad():
         program = BatchedProgram(flat, one, whole=True)
-        outputs = tensors_in(program(named, shared, inputs_CB, Source(Stream(0, client_C, step))))
+        outputs = tensors_in(program(named, shared, inputs_CB, RandomSource(ClientStream(0, client_C, step))))
     assert outputs and {each.device for each in outputs} == {ELSEWHERE}

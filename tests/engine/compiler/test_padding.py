@@ -15,7 +15,7 @@ from stratafl.data.inputs import mapped
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.padding import pads
 from stratafl.engine.compiler.program import BatchedProgram
-from stratafl.engine.random_streams import Source, Stream
+from stratafl.engine.random_streams import ClientStream, RandomSource
 from tests.engine.plain import Problem, problem
 from tests.engine.zoo import ZOO
 
@@ -67,7 +67,7 @@ def outputs(given: Problem, flat: Flat, inputs_CB: Any) -> list[Tensor]:
     shared = {name: value.detach() for name, value in own.items() if name not in named}
     program = BatchedProgram(flat, mapped(lambda each: each[0], inputs_CB), whole=True)
     with torch.no_grad():
-        return tensors_in(program(named, shared, inputs_CB.clone(), Source(Stream(0, torch.arange(2), 0))))
+        return tensors_in(program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0))))
 
 
 def some(each: Tensor) -> Tensor:

@@ -84,13 +84,13 @@ def test_captures_leave_the_library_as_it_was() -> None:
 CUDA = torch.device("cuda")
 CHANGING: dict[str, Callable[[], Any]] = {
     "torch's generators": rng.torch_as_before,
-    "every generator": rng.as_before,
+    "every generator": rng.preserve_rng,
     "torch's generators seeded": lambda: rng.torch_seeded(0),
-    "every generator seeded": lambda: rng.seeded(0),
+    "every generator seeded": lambda: rng.seeded_rng(0),
     "threads": lambda: loop.threaded(1),
     "products": lambda: precision.computing("fp32", CUDA),
     "layers": precision.without_cudnn,
-    "attention": lambda: random_streams.plain_attention(CUDA),
+    "attention": lambda: random_streams.math_attention(CUDA),
     "mapping": program.vmap_fallback_disabled,
 }
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
-from stratafl.base.state_dict import pack
+from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.config.schema import Config
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.launch import Launch
@@ -50,7 +50,7 @@ def identity(run: Path) -> str:
 def as_read(run: Path, round: int) -> str:
     """A checkpoint's state as text."""
     state = Checkpoints(run, identity(run)).read(Place(round))
-    plain, tensors = pack(state)
+    plain, tensors = to_json_and_tensors(state)
     return repr((plain, {name: t.numpy().tobytes() for name, t in tensors.items()}))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stratafl.base.errors import printable
+from stratafl.base.errors import escape_control
 from stratafl.config.schema import Config
 from stratafl.report.page_data import payload
 from stratafl.runs.format import is_held
@@ -180,5 +180,5 @@ def test_a_sweep_passes_a_damaged_run_by(runs: Path, monkeypatch, capsys) -> Non
 
 def test_what_is_printable_stays_as_it_is() -> None:
     for text in ("MTGC, lr 0.1", "Zürich/模型 ±", "a\\b"):
-        assert printable(text) == text
-    assert printable("a\x1bb\n\ud800\x9b\u202e") == r"a\x1bb\n\ud800\x9b\u202e"
+        assert escape_control(text) == text
+    assert escape_control("a\x1bb\n\ud800\x9b\u202e") == r"a\x1bb\n\ud800\x9b\u202e"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stratafl.engine import ops, precision
 from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
-from stratafl.engine.random_streams import choices
+from stratafl.engine.random_streams import multinomial
 
 
 def dropped(frame: Frame, x: Tensor, p: float) -> Tensor:
@@ -74,7 +74,7 @@ def ordered(frame: Frame, op: Any, count: int, **kwargs: Any) -> Any:
 
 
 def chosen(frame: Frame, op: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
-    return Stack(choices(frame.draws(), frame.expanded(weights), count, replacement))
+    return Stack(multinomial(frame.draws(), frame.expanded(weights), count, replacement))
 
 
 FORMS: dict[str, Form] = {

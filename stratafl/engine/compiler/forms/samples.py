@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, wrapped
-from stratafl.engine.random_streams import plain_attention
+from stratafl.engine.random_streams import math_attention
 
 POOLS = ("max", "avg", "adaptive_avg", "adaptive_max")
 BATCHED = {
@@ -88,7 +88,7 @@ def attention(
     elif q.dim() > 5:
         return NotImplemented
     if dropout:
-        with plain_attention(q.device), frame.drawing():
+        with math_attention(q.device), frame.drawing():
             y = op(q, k, v, mask, dropout, causal, **more)
     else:
         y = op(q, k, v, mask, 0.0, causal, **more)

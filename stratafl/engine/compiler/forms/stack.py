@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.random_streams import Draws, Source
+from stratafl.engine.random_streams import RandomOverride, RandomSource
 
 
 class Stack:
@@ -32,7 +32,7 @@ class Frame:
     """What one run of a program has besides its values."""
 
     clients: int
-    source: Source | None
+    source: RandomSource | None
     """Where draws come from."""
     shape: Any = None
     """One client's result of the operation that is next: its shape, or those of several."""
@@ -54,13 +54,13 @@ class Frame:
         assert isinstance(value, Tensor)
         return value.expand(self.clients, *value.shape)
 
-    def draws(self) -> Source:
+    def draws(self) -> RandomSource:
         assert self.source is not None, "draws without a stream"
         return self.source
 
     def drawing(self) -> AbstractContextManager[Any]:
         """While it is on, operations draw for all clients."""
-        return Draws(self.draws())
+        return RandomOverride(self.draws())
 
 
 Form = Callable[..., Any]
