@@ -54,8 +54,8 @@ from stratafl.base.environment import environment
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config
 from stratafl.config.setup import root_of, rules_of, schedule_of
-from stratafl.core.client_training import Work
-from stratafl.core.rows import Spread
+from stratafl.core.client_training import TrainRequest
+from stratafl.core.rows import IndexedRows
 from stratafl.cost.costs import costs
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import Assembled
@@ -184,9 +184,11 @@ def step_seconds(leaf: Path) -> float:
         flat, chain = node.engine.training.flat, node.engine.leaf
         x_1P, b_1B = torch.zeros(1, flat.parameters), torch.zeros(1, flat.buffers)
         at_1 = np.zeros(node.number + 1, dtype=np.int64)
-        state = {name: Spread(rows, at_1) for name, rows in chain.optimiser.init(x_1P).items()} if chain.keeps else {}
-        work = Work(
-            x=Spread(x_1P, at_1), b=Spread(b_1B, at_1), corrections=(Spread(x_1P, at_1),) * 2, pulls=(),
+        state = (
+            {name: IndexedRows(rows, at_1) for name, rows in chain.optimiser.init(x_1P).items()} if chain.keeps else {}
+        )
+        work = TrainRequest(
+            x=IndexedRows(x_1P, at_1), b=IndexedRows(b_1B, at_1), corrections=(IndexedRows(x_1P, at_1),) * 2, pulls=(),
             active=[node.number], step=0, steps=here.job.every[-1], round=0, optimiser=state, has_path=False,
         )  # fmt: skip
         taken = []

@@ -28,9 +28,9 @@ from benchmarks.modules import GPT, Encoder, Recurrent, job_for
 from stratafl.base.environment import environment
 from stratafl.bench.baselines import Job
 from stratafl.bench.engines import LR, SEED, Contender, make
-from stratafl.core.client_training import Training
+from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import Held
 from stratafl.engine.factory import default_engine
 from stratafl.engine.module_profile import operations
@@ -172,8 +172,8 @@ def measured(job: Job, threads: int, turns: int) -> dict[str, Any]:
 def chosen(job: Job) -> dict[str, Any]:
     """What the default is, and by which properties."""
     supply = Held(job.inputs, job.targets)
-    training = Training(
-        Flat(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
+    training = ClientTraining(
+        FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
     )  # fmt: skip
     seen = operations(training, job.partition[0][: job.batch])
     assert seen is not None

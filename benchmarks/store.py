@@ -29,7 +29,7 @@ from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.federation.federation import Federation
 from stratafl.federation.sync import note_of
 from stratafl.metrics.communication import Traffic
@@ -47,7 +47,7 @@ CLIENTS, TIMES = "10x10", 3
 
 def paper_state(method: str, device: torch.device) -> StateDict:
     """A federation's state with values as different as after training."""
-    flat = Flat(build("cnn", (3, 32, 32), 10))
+    flat = FlatModule(build("cnn", (3, 32, 32), 10))
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     tree = Tree.of(CLIENTS)
     federation = Federation(tree, rules_for(method, tree.depth), x_P, b_B, [None, None], seed=0)

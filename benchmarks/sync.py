@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.core.client_training import Trained
+from stratafl.core.client_training import TrainResult
 from stratafl.engine.factory import drift_kernel
 from stratafl.federation.federation import Federation
 from stratafl.rules.registry import place
@@ -32,7 +32,7 @@ def milliseconds(device: torch.device, method: str, top: int, shape: str = "10x1
     spent = []
     for _ in range(times):
         federation.begin()
-        federation.trained(Trained(x_NP, b_NB, b_NB, {}), 0.1)
+        federation.trained(TrainResult(x_NP, b_NB, b_NB, {}), 0.1)
         if top < tree.depth:
             federation.levels[top].rate_N[:] += 0.1
         _wait(device)

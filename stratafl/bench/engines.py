@@ -27,9 +27,9 @@ from stratafl.bench import baselines, jax_baseline, roofline
 from stratafl.bench.baselines import Job, Round
 from stratafl.bench.roofline import now
 from stratafl.bench.table import OURS, Row, Table
-from stratafl.core.client_training import Augment, Training
+from stratafl.core.client_training import Augment, ClientTraining
 from stratafl.core.client_update import leaf
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import Held
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import Name, drift_kernel, make_engine
@@ -274,11 +274,11 @@ def make(name: Any, job: Job, precision: Compute) -> Contender:
 def _engine(name: Name, job: Job, precision: Compute) -> Contender:
     """One of our own engines in a federation with MTGC on a tree of two levels."""
     device = job.inputs.device
-    flat = Flat(job.module)
+    flat = FlatModule(job.module)
     clients = len(job.partition)
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
     chain = leaf(LR, clip_norm=CLIP)
-    training = Training(
+    training = ClientTraining(
         flat,
         F.cross_entropy,
         Held(job.inputs, job.targets),

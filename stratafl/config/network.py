@@ -30,7 +30,7 @@ def network(table: object, shape: Shape, outputs: int) -> Callable[[], nn.Module
         if base is not None:
             if not isinstance(base, str):
                 raise InvalidInput("model.base", base, "must be the path of a .safetensors or .pt file")
-            flat_module.load(module, flat_module.read_state_dict(base, "model.base"), "model.base")
+            flat_module.load_weights(module, flat_module.read_state_dict(base, "model.base"), "model.base")
         return module if lora is None else adapters(module, **lora)
 
     return make

@@ -26,9 +26,9 @@ from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
 from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.core import flat_module
-from stratafl.core.client_training import Training
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import loss_of
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import parse_loss
 from stratafl.core.schedule import Schedule
 from stratafl.data import batches
 from stratafl.data.dataset import BatchKey, Held
@@ -163,7 +163,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
     model_fits("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
     batch, sampling = batches.check_batching(config.leaf.batch or None, config.leaf.sampling)
     nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
-    training = Training(
+    training = ClientTraining(
         flat=start.flat,
         loss=subject.loss,
         supply=supply,
@@ -178,7 +178,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
     return LeafTrainer(LoopEngine(training), home, home.first(start.x_P, start.b_B)[2])
 
 
-def _home(config: Config, flat: Flat) -> Home:
+def _home(config: Config, flat: FlatModule) -> Home:
     """What stays with the leaves, where each computes for itself."""
     names = names_at_home(flat, config.model.get("keep_at_home"))
     return Home(flat, names, config.leaf.chain(config.run.rounds), CPU)
@@ -186,7 +186,7 @@ def _home(config: Config, flat: Flat) -> Home:
 
 def _subject(config: Config, start: InitialModel) -> Subject:
     """The model a run begins with, and the config's loss."""
-    return Subject(start.flat, start.x_P, start.b_B, loss_of(config.objective.loss))
+    return Subject(start.flat, start.x_P, start.b_B, parse_loss(config.objective.loss))
 
 
 # -- the model, and the root -----------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _subject(config: Config, start: InitialModel) -> Subject:
 class InitialModel:
     """What a run begins with: a module, and its values as a row."""
 
-    flat: Flat
+    flat: FlatModule
     x_P: Tensor
     b_B: Tensor
 

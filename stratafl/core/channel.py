@@ -23,7 +23,7 @@ MODEL, BUFFERS = "model", "buffers"
 """What every message and every parcel has besides what a rule adds."""
 
 
-class Key(NamedTuple):
+class ChannelKey(NamedTuple):
     """Where in a run something is sent: a channel that draws random numbers draws them by this."""
 
     seed: int
@@ -40,7 +40,7 @@ class Channel(NamedTuple):
 
     init: Callable[[Rows], Rows]
     """The sender's memory of this channel, given something of the form it is going to send."""
-    encode: Callable[[Rows, Rows, Edge | None, Key], tuple[Rows, Rows]]
+    encode: Callable[[Rows, Rows, Edge | None, ChannelKey], tuple[Rows, Rows]]
     """The sender's new memory and the payload, from its memory, the message, what both sides know
     since they last met (None on the way down, where a child may have missed that) and the key."""
     decode: Callable[[Rows, Edge | None], Rows]

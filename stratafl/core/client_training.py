@@ -18,10 +18,10 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.tracebacks import PACKAGE, code_object
-from stratafl.core.client_update import Leaf, Stage, clips, decay
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import Loss, bare
-from stratafl.core.rows import Spread
+from stratafl.core.client_update import Leaf, Stage, decay, reports_clipping
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import Loss, unwrap_loss
+from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows
 from stratafl.data.batches import Sampling, steps_of_pass
 from stratafl.data.dataset import BatchKey, Supply
@@ -34,10 +34,10 @@ their numbers. Inputs are a tensor, or a table of tensors where they have names.
 
 
 @dataclass(frozen=True)
-class Training:
+class ClientTraining:
     """What the leaves train, on what, and how: the same for every engine."""
 
-    flat: Flat
+    flat: FlatModule
     loss: Loss
     supply: Supply
     """The samples, which a leaf's part has the numbers of."""
@@ -67,7 +67,7 @@ class Training:
         kind = type(self.flat.module).__name__
         parts = [type(part).forward for part in self.flat.module.modules()]
         named: list[tuple[str, object]] = [(f"model {kind!r}:", forward) for forward in parts]
-        named += [("loss", bare(self.loss)), ("augment", self.augment), ("learning rate", self.leaf.lr)]
+        named += [("loss", unwrap_loss(self.loss)), ("augment", self.augment), ("learning rate", self.leaf.lr)]
         named += [("stage", stage) for stage in self.leaf.stages]
         named += [("optimiser", self.leaf.optimiser.init), ("optimiser", self.leaf.optimiser.step)]
         codes = [(what, code_object(function)) for what, function in named]
@@ -81,15 +81,15 @@ def _is_users(code: CodeType) -> bool:
     return not any(Path(code.co_filename).is_relative_to(place) for place in places)
 
 
-class Pull(NamedTuple):
+class LocalRule(NamedTuple):
     """A rule's own direction, and the edge it looks at."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
-    model: Spread
-    correction: Spread | None
-    rate: Spread
+    model: IndexedRows
+    correction: IndexedRows | None
+    rate: IndexedRows
 
-    def edge(self, rows: Callable[[Spread], Tensor]) -> Edge:
+    def edge(self, rows: Callable[[IndexedRows], Tensor]) -> Edge:
         """The edge of the leaves whose rows are asked for."""
         return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.rate))
 
@@ -105,12 +105,14 @@ class Anchor:
         return g - self.strength * edge.model
 
 
-def behind_clip(pulls: tuple[Pull, ...], stages: tuple[Stage, ...]) -> tuple[tuple[Pull, ...], tuple[Stage, ...]]:
+def move_decay_behind_clip(
+    pulls: tuple[LocalRule, ...], stages: tuple[Stage, ...]
+) -> tuple[tuple[LocalRule, ...], tuple[Stage, ...]]:
     """The pulls and the chain to train with, where some pulls ask for their strength * x behind the
     clip: there it is weight decay, and what is left of them is an anchor. A chain with no clip, or
     nothing that rules add, stays."""
-    last = max((place for place, stage in enumerate(stages) if clips(stage)), default=None)
-    adds = any(not (clips(stage) or isinstance(stage, decay)) for stage in stages)
+    last = max((place for place, stage in enumerate(stages) if reports_clipping(stage)), default=None)
+    adds = any(not (reports_clipping(stage) or isinstance(stage, decay)) for stage in stages)
     rate, kept = 0.0, []
     for pull in pulls:
         if isinstance(pull.local, Proximal) and pull.local.after_clip:
@@ -122,15 +124,15 @@ def behind_clip(pulls: tuple[Pull, ...], stages: tuple[Stage, ...]) -> tuple[tup
     return tuple(kept), (*stages[: last + 1], decay(rate), *stages[last + 1 :])
 
 
-class Work(NamedTuple):
+class TrainRequest(NamedTuple):
     """What the leaves are to do until they next meet their parents."""
 
-    x: Spread
+    x: IndexedRows
     """Each leaf's model at the start."""
-    b: Spread
-    corrections: tuple[Spread, ...]
+    b: IndexedRows
+    corrections: tuple[IndexedRows, ...]
     """The corrections on each leaf's path to the root, which add up."""
-    pulls: tuple[Pull, ...]
+    pulls: tuple[LocalRule, ...]
     active: list[int]
     """The leaves that take part."""
     step: int
@@ -138,13 +140,13 @@ class Work(NamedTuple):
     steps: int
     round: int
     """The global round, counted from 0: it sets the learning rate."""
-    optimiser: dict[str, Spread] = {}  # noqa: RUF012 -- never changed
+    optimiser: dict[str, IndexedRows] = {}  # noqa: RUF012 -- never changed
     """The leaves' states of their optimiser, where they are kept."""
     has_path: bool = False
     """Whether the leaves' paths are wanted (see `core.client_update`)."""
 
 
-class Trained(NamedTuple):
+class TrainResult(NamedTuple):
     """The leaves that took part, in their order, after their work."""
 
     x_AP: Tensor
@@ -156,37 +158,37 @@ class Trained(NamedTuple):
     """The states of their optimiser, where they are kept."""
 
     @staticmethod
-    def room(work: Work) -> Trained:
+    def room(work: TrainRequest) -> TrainResult:
         """Make room for what becomes of the leaves that take part."""
         like, clients = work.x.rows_MP, len(work.active)
         width = like.shape[1]
-        return Trained(
+        return TrainResult(
             like.new_empty(clients, width),
             work.b.some(work.active).clone(),
             like.new_empty(clients, width if work.has_path else 0),
             {name: each.rows_MP.new_empty(clients, each.rows_MP.shape[1]) for name, each in work.optimiser.items()},
         )
 
-    def in_order(self, place_A: np.ndarray) -> Trained:
+    def in_order(self, place_A: np.ndarray) -> TrainResult:
         """The same leaves in another order."""
         on_device_A = to_device(place_A, self.x_AP.device)
         x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in self[:3])
-        return Trained(
+        return TrainResult(
             x_AP, b_AB, path_AP, {name: each.index_select(0, on_device_A) for name, each in self.optimiser.items()}
         )
 
     @staticmethod
-    def joined(parts: Sequence[Trained]) -> Trained:
+    def joined(parts: Sequence[TrainResult]) -> TrainResult:
         """One after another; states of what the first has any of."""
         x_AP, b_AB, path_AP = (torch.cat(rows) for rows in zip(*(part[:3] for part in parts), strict=True))
         kept = {name: torch.cat([part.optimiser[name] for part in parts]) for name in parts[0].optimiser}
-        return Trained(x_AP, b_AB, path_AP, kept)
+        return TrainResult(x_AP, b_AB, path_AP, kept)
 
 
 class Engine(Protocol):
     """Trains leaves. All engines give the same result for the same work, up to rounding."""
 
-    training: Training
+    training: ClientTraining
     leaf: Leaf
     chunk: int | None
     """Clients at once; None where it takes one after another."""
@@ -212,10 +214,10 @@ class Engine(Protocol):
         """How many steps a clip has shortened so far."""
         ...
 
-    def train(self, work: Work) -> Trained:
+    def train(self, work: TrainRequest) -> TrainResult:
         """What becomes of the leaves that take part."""
         ...
 
-    def gradients(self, work: Work) -> Tensor:
+    def gradients(self, work: TrainRequest) -> Tensor:
         """The gradient of each of them at its first model and first batch."""
         ...

@@ -12,14 +12,14 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.validation import check_choice, check_integer, check_number
-from stratafl.core.flat_module import same_values
-from stratafl.core.optimizer import KNOWN, SGD, AdamW, LearningRate, Optimiser, constant, optimiser_of
+from stratafl.core.flat_module import equal_with_nan
+from stratafl.core.optimizer import OPTIMIZERS, SGD, AdamW, LearningRate, Optimiser, constant, parse_optimizer
 from stratafl.core.rule import Proximal, Rule
 
-Correct = Callable[[Tensor, Tensor], Tensor]
+CorrectionFn = Callable[[Tensor, Tensor], Tensor]
 """(model, gradient) -> the direction with everything the rules on the path to the root add."""
 
-Stage = Callable[[Tensor, Tensor, Correct], Tensor]
+Stage = Callable[[Tensor, Tensor, CorrectionFn], Tensor]
 """(direction, model, correct) -> direction."""
 
 OptimiserState = Literal["restart", "keep"]
@@ -28,14 +28,16 @@ OptimiserState = Literal["restart", "keep"]
 PLAIN = SGD()
 
 
-def clips(stage: Stage) -> bool:
+def reports_clipping(stage: Stage) -> bool:
     """Whether a stage may shorten directions, and says of how many: `clip`, and any of a user's own
     that has a method `shortened` of the same arguments, for the directions behind it and the number
     of rows that it made shorter."""
     return hasattr(stage, "shortened")
 
 
-def through(stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: Correct, clipped: Tensor) -> Tensor:
+def apply_transforms(
+    stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: CorrectionFn, clipped: Tensor
+) -> Tensor:
     """The directions behind all stages; to `clipped` is added how many rows they shortened."""
     for stage in stages:
         shortened = getattr(stage, "shortened", None)
@@ -47,7 +49,7 @@ def through(stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: Corr
     return direction
 
 
-def corrections(direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+def corrections(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
     """Stage: add what the rules add."""
     return correct(x, direction)
 
@@ -58,10 +60,10 @@ class clip:
 
     norm: float
 
-    def __call__(self, direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+    def __call__(self, direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
         return self.shortened(direction, x, correct)[0]
 
-    def shortened(self, direction: Tensor, x: Tensor, correct: Correct) -> tuple[Tensor, Tensor]:
+    def shortened(self, direction: Tensor, x: Tensor, correct: CorrectionFn) -> tuple[Tensor, Tensor]:
         length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
         factor = self.norm / length.clamp(min=self.norm)
         return direction * factor, (factor < 1).sum()
@@ -73,11 +75,11 @@ class decay:
 
     rate: float
 
-    def __call__(self, direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+    def __call__(self, direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
         return direction + self.rate * x
 
 
-class Usual(NamedTuple):
+class StandardChain(NamedTuple):
     """The usual chain, corrections -> clip -> decay, as two numbers: an engine may compute it in
     one go."""
 
@@ -85,7 +87,7 @@ class Usual(NamedTuple):
     decay: float
 
     @staticmethod
-    def of(stages: Sequence[Stage]) -> Usual | None:
+    def of(stages: Sequence[Stage]) -> StandardChain | None:
         """None where the chain is another."""
         rest = list(stages)
         if not rest or rest.pop(0) is not corrections:
@@ -94,7 +96,7 @@ class Usual(NamedTuple):
         rates = [stage.rate for stage in rest if type(stage) is decay]
         if len(norms) + len(rates) < len(rest):
             return None
-        return Usual(norms[0] if norms else None, sum(rates, 0.0))
+        return StandardChain(norms[0] if norms else None, sum(rates, 0.0))
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Leaf:
     @property
     def clips(self) -> bool:
         """Whether anything in it may shorten a direction."""
-        return any(map(clips, self.stages))
+        return any(map(reports_clipping, self.stages))
 
     @property
     def keeps(self) -> bool:
@@ -163,7 +165,7 @@ def leaf(
     if strength > 0:
         stages.append(decay(strength))
     check_number("leaf.momentum", momentum, at_least=0, below=1)
-    chosen = SGD(momentum) if optimiser is None else optimiser_of(optimiser)
+    chosen = SGD(momentum) if optimiser is None else parse_optimizer(optimiser)
     if optimiser is not None and momentum:
         allowed = 'is an optimiser\'s own: optimiser = { name = "sgd", momentum = 0.9, nesterov = true }'
         raise InvalidInput("leaf.momentum", momentum, allowed)
@@ -176,25 +178,25 @@ def leaf(
     return Leaf(schedule, tuple(stages), chosen, optimiser_state, passes)
 
 
-def wants_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
+def needs_sgd_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
     """Whether nodes of such a tree carry paths beside their models."""
     return leaf.bends and any(rule.measures for rule in rules)
 
 
-def with_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
+def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
     """Buffers, and paths behind them."""
     return torch.cat([b_NB, path_NP], dim=-1)
 
 
-def try_leaf(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+def dry_run_client_update(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a chain whose result is not a function of what it is given: tried on rows like those
     it will see."""
     x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
-    try_stages(leaf.stages, x_2P)
-    try_optimiser(leaf.optimiser, x_2P)
+    dry_run_transforms(leaf.stages, x_2P)
+    dry_run_optimizer(leaf.optimiser, x_2P)
 
 
-def try_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
+def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
     """Refuse a stage whose result depends on what it was called with before: engines call it in
     different orders, and clients would share what it remembers. It is tried on two clients in
     turn."""
@@ -211,26 +213,26 @@ def try_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")
         first, _, *again = results
-        if not all(same_values(first, each) for each in again):
+        if not all(equal_with_nan(first, each) for each in again):
             allowed = (
                 "remembers what it was called with before: a chain's memory is its optimiser's (docs/optimisers.md)"
             )
             raise InvalidInput("leaf.stages", name, allowed)
 
 
-def try_optimiser(optimiser: Optimiser, x_NP: Tensor) -> None:
+def dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
     """Refuse an optimiser whose functions are not pure, or treat a row by what stands beside it. It
     is tried for two steps on these rows, together and one by one."""
-    if type(optimiser) in KNOWN.values():
+    if type(optimiser) in OPTIMIZERS.values():
         return
     name = type(optimiser).__name__
     with convert_errors("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
         hash(optimiser)
     with convert_errors("leaf.optimiser", name, "fails on a row of numbers"):
-        together = _two_steps(optimiser, x_NP)
-        again = _two_steps(optimiser, x_NP)
-        alone = [_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
-    if not all(same_values(a, b) for a, b in zip(together, again, strict=True)):
+        together = _run_two_steps(optimiser, x_NP)
+        again = _run_two_steps(optimiser, x_NP)
+        alone = [_run_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
+    if not all(equal_with_nan(a, b) for a, b in zip(together, again, strict=True)):
         raise InvalidInput(
             "leaf.optimiser", name, "gives another result when called again: all it remembers must be in its state"
         )
@@ -241,7 +243,7 @@ def try_optimiser(optimiser: Optimiser, x_NP: Tensor) -> None:
         raise InvalidInput("leaf.optimiser", name, "must do to a client's row what it does to it among others")
 
 
-def _two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
+def _run_two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
     """The states and changes of two steps."""
     state, found = optimiser.init(x_NP), []
     for factor in (1.0, -0.5):
@@ -252,7 +254,7 @@ def _two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
             raise ValueError("step must return two things, the next state and what is subtracted from the models")
         state, change_NP = stepped
         for key, rows in given.items():
-            if not same_values(rows, before[key]):
+            if not equal_with_nan(rows, before[key]):
                 raise ValueError(f"step changes {key} in place")
         for key, rows in {**state, "change": change_NP}.items():
             if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x_NP):

@@ -17,13 +17,13 @@ from torch.nn.parameter import is_lazy
 
 from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors, describe_exception, unknown_name
 from stratafl.base.rng import Stream, derive_seed, seeded_rng
-from stratafl.core.losses import Loss, checked
+from stratafl.core.losses import Loss, check_loss_value
 from stratafl.data.inputs import Inputs, arguments, peculiar, tensor
 
 FROZEN = "frozen weights"
 
 
-class Flat:
+class FlatModule:
     """How one architecture lies in rows: P parameters, B floating buffer values."""
 
     def __init__(self, module: nn.Module):
@@ -37,7 +37,7 @@ class Flat:
         if any(is_lazy(p) for p in module.parameters()):
             raise InvalidInput("model", kind, "run it once so that its lazy layers have shapes")
         try:
-            self.module = copied(module)
+            self.module = copy_module(module)
         except Exception as problem:
             raise InvalidInput("model", kind, f"cannot be copied: {describe_exception(problem)}") from problem
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -54,7 +54,7 @@ class Flat:
         self.buffers = sum(b.numel() for b in buffers.values())
         flags = {name: part.training for name, part in self.module.named_modules()}
         self._asleep = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
-        self._working: _Working | None = None
+        self._working: _ModuleOnRow | None = None
         self.wrote: set[str] = set()
         """What the last call is known to have written to, "weights" or "buffers", also where that
         changed nothing."""
@@ -128,7 +128,7 @@ class Flat:
         """The module's output under these rows; a buffer the module updates is updated in `b_B`."""
         x_P = x_P.clone()
         working = self._at(x_P, b_B, None)
-        outputs = called(working.module, inputs)
+        outputs = call_module(working.module, inputs)
         self.wrote = working.leave(x_P, b_B, None)
         return outputs
 
@@ -155,15 +155,15 @@ class Flat:
             # while the module still has these values: a checkpointed part computes its activations
             # again on the way
             with forward():
-                value = loss(called(working.module, inputs), targets)
-            checked(loss, value).backward()
+                value = loss(call_module(working.module, inputs), targets)
+            check_loss_value(loss, value).backward()
         self.wrote = working.leave(x_P, b_B, integers)
         return working.gradients()
 
-    def _at(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> _Working:
+    def _at(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> _ModuleOnRow:
         """A module of our own with these values, in the mode that `module` is in."""
         if self._working is None or self._working.device != x_P.device:
-            self._working = _Working(self.module, self._shapes, self._buffer_shapes, x_P)
+            self._working = _ModuleOnRow(self.module, self._shapes, self._buffer_shapes, x_P)
         self._working.take(x_P, b_B, self.integers() if integers is None else integers)
         for mine, theirs in zip(self._working.parts, self.module.modules(), strict=True):
             mine.training = theirs.training
@@ -176,7 +176,7 @@ class Flat:
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
         """A module of its own with these values."""
-        module = copied(self.module)
+        module = copy_module(self.module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, view in self.named(x_P, b_B).items():
@@ -184,7 +184,7 @@ class Flat:
         return module.eval()
 
 
-class _Working:
+class _ModuleOnRow:
     """A copy of a module whose parameters are views of a row; to the module it is as if it were the
     only one. So whatever plain PyTorch can do with a module can be done with this one: compute a
     part of it again, keep a parameter in a list, replace a buffer, change a weight in place."""
@@ -197,7 +197,7 @@ class _Working:
         like_P: Tensor,
     ):
         frozen = [p for name, p in module.named_parameters() if name not in shapes]
-        self.module, self.device = copied(module, shared=frozen), like_P.device
+        self.module, self.device = copy_module(module, shared=frozen), like_P.device
         self._frozen = frozen
         self.parts = list(self.module.modules())
         self._recurrent = [part for part in self.parts if like_P.is_cuda and _is_library_recurrent(part)]
@@ -281,7 +281,7 @@ class _Working:
         return torch.cat(parts)
 
 
-def called(module: nn.Module, inputs: Inputs) -> Any:
+def call_module(module: nn.Module, inputs: Inputs) -> Any:
     """What a module makes of these: of one tensor, or of several as keywords."""
     positional, keywords = arguments(inputs)
     return module(*positional, **keywords)
@@ -295,7 +295,7 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
-def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+def copy_module(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A copy of its own, but for the tensors it may share.
 
     What a module has computed from its parameters and kept (the older `weight_norm` does) is copied
@@ -340,12 +340,12 @@ def _matched(module: nn.Module, values: Mapping[str, Tensor], field: str) -> dic
             needed = tuple(own[first[name]].shape)
             raise InvalidInput(f"{field}.{name}", tuple(value.shape), f"must have the shape {needed}")
         before = given.setdefault(first[name], value)
-        if before is not value and not same_values(before, value):
+        if before is not value and not equal_with_nan(before, value):
             raise InvalidInput(f"{field}.{name}", "other values", f"is the same tensor as {first[name]!r}")
     return given
 
 
-def load(module: nn.Module, values: Mapping[str, Tensor], field: str) -> None:
+def load_weights(module: nn.Module, values: Mapping[str, Tensor], field: str) -> None:
     """Give a module the values of a state dict, which must have all that the module's has; a tied
     parameter may stand under any of its names."""
     given, unsaved = _matched(module, values, field), set(_unsaved(module))
@@ -364,7 +364,7 @@ def _unsaved(module: nn.Module) -> Iterator[str]:
             yield f"{path}.{name}" if path else name
 
 
-def same_values(a: Tensor, b: Tensor) -> bool:
+def equal_with_nan(a: Tensor, b: Tensor) -> bool:
     """Whether all are equal; to this question a value that is not a number is equal to itself."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
@@ -377,7 +377,7 @@ def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
     return {name: part.view(clients + shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def initial_rows(flat: Flat, given: object) -> tuple[Tensor, Tensor]:
+def initial_rows(flat: FlatModule, given: object) -> tuple[Tensor, Tensor]:
     """The rows a run starts from: the module's own, unless others are given."""
     if given is None:
         return flat.row(flat.module)
@@ -423,7 +423,7 @@ def _state_file(path: Path, field: str) -> object:
         return load_file(path)
 
 
-def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> Flat:
+def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> FlatModule:
     """How a module lies in rows, or the one a function makes with all generators set from the
     seed."""
     module = model
@@ -434,7 +434,7 @@ def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> 
             convert_errors("model", getattr(model, "__name__", model), "cannot be made"),
         ):
             module = model()
-    flat = Flat(module)
+    flat = FlatModule(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
         odd = peculiar(value)
         if odd:
@@ -442,7 +442,7 @@ def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> 
     return flat
 
 
-def frozen_digest(flat: Flat) -> str:
+def frozen_digest(flat: FlatModule) -> str:
     """The SHA-256 of the parameters that are not trained; empty where there are none. They are in
     no row, no message and no checkpoint, so that all who work with the same rows must have the
     same."""
@@ -455,7 +455,7 @@ def frozen_digest(flat: Flat) -> str:
     return digest.hexdigest() if frozen else ""
 
 
-def check_frozen(flat: Flat, expected: str) -> None:
+def check_frozen(flat: FlatModule, expected: str) -> None:
     """Refuse a module whose parameters that are not trained are others than those a run was made
     with."""
     if frozen_digest(flat) != expected:

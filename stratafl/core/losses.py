@@ -25,7 +25,7 @@ LOGITS = "logits"
 WANTED = f"must be a tensor of scores, a table or an object with {LOGITS!r}, or a tuple whose first entry is one"
 
 
-def place_of_scores(outputs: Any) -> Any:
+def _scores_entry(outputs: Any) -> Any:
     """What should be the scores, in what a model returned that is no tensor; None where nothing
     should."""
     if isinstance(outputs, Mapping):
@@ -35,49 +35,49 @@ def place_of_scores(outputs: Any) -> Any:
     return outputs[0] if isinstance(outputs, tuple | list) and outputs else None
 
 
-def scores_of(outputs: Any) -> Tensor | None:
+def find_scores(outputs: Any) -> Tensor | None:
     """The scores in what a model returned; None where there are none."""
-    found = outputs if isinstance(outputs, Tensor) else place_of_scores(outputs)
+    found = outputs if isinstance(outputs, Tensor) else _scores_entry(outputs)
     return found if isinstance(found, Tensor) else None
 
 
-def scores(outputs: Any) -> Tensor:
+def require_scores(outputs: Any) -> Tensor:
     """The scores in what a model returned, or the complaint."""
-    found = scores_of(outputs)
+    found = find_scores(outputs)
     if found is None:
-        raise TypeError(f"{kind_of(outputs)} holds no scores: a model's output {WANTED}")
+        raise TypeError(f"{describe_outputs(outputs)} holds no scores: a model's output {WANTED}")
     return found
 
 
-def kind_of(outputs: Any) -> str:
+def describe_outputs(outputs: Any) -> str:
     """What a model returned, in words."""
     keys = f" of {', '.join(map(str, list(outputs)[:5]))}" if isinstance(outputs, Mapping) else ""
     return f"{type(outputs).__name__}{keys}"
 
 
-class Apart(Exception):
+class NotConcatenable(Exception):
     """What a model returned for some samples cannot be put together with what it did for others."""
 
 
-def joined(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
+def concatenate_outputs(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
     """What a model would have returned for all samples at once, from what it did for some at a
     time; `Apart` where something in it has no entry for each sample."""
 
     def together(tensors: Sequence[Tensor]) -> Tensor:
         if any(each.shape[:1] != (length,) for each, length in zip(tensors, lengths, strict=True)):
-            raise Apart
+            raise NotConcatenable
         return torch.cat(list(tensors))
 
     return _merged(together, parts)
 
 
-def replaced(outputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_outputs(outputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """A model's outputs with every tensor in them replaced. What is neither a table, a tuple, a
     data class nor something with scores is left as it is."""
     return _merged(lambda tensors: function(tensors[0]), [outputs], keeps=True)
 
 
-def tensors_in(outputs: Any) -> list[Tensor]:
+def output_tensors(outputs: Any) -> list[Tensor]:
     """The tensors that `replaced` replaces, in its order."""
     found: list[Tensor] = []
 
@@ -85,7 +85,7 @@ def tensors_in(outputs: Any) -> list[Tensor]:
         found.append(each)
         return each
 
-    replaced(outputs, noted)
+    map_outputs(outputs, noted)
     return found
 
 
@@ -105,19 +105,19 @@ def _merged(function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Any]
         return type(first)(*entries) if hasattr(first, "_fields") else type(first)(entries)
     if first is None or isinstance(first, bool | int | float | str):
         if any(part != first for part in parts):
-            raise Apart
+            raise NotConcatenable
         return first
     if not (dataclasses.is_dataclass(first) or hasattr(first, LOGITS)):
         if keeps:
             return first
-        raise Apart
+        raise NotConcatenable
     made = copy.copy(first)
     for name in vars(first):
         object.__setattr__(made, name, _merged(function, [getattr(part, name) for part in parts], keeps))
     return made
 
 
-def size(outputs: Any) -> int:
+def output_bytes(outputs: Any) -> int:
     """Bytes of all tensors in what a model returned."""
     if isinstance(outputs, Tensor):
         return outputs.nbytes
@@ -127,7 +127,7 @@ def size(outputs: Any) -> int:
         inside = outputs
     else:
         inside = vars(outputs).values() if hasattr(outputs, "__dict__") else ()
-    return sum(map(size, inside))
+    return sum(map(output_bytes, inside))
 
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -153,15 +153,15 @@ OF_VALUES = (
 
 
 @dataclass(frozen=True)
-class OnScores:
+class LossOnScores:
     """A loss of tensors, given the scores in whatever a model returned."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        values = outputs if isinstance(outputs, Tensor) else scores(outputs)
+        values = outputs if isinstance(outputs, Tensor) else require_scores(outputs)
         if _is_one_of(self, OF_VALUES):
-            values, targets = matched(values, targets)
+            values, targets = match_shapes(values, targets)
         return self.loss(values, targets)
 
     @property
@@ -170,12 +170,12 @@ class OnScores:
         return str(getattr(loss, "__name__", loss))
 
 
-def bare(loss: Loss) -> Loss:
+def unwrap_loss(loss: Loss) -> Loss:
     """The loss itself, without what hands it the scores."""
-    return loss.loss if isinstance(loss, OnScores) else loss
+    return loss.loss if isinstance(loss, LossOnScores) else loss
 
 
-def checked(loss: Loss, value: object) -> Tensor:
+def check_loss_value(loss: Loss, value: object) -> Tensor:
     """What a loss gave, if there is a gradient of it: one that was tried on a few samples may still
     give something else on others."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
@@ -184,13 +184,13 @@ def checked(loss: Loss, value: object) -> Tensor:
     if isinstance(value, Tensor):
         given = "a number without a gradient" if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
     told = f"gave {given} for some samples, and must give one number with a gradient for all"
-    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition_frame(bare(loss)))
+    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition_frame(unwrap_loss(loss)))
 
 
-def adds_up(loss: Loss) -> bool:
+def is_additive(loss: Loss) -> bool:
     """Whether the losses of parts give that of the whole, each weighted by its labels that are not
     ignored."""
-    return bare(loss) is F.cross_entropy
+    return unwrap_loss(loss) is F.cross_entropy
 
 
 def takes_classes(loss: Loss) -> bool:
@@ -206,9 +206,9 @@ def _is_one_of(loss: Loss, known: Collection[Callable[..., Any]]) -> bool:
     return any(own is each for each in known)
 
 
-def ignored(loss: Loss) -> int:
+def ignore_index(loss: Loss) -> int:
     """The label a loss passes over."""
-    own = bare(loss)
+    own = unwrap_loss(loss)
     given = own.keywords if isinstance(own, functools.partial) else {}
     label = given.get("ignore_index", getattr(_called(loss), "ignore_index", IGNORED))
     return label if isinstance(label, int) else IGNORED
@@ -216,11 +216,11 @@ def ignored(loss: Loss) -> int:
 
 def _called(loss: Loss) -> Callable[..., Any]:
     """The function or module that a loss comes down to, without its parameters."""
-    loss = bare(loss)
+    loss = unwrap_loss(loss)
     return loss.func if isinstance(loss, functools.partial) else loss
 
 
-def matched(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Predicted values and targets of one shape and type: a model's single column of values is for
     targets without one, which the library would spread over each other."""
     if values.shape == (*targets.shape, 1):
@@ -236,7 +236,7 @@ def _of_values(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(loss)
     def matching(values: Tensor, targets: Tensor, **params: Any) -> Tensor:
-        return loss(*matched(values, targets), **params)
+        return loss(*match_shapes(values, targets), **params)
 
     return matching
 
@@ -244,7 +244,7 @@ def _of_values(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None = None) -> Tensor:
     """Binary cross entropy of yes-or-no scores; pos_weight: what a yes counts for."""
     weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
-    return F.binary_cross_entropy_with_logits(*matched(values, targets), pos_weight=weight)
+    return F.binary_cross_entropy_with_logits(*match_shapes(values, targets), pos_weight=weight)
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -268,29 +268,29 @@ PARAMETERS = {
 }
 
 
-def loss_of(given: LossLike | None, field: str = "loss") -> Loss:
+def parse_loss(given: LossLike | None, field: str = "loss") -> Loss:
     """The loss that a user gave, cross-entropy unless they gave one."""
     if given is None:
-        return OnScores(F.cross_entropy)
+        return LossOnScores(F.cross_entropy)
     if not isinstance(given, str | Mapping):
         if not callable(given):
             raise InvalidInput(field, given, "must be a name, a table with one, or a function (outputs, targets)")
         if inspect.isclass(given):
             raise InvalidInput(field, given.__name__, f"is a class: give an object of it, {given.__name__}()")
-        return OnScores(given) if _is_library(given) else given
+        return LossOnScores(given) if _is_library(given) else given
     name, params = name_and_params(field, given)
     if ":" in name:
-        return loss_of(own(field, name, params), field)
+        return parse_loss(load_user_object(field, name, params), field)
     if name not in LOSSES:
         raise unknown_name(field, name, LOSSES)
     allowed = PARAMETERS.get(name, ())
     for key in params:
         if key not in allowed:
             raise unknown_name(f"{field} key", key, allowed)
-    return OnScores(functools.partial(LOSSES[name], **params) if params else LOSSES[name])
+    return LossOnScores(functools.partial(LOSSES[name], **params) if params else LOSSES[name])
 
 
-def own(field: str, path: str, params: Mapping[str, Any]) -> Any:
+def load_user_object(field: str, path: str, params: Mapping[str, Any]) -> Any:
     """What an import path names, with its parameters: a class is made with them, a function called
     with them."""
     found = load_attribute(field, path)

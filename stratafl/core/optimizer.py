@@ -16,7 +16,7 @@ from stratafl.base.user_code import load_attribute
 from stratafl.base.validation import check_integer, check_number, name_and_params
 from stratafl.core.rule import Rows
 
-COUNT = "steps"
+STEP_COUNT = "steps"
 """The name of Adam's count of a client's steps, one whole number per row."""
 
 
@@ -89,17 +89,17 @@ class Adam:
 
     def init(self, x: Tensor) -> Rows:
         count = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
-        return {"m": torch.zeros_like(x), "v": torch.zeros_like(x), COUNT: count}
+        return {"m": torch.zeros_like(x), "v": torch.zeros_like(x), STEP_COUNT: count}
 
     def step(self, state: Rows, direction: Tensor, x: Tensor, lr: float | Tensor) -> tuple[Rows, Tensor]:
-        (beta1, beta2), count = self.betas, state[COUNT] + 1
+        (beta1, beta2), count = self.betas, state[STEP_COUNT] + 1
         m = beta1 * state["m"] + (1 - beta1) * direction
         v = beta2 * state["v"] + (1 - beta2) * direction * direction
         first, second = self.unbiased(count, x.dtype)
         change = lr * (first * m / (second * v.sqrt() + self.eps))
         if self.decoupled:
             change = change + lr * self.decoupled * x
-        return {"m": m, "v": v, COUNT: count}, change
+        return {"m": m, "v": v, STEP_COUNT: count}, change
 
     def unbiased(self, count: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What the first moment, and the root of the second, are multiplied with after so many
@@ -125,10 +125,10 @@ class AdamW(Adam):
         return self.weight_decay
 
 
-KNOWN: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-def optimiser_of(given: object) -> Optimiser:
+def parse_optimizer(given: object) -> Optimiser:
     """An optimiser, from one, from its name, or from a table with its name and parameters. A user's
     own has the name "package.module:make" or "file.py:make", where `make` gives one."""
     if not isinstance(given, str | Mapping):
@@ -139,9 +139,9 @@ def optimiser_of(given: object) -> Optimiser:
     name, params = name_and_params("leaf.optimiser", given)
     if ":" in name:
         return _own(name, params)
-    if name not in KNOWN:
-        raise unknown_name("leaf.optimiser", name, KNOWN)
-    kind = KNOWN[name]
+    if name not in OPTIMIZERS:
+        raise unknown_name("leaf.optimiser", name, OPTIMIZERS)
+    kind = OPTIMIZERS[name]
     for key in params:
         if key not in kind.__dataclass_fields__:
             raise unknown_name(f"leaf.optimiser.{name} key", key, kind.__dataclass_fields__)

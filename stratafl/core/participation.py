@@ -55,7 +55,7 @@ def _checked(each: Participation) -> Participation:
     return check_count_or_fraction("participation", each, 'must be "all", a fraction, a number or a function')
 
 
-def draw(
+def sample_participants(
     participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
 ) -> np.ndarray:
     """Which nodes of a level take part in its next round, as a mask; at least one child of each
@@ -77,7 +77,7 @@ def draw(
         return mask & ~busy_N
     parents = tree.parents[level]
     siblings = tree.children(level - 1)
-    wanted = _wanted(participation, siblings) - np.bincount(parents[busy_N], minlength=len(siblings))
+    wanted = _cohort_size(participation, siblings) - np.bincount(parents[busy_N], minlength=len(siblings))
     # a random order within each set of siblings, the busy ones last; those ranked first take part
     order = np.lexsort((random.random(count), busy_N, parents))
     rank = np.empty(count, dtype=int)
@@ -85,14 +85,14 @@ def draw(
     return (rank < wanted[parents]) & ~busy_N
 
 
-def _wanted(participation: float | int, siblings: np.ndarray) -> np.ndarray:
+def _cohort_size(participation: float | int, siblings: np.ndarray) -> np.ndarray:
     """How many children of each parent take part."""
     if isinstance(participation, float):
         return np.maximum(1, np.round(participation * siblings).astype(int))
     return np.minimum(participation, siblings)
 
 
-def expected(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
+def expected_share(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
     """The share of rounds that each leaf may be expected to take part in; a user's own function is
     taken for all."""
     share_N = np.ones(tree.leaves)
@@ -100,5 +100,5 @@ def expected(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
         if isinstance(each, float | int):
             siblings = tree.children(level - 1)
             parent_N = tree.ancestors(level - 1)
-            share_N *= (_wanted(each, siblings) / siblings)[parent_N]
+            share_N *= (_cohort_size(each, siblings) / siblings)[parent_N]
     return share_N

@@ -23,7 +23,7 @@ BLOCK = 2**25
 """Numbers of a matrix that are looked at in one go."""
 
 
-class Spread(NamedTuple):
+class IndexedRows(NamedTuple):
     """M rows, and which of them is each node's."""
 
     rows_MP: Tensor
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
         chosen = self._which(nodes)
         return self.rows_MP[chosen] if isinstance(chosen, slice) else self.rows_MP.index_select(0, chosen)
 
-    def columns(self, which: slice) -> Spread:
+    def columns(self, which: slice) -> IndexedRows:
         """A part of every row."""
         return self._replace(rows_MP=self.rows_MP[:, which])
 
@@ -83,7 +83,7 @@ class Spread(NamedTuple):
         return to_device(chosen, self.rows_MP.device)
 
 
-def in_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def column_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of the same columns of nodes' rows and of those they share, one after another: the
     difference of the two then needs no room of their size."""
     columns = max(1, BLOCK // len(rows_NP))

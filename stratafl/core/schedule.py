@@ -17,7 +17,7 @@ MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
 
 
-class Event(NamedTuple):
+class SyncEvent(NamedTuple):
     """Train this many steps, then synchronise the edge levels from the leaves' up to `top`."""
 
     steps: int
@@ -78,15 +78,15 @@ class Schedule:
         """How often each edge level meets in a global round, indexed by level."""
         return np.array([0, *(self.steps[0] // every for every in self.steps)])
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[SyncEvent]:
         """What happens in one global round."""
         return map(self.event, range(self.meetings[-1]))
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int) -> SyncEvent:
         """One of them, counted from 0."""
         every = self.steps
         done = (number + 1) * every[-1]
-        return Event(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
+        return SyncEvent(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
 MOST_DRAWN = 1 << 30

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.core.client_training import Anchor, Pull, Work, behind_clip
-from stratafl.core.client_update import Leaf, Stage, Usual, through
-from stratafl.core.optimizer import KNOWN, Optimiser
-from stratafl.core.rows import Spread
+from stratafl.core.client_training import Anchor, LocalRule, TrainRequest, move_decay_behind_clip
+from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
+from stratafl.core.optimizer import OPTIMIZERS, Optimiser
+from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
 from stratafl.engine.ops import Table, advance
@@ -61,13 +61,13 @@ class Rows(NamedTuple):
     """Room for the correction and strength * x together."""
 
     @staticmethod
-    def holding(work: Work, clients: int, leaf: Leaf) -> Rows:
+    def holding(work: TrainRequest, clients: int, leaf: Leaf) -> Rows:
         """Room for so many clients' part of this work."""
 
-        def new(given: Spread) -> Tensor:
+        def new(given: IndexedRows) -> Tensor:
             return room(clients, given.rows_MP.shape[1], given.rows_MP)
 
-        pulls, stages = behind_clip(work.pulls, leaf.stages)
+        pulls, stages = move_decay_behind_clip(work.pulls, leaf.stages)
         anchors = _anchors(pulls)
         strength = sum((pull.local.strength for pull in pulls if anchors and isinstance(pull.local, Proximal)), 0.0)
         return Rows(
@@ -83,7 +83,7 @@ class Rows(NamedTuple):
             new(work.x) if strength else None,
         )
 
-    def load(self, work: Work, leaves: Sequence[int], layout: Layout) -> None:
+    def load(self, work: TrainRequest, leaves: Sequence[int], layout: Layout) -> None:
         """Take over what these leaves start from; rows of parameters lie as this says from then
         on."""
         layout.into(self.x_CP, work.x, leaves)
@@ -142,23 +142,23 @@ class Rows(NamedTuple):
         return direction_CP
 
 
-def _state(optimiser: Optimiser, work: Work, clients: int) -> States:
+def _state(optimiser: Optimiser, work: TrainRequest, clients: int) -> States:
     """Room for so many clients' states."""
     like = optimiser.init(work.x.rows_MP[:1])
     return {name: room(clients, rows.shape[1], rows) for name, rows in like.items()}
 
 
-def _anchors(pulls: Sequence[Pull]) -> list[tuple[float, Spread]]:
+def _anchors(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
     """Strengths and models of the pulls, where all of them are proximal and may be added up in any
     order."""
     found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
     return found if len(found) == len(pulls) else []
 
 
-def usual(rows: Rows) -> Usual | None:
+def usual(rows: Rows) -> StandardChain | None:
     """The usual chain, which has kernels that do all of it; None where it is another, rules have
     directions of their own, or the optimiser is a user's."""
-    return None if rows.pulls or type(rows.optimiser) not in KNOWN.values() else Usual.of(rows.stages)
+    return None if rows.pulls or type(rows.optimiser) not in OPTIMIZERS.values() else StandardChain.of(rows.stages)
 
 
 class Wanted(NamedTuple):
@@ -194,7 +194,7 @@ def step(
         ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
         return reads
     g_CP, _, reads = gradients(ALONE)
-    direction_CP = through(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
+    direction_CP = apply_transforms(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
     advance(rows.x_CP, direction_CP, lr, *end)
     return reads
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import preserve_rng
 from stratafl.base.validation import check_choice
-from stratafl.core.client_training import Engine, Training, Work
-from stratafl.core.client_update import Usual
-from stratafl.core.rows import DriftKernel, Spread
+from stratafl.core.client_training import ClientTraining, Engine, TrainRequest
+from stratafl.core.client_update import StandardChain
+from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.data.batches import batch_lengths, steps_of_pass
 from stratafl.data.inputs import shape_of
 from stratafl.engine.loop import LoopEngine
@@ -34,7 +34,7 @@ LOOKED_AT = 100
 """Steps of a pass whose batches' lengths are counted, at most."""
 
 
-def default_engine(whole: Training, clients: float, precision: Compute) -> Literal["loop", "stacked"]:
+def default_engine(whole: ClientTraining, clients: float, precision: Compute) -> Literal["loop", "stacked"]:
     """The one that is to be tried first.
 
     whole: with all clients of the tree, also where this process has a part of them; clients: how
@@ -43,7 +43,7 @@ def default_engine(whole: Training, clients: float, precision: Compute) -> Liter
     if clients < FEWEST or precision in HALF:
         return "loop"
     # a stage of one's own may look at all rows it is given, and the loop gives it one
-    if Usual.of(whole.leaf.stages) is None:
+    if StandardChain.of(whole.leaf.stages) is None:
         return "loop"
     longest = max(whole.partition, key=len)
     places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
@@ -53,7 +53,7 @@ def default_engine(whole: Training, clients: float, precision: Compute) -> Liter
     return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
 
 
-def lengths_at_once(whole: Training) -> float:
+def lengths_at_once(whole: ClientTraining) -> float:
     """How many lengths the clients' batches have in a step, on average over the longest pass."""
     size_N = np.array([len(part) for part in whole.partition])
     steps = min(LOOKED_AT, steps_of_pass(int(size_N.max()), whole.batch))
@@ -92,7 +92,7 @@ def drift_kernel(like: Tensor) -> DriftKernel | None:
 
 
 def make_engine(
-    name: Name, training: Training, *, chunk: int | None = None, precision: Compute = "fp32"
+    name: Name, training: ClientTraining, *, chunk: int | None = None, precision: Compute = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of this name.
 
@@ -123,7 +123,7 @@ def make_engine(
 
 
 def make_default(
-    training: Training, whole: Training, clients: float, precision: Compute = "fp32"
+    training: ClientTraining, whole: ClientTraining, clients: float, precision: Compute = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of a CPU where none is named: `default_engine` says which, and where that is the
     stacked one it must take the whole module, and where only clients whose batches are as long can
@@ -140,7 +140,7 @@ def make_default(
     return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
 
 
-def _loop(training: Training, precision: Compute, how: str = "loop") -> LoopEngine:
+def _loop(training: ClientTraining, precision: Compute, how: str = "loop") -> LoopEngine:
     """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
     engine = LoopEngine(training, how=how, precision=precision)
     if engine.precision not in HALF:
@@ -172,7 +172,7 @@ def differences(engine: Engine, name: Name | None, precision: Compute) -> list[s
     return found
 
 
-def _key(training: Training, precision: Compute) -> object:
+def _key(training: ClientTraining, precision: Compute) -> object:
     flat, batch = training.flat, training.batch
     largest = max(len(part) for part in training.partition)
     shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
@@ -183,7 +183,7 @@ def _key(training: Training, precision: Compute) -> object:
     )  # fmt: skip
 
 
-def _seconds(engine: Engine, training: Training, clients: int) -> float:
+def _seconds(engine: Engine, training: ClientTraining, clients: int) -> float:
     """The best time of a few steps of a few clients, from the module's own values."""
     work = _first_work(training, clients)
     engine.train(work._replace(steps=1))
@@ -195,9 +195,11 @@ def _seconds(engine: Engine, training: Training, clients: int) -> float:
     return best
 
 
-def _first_work(training: Training, clients: int) -> Work:
+def _first_work(training: ClientTraining, clients: int) -> TrainRequest:
     """A few steps of the first clients, from the module's own values."""
     x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
     shared = np.zeros(clients, dtype=np.int64)
-    x, b = Spread(x_P[None], shared), Spread(b_B[None], shared)
-    return Work(x, b, (Spread(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0)
+    x, b = IndexedRows(x_P[None], shared), IndexedRows(b_B[None], shared)
+    return TrainRequest(
+        x, b, (IndexedRows(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0
+    )

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat_module import Flat, copied
-from stratafl.core.losses import Loss, OnScores, bare, checked, replaced, tensors_in
-from stratafl.core.rows import Spread
+from stratafl.core.flat_module import FlatModule, copy_module
+from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
+from stratafl.core.rows import IndexedRows
 from stratafl.data.inputs import Inputs, arguments, mapped, tensors_of
 from stratafl.engine import ops, precision
 from stratafl.engine.batches import Batch, by_length, widened
@@ -50,7 +50,7 @@ class Losses:
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.loss, self._dtype, self._ops = loss, dtype, functions
-        self.even = not (labels and bare(loss) is F.cross_entropy)
+        self.even = not (labels and unwrap_loss(loss) is F.cross_entropy)
         self._maps = True
 
     def __call__(self, outputs_CB: Any, batch: Batch, drawn: int = 0) -> Tensor:
@@ -72,26 +72,26 @@ class Losses:
         def own(each: Tensor) -> Tensor:
             return (each.to(self._dtype) if each.is_floating_point() else each)[where].clone()
 
-        return replaced(outputs_CB, own)
+        return map_outputs(outputs_CB, own)
 
     def _own_losses(self, outputs_CB: Any, batch: Batch, drawn: int) -> Tensor:
         """A user's loss of each client, none of whose batches is padded."""
-        targets_CB, rows_CB = batch.targets_CB.clone(), tensors_in(outputs_CB)
+        targets_CB, rows_CB = batch.targets_CB.clone(), output_tensors(outputs_CB)
 
         def one(targets_B: Tensor, *rows_B: Tensor) -> Tensor:
             rows = iter(rows_B)
-            return self.loss(replaced(outputs_CB, lambda _: next(rows)), targets_B)
+            return self.loss(map_outputs(outputs_CB, lambda _: next(rows)), targets_B)
 
         def number(*given: Tensor) -> Tensor:
             value = one(*given)
             is_number = isinstance(value, Tensor) and value.numel() == 1
-            return (value if is_number else checked(self.loss, value)).reshape(())
+            return (value if is_number else check_loss_value(self.loss, value)).reshape(())
 
         if self._maps:
             try:
                 with vmap_fallback_disabled():
                     losses_C = vmap(number)(targets_CB, *rows_CB)
-                checked(self.loss, losses_C[0])
+                check_loss_value(self.loss, losses_C[0])
                 return losses_C
             except RuntimeError as problem:
                 pass_on_no_room(problem)
@@ -103,7 +103,7 @@ class Losses:
             # a slice: to choose by a list, a GPU waits for the host
             stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
             with nullcontext() if stream is None else RandomOverride(RandomSource(stream, drawn)):
-                losses.append(checked(self.loss, one(*own)).reshape(()))
+                losses.append(check_loss_value(self.loss, one(*own)).reshape(()))
         return torch.stack(losses)
 
 
@@ -117,7 +117,7 @@ class Recorded:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: FlatModule,
         loss: Loss,
         device: torch.device,
         compute: precision.Compute = "fp32",
@@ -132,7 +132,7 @@ class Recorded:
         self.flat, self.compute, self.pads = flat, self._casting.compute, pads
         self.layout = Layout(flat)
         self._losses = Losses(loss, flat.dtype, ops.PLAIN, labels)
-        self._whole, self._apart = not isinstance(loss, OnScores), apart
+        self._whole, self._apart = not isinstance(loss, LossOnScores), apart
         self.even = not pads or self._losses.even
         self.poisoned = False
         """Whether the place for the gradients is filled with what is no number first, so that a
@@ -234,13 +234,13 @@ class Stacked:
     program."""
 
     def __init__(
-        self, flat: Flat, loss: Loss, inputs: Inputs, compute: precision.Compute = "fp32", labels: bool = False
+        self, flat: FlatModule, loss: Loss, inputs: Inputs, compute: precision.Compute = "fp32", labels: bool = False
     ):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.flat, self.compute = flat, compute
         self.program = Program(flat, inputs)
-        if self.program.gives_more and not isinstance(loss, OnScores):
+        if self.program.gives_more and not isinstance(loss, LossOnScores):
             raise Unsupported("a loss of one's own, of an output that is no tensor")
         self.ops = ops.table(inputs.device, flat.dtype)
         reorder = self.ops.reorder
@@ -287,7 +287,7 @@ class Mapped:
 
     even = True
 
-    def __init__(self, flat: Flat, loss: Loss, device: torch.device, compute: precision.Compute = "fp32"):
+    def __init__(self, flat: FlatModule, loss: Loss, device: torch.device, compute: precision.Compute = "fp32"):
         self.flat, self.layout = flat, Layout(flat)
         self._casting = Casting(compute, device, flat.dtype, keeps=False)
         self.compute = self._casting.compute
@@ -295,7 +295,7 @@ class Mapped:
         # of its own, in training mode: a module may keep what it computed, which is of no use
         # outside the mapping
         flat.train()
-        self._module = copied(flat.module, shared=flat.module.parameters())
+        self._module = copy_module(flat.module, shared=flat.module.parameters())
         self._gradient = vmap(grad(self._one, has_aux=True), randomness="error")
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
@@ -324,20 +324,20 @@ class Mapped:
 class ModuleOrder:
     """Another method's gradients, of rows in the module's order and in that order."""
 
-    def __init__(self, method: Differentiate, flat: Flat):
+    def __init__(self, method: Differentiate, flat: FlatModule):
         self.method, self.layout = method, Layout(flat)
         self.even, self.compute = method.even, method.compute
 
     def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
         inner = self.method.layout
         own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
-        inner.into(own_CP, Spread(x_CP), range(len(x_CP)))
+        inner.into(own_CP, IndexedRows(x_CP), range(len(x_CP)))
         found = self.method(own_CP, b_CZ, batch)
         inner.restore(found.g_CP, g_CP)
         g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
         return Gradients(g_CP, reads=found.reads)
 
 
-def ordered(method: Differentiate, flat: Flat) -> Differentiate:
+def ordered(method: Differentiate, flat: FlatModule) -> Differentiate:
     """The same for rows in the module's order."""
     return method if method.layout.plain else ModuleOrder(method, flat)

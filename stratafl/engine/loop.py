@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, torch_as_before
-from stratafl.core.client_training import Trained, Training, Work, behind_clip
-from stratafl.core.client_update import Correct, Stage, through
+from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, move_decay_behind_clip
+from stratafl.core.client_update import CorrectionFn, Stage, apply_transforms
 from stratafl.data.batches import batches
 from stratafl.engine.module_profile import counters, draws
 from stratafl.engine.precision import Casting, Compute, computing
@@ -42,7 +42,7 @@ class LoopEngine:
     name = "loop"
     chunk: int | None = None
 
-    def __init__(self, training: Training, *, how: str = "loop", precision: Compute = "fp32"):
+    def __init__(self, training: ClientTraining, *, how: str = "loop", precision: Compute = "fp32"):
         """how: "loop", or "loop: why" where another engine was asked for; precision: what products
         are computed in."""
         self.training, self.leaf, self.how = training, training.leaf, how
@@ -59,16 +59,16 @@ class LoopEngine:
     def clipped(self) -> int:
         return int(self._clipped)
 
-    def train(self, work: Work) -> Trained:
-        pulls, stages = behind_clip(work.pulls, self.leaf.stages)
+    def train(self, work: TrainRequest) -> TrainResult:
+        pulls, stages = move_decay_behind_clip(work.pulls, self.leaf.stages)
         self.training.flat.train()
         with self._quiet():
             done = [self._train(work._replace(pulls=pulls), client, stages) for client in work.active]
         none_0P, none_0B = work.x.rows_MP[:0], work.b.rows_MP[:0]
         kept = {name: rows.rows_MP[:0] for name, rows in work.optimiser.items()}
-        return Trained.joined([Trained(none_0P, none_0B, _path(work, none_0P), kept), *done])
+        return TrainResult.joined([TrainResult(none_0P, none_0B, _path(work, none_0P), kept), *done])
 
-    def _train(self, work: Work, client: int, stages: Sequence[Stage]) -> Trained:
+    def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """One client's steps."""
         lr, optimiser = float(self.leaf.lr(work.round)), self.leaf.optimiser
         x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
@@ -78,14 +78,14 @@ class LoopEngine:
         path_1P = _path(work, x_1P)
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
-            direction_1P = through(stages, direction_1P, x_1P, correct, self._clipped)
+            direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped)
             state, change_1P = optimiser.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
             if work.has_path:
                 path_1P -= lr / each * direction_1P
-        return Trained(x_1P, b_1B, path_1P, state)
+        return TrainResult(x_1P, b_1B, path_1P, state)
 
-    def gradients(self, work: Work) -> Tensor:
+    def gradients(self, work: TrainRequest) -> Tensor:
         gradients = []
         self.training.flat.train()
         with self._quiet():
@@ -134,12 +134,12 @@ class LoopEngine:
         return self._casting.unscaled(g_P)[None]
 
 
-def _path(work: Work, x_NP: Tensor) -> Tensor:
+def _path(work: TrainRequest, x_NP: Tensor) -> Tensor:
     """Where paths begin: zero, and no columns where nobody wants them."""
     return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
 
 
-def _correcting(work: Work, client: int) -> Correct:
+def _correcting(work: TrainRequest, client: int) -> CorrectionFn:
     """What adds everything the rules add to a leaf's direction."""
     corrections = [each.one(client) for each in work.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import device_generator, preserve_rng, rng_states
-from stratafl.core.client_training import Training
-from stratafl.core.flat_module import Flat, same_values
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.flat_module import FlatModule, equal_with_nan
 from stratafl.core.losses import Loss
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, Kind, mapped
@@ -76,7 +76,7 @@ def plain(samples: Kind) -> Kind:
     return mapped(ordinary, samples)
 
 
-def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor) -> Habits:
+def habits(flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor) -> Habits:
     """A module's habits in training, at these rows and samples; nothing that is given is
     changed."""
     flat.train()
@@ -95,9 +95,9 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, tar
             gradients.append(flat.gradient(after_P, after_B, *samples, loss, after, within=watched.on))
             drawn = drawn or not torch.equal(generator.get_state(), seeded)
             # some of the library's operations write without saying so
-            wrote |= flat.wrote | watched.wrote | ({"weights"} if not same_values(x_P, after_P) else set())
+            wrote |= flat.wrote | watched.wrote | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
             pairs = [(b_B, after_B), *((value, after[name]) for name, value in before.items())]
-            if not all(same_values(*pair) for pair in pairs):
+            if not all(equal_with_nan(*pair) for pair in pairs):
                 wrote.add("buffers")
         _, numpy_now, python_now = rng_states()
     others = tuple(name for name, same in (("Python", python == python_now), ("NumPy", numpy == numpy_now)) if not same)
@@ -110,7 +110,7 @@ def habits(flat: Flat, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, tar
 class _Watched:
     """What a call does that its result need not show."""
 
-    def __init__(self, flat: Flat, device: torch.device):
+    def __init__(self, flat: FlatModule, device: torch.device):
         self.autocast = False
         self.wrote: set[str] = set()
         outside = torch.is_autocast_enabled(device.type)
@@ -169,7 +169,7 @@ def peculiarities(known: Habits) -> list[str]:
     return [f"{again}: it keeps something between calls, which all clients share, and this run cannot be repeated"]
 
 
-def draws(training: Training) -> bool:
+def draws(training: ClientTraining) -> bool:
     """Whether the module or the loss draws from torch's generator in training."""
     flat, device = training.flat, training.supply.device
     few = max(training.partition, key=len)[:FEW].to(device)
@@ -186,7 +186,7 @@ def draws(training: Training) -> bool:
         return not torch.equal(device_generator(device).get_state(), seeded)
 
 
-def counters(training: Training) -> dict[str, Tensor]:
+def counters(training: ClientTraining) -> dict[str, Tensor]:
     """How much each integer buffer grows with every step, where that is always the same.
 
     So a client's counters follow from the number of the step, wherever and whenever it trains.
@@ -242,7 +242,7 @@ class Operations(Observer):
         return self.given <= SMALL_BYTES * self.count
 
 
-def operations(training: Training, index_B: Tensor) -> Operations | None:
+def operations(training: ClientTraining, index_B: Tensor) -> Operations | None:
     """Those of a client's batch on the way forward; None where they cannot be seen."""
     flat, device, seen = training.flat, training.supply.device, Operations()
     x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))

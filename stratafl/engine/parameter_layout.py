@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.core.flat_module import Flat
-from stratafl.core.rows import Spread
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.rows import IndexedRows
 
 
 class Bank(NamedTuple):
@@ -45,7 +45,7 @@ def _copy(given: Tensor, out: Tensor) -> None:
 class Layout:
     """The module's own order, but for these parameters, which lie channels-last."""
 
-    def __init__(self, flat: Flat, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
+    def __init__(self, flat: FlatModule, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
         """`copy` brings filters from one order to the other."""
         self._flat, self._copy = flat, copy
         views = flat.named(torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta"))
@@ -71,7 +71,7 @@ class Layout:
             name: bank.last(x_CP[:, bank.where]) for name, bank in self._banks.items()
         }
 
-    def into(self, out_CP: Tensor, given: Spread, leaves: Sequence[int]) -> None:
+    def into(self, out_CP: Tensor, given: IndexedRows, leaves: Sequence[int]) -> None:
         """Copy these leaves' rows, which are given in the module's order."""
         if not self._orders(given):
             given.into(out_CP, leaves)
@@ -85,12 +85,12 @@ class Layout:
             # rows that leaves share are ordered first, then copied for each
             if len(leaves) < len(given.of_N):
                 used, of_C = np.unique(given.of_N[list(leaves)], return_inverse=True)
-                given, leaves = Spread(Spread(given.rows_MP).some(used.tolist()), of_C), range(len(leaves))
+                given, leaves = IndexedRows(IndexedRows(given.rows_MP).some(used.tolist()), of_C), range(len(leaves))
             ordered_MP = torch.empty_like(given.rows_MP)
-            self.into(ordered_MP, Spread(given.rows_MP), range(len(ordered_MP)))
+            self.into(ordered_MP, IndexedRows(given.rows_MP), range(len(ordered_MP)))
             given._replace(rows_MP=ordered_MP).into(out_CP, leaves)
 
-    def some(self, given: Spread, leaves: Sequence[int]) -> Tensor:
+    def some(self, given: IndexedRows, leaves: Sequence[int]) -> Tensor:
         """These leaves' rows, which are given in the module's order."""
         if not self._orders(given):
             return given.some(leaves)
@@ -109,6 +109,6 @@ class Layout:
         for bank in self._banks.values():
             self._copy(bank.last(x_CP[:, bank.where]), bank.plain(out_CP[:, bank.where]))
 
-    def _orders(self, given: Spread) -> bool:
+    def _orders(self, given: IndexedRows) -> bool:
         """A learning rate for each leaf is no row of parameters."""
         return not self.plain and given.rows_MP.shape[1] == self._flat.parameters

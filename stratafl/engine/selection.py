@@ -13,8 +13,8 @@ from torch import Tensor
 from stratafl.base import errors
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import preserve_rng
-from stratafl.core.flat_module import Flat, copied
-from stratafl.core.losses import Loss, OnScores
+from stratafl.core.flat_module import FlatModule, copy_module
+from stratafl.core.losses import Loss, LossOnScores
 from stratafl.data.inputs import Inputs, mapped, typed
 from stratafl.engine import ops, precision
 from stratafl.engine.batches import Batch
@@ -30,7 +30,7 @@ class Trial(NamedTuple):
     """Some clients whose weights, buffers and batches differ, and the gradients and buffers a
     module gives each of them alone."""
 
-    flat: Flat
+    flat: FlatModule
     x_CP: Tensor
     b_CZ: Tensor
     batch: Batch
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
     tolerance: float
     """How large the difference's norm may be, in terms of the expected one's."""
 
-    def gradients(self, method: Differentiate, flat: Flat) -> tuple[Tensor, Tensor]:
+    def gradients(self, method: Differentiate, flat: FlatModule) -> tuple[Tensor, Tensor]:
         """What a method gives these clients, all in the type of `flat`, and their buffers after."""
         if isinstance(method, Stacked | Recorded):
             method.poisoned = True
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
         pairs = (got_CP, self.expected_CP), (got_CZ, self.expected_CZ)
         return all(self._near(got, expected, self.tolerance) for got, expected in pairs)
 
-    def agrees_coarsely(self, method: Differentiate, flat: Flat) -> bool:
+    def agrees_coarsely(self, method: Differentiate, flat: FlatModule) -> bool:
         """Whether the gradients are also near in the precision that the method computes in, all in
         the type of `flat`."""
         got_CP, _ = self.gradients(method, flat)
@@ -90,13 +90,13 @@ COARSEST = 5e-2
 
 
 def trials(
-    flat: Flat, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Inputs, targets: Tensor, draws: bool
+    flat: FlatModule, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Inputs, targets: Tensor, draws: bool
 ) -> list[Trial]:
     """What a method to get gradients must pass: in float64 where module and loss allow it, and in
     the module's own type where that has operations of its own. `draws`: whether it draws."""
     tolerance = TOLERANCE.get(flat.dtype, COARSEST)
 
-    def trial(flat: Flat, tolerance: float, batch: Batch) -> Trial:
+    def trial(flat: FlatModule, tolerance: float, batch: Batch) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
         own, rounding, batch, kept = [], Rounding(), _typed(batch, flat.dtype), b.clone()
         for client, length in enumerate(batch.length_C):
@@ -115,7 +115,7 @@ def trials(
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:
         return own_type
     try:
-        double = Flat(copied(flat.module).double())
+        double = FlatModule(copy_module(flat.module).double())
         exact = [trial(double, TOLERANCE[torch.float64], batch) for batch in _batches(inputs, targets)]
     except Exception as problem:
         pass_on_no_room(problem)
@@ -136,7 +136,7 @@ def _typed(batch: Batch, dtype: torch.dtype) -> Batch:
     return batch._replace(inputs_CB=typed(batch.inputs_CB, dtype), targets_CB=typed(batch.targets_CB, dtype))
 
 
-def perturbed(flat: Flat, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+def perturbed(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
     """Several clients' rows, each a little off these: at a module's first values much is zero or
     alike by chance."""
     random = torch.Generator().manual_seed(0)
@@ -183,13 +183,13 @@ class Kind(NamedTuple):
     """A method that may be tried."""
 
     name: GradientMethod
-    make: Callable[[Flat, precision.Compute], Differentiate]
+    make: Callable[[FlatModule, precision.Compute], Differentiate]
     is_last: bool = True
     """Whether its reason is the one to tell, where none of this name does."""
 
 
 def choose(
-    flat: Flat,
+    flat: FlatModule,
     loss: Loss,
     inputs: Inputs,
     targets: Tensor,
@@ -207,7 +207,7 @@ def choose(
 
 
 def _chosen(
-    flat: Flat,
+    flat: FlatModule,
     loss: Loss,
     inputs: Inputs,
     targets: Tensor,
@@ -253,7 +253,7 @@ def _chosen(
 
 
 def _kinds(
-    flat: Flat,
+    flat: FlatModule,
     loss: Loss,
     inputs: Inputs,
     labels: bool,
@@ -277,7 +277,7 @@ def _kinds(
         if (
             not known.autocasts
             and len(tried) > 1
-            and pads(tried[0].flat, tried[0].batch, not isinstance(loss, OnScores))
+            and pads(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
         ):
             yield Kind(
                 name,
@@ -310,7 +310,7 @@ def _alters(known: Habits) -> str:
     return "training changes the module's buffers" if known.writes else ""
 
 
-def _peculiar(flat: Flat, known: Habits) -> str:
+def _peculiar(flat: FlatModule, known: Habits) -> str:
     """What makes a module's training depend on more than its parameters, buffers, batch and stream,
     if anything does."""
     hooks = ("_backward_hooks", "_backward_pre_hooks")

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.rng import preserve_rng
-from stratafl.core.client_training import Trained, Training, Work
+from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult
 from stratafl.core.client_update import PLAIN
-from stratafl.core.rows import Spread
+from stratafl.core.rows import IndexedRows
 from stratafl.data.batches import stacked_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
@@ -72,7 +72,7 @@ class StackedEngine:
 
     def __init__(
         self,
-        training: Training,
+        training: ClientTraining,
         *,
         chunk: int | None = None,
         precision: Compute = "fp32",
@@ -137,7 +137,7 @@ class StackedEngine:
     def clipped(self) -> int:
         return self._loop.clipped if self._differentiate is None else int(self._clipped)
 
-    def train(self, work: Work) -> Trained:
+    def train(self, work: TrainRequest) -> TrainResult:
         if self._differentiate is None:
             self._loop.leaf = self.leaf
             return self._loop.train(work)
@@ -145,7 +145,7 @@ class StackedEngine:
         order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.active, 1), kind="stable")
         if order_A is not None:
             work = work._replace(active=[work.active[place] for place in order_A])
-        done = Trained.room(work)
+        done = TrainResult.room(work)
         lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
         with threaded(self.training.flat.parameters), computing(self.precision, self._device):
@@ -164,13 +164,13 @@ class StackedEngine:
             return np.full(len(clients), count)
         return np.array([self.training.steps(self.leaf, client, count) for client in clients])
 
-    def _step_of(self, work: Work, clients: Sequence[int], number: int = 0) -> int | Tensor:
+    def _step_of(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
         """Which of these clients' own steps it is, of the work's."""
         if self.leaf.epochs is None:
             return work.step + number
         return to_device(self._steps(clients, work.step) + number, self._device)
 
-    def _restore(self, rows: Rows, done: Trained, mine: slice) -> None:
+    def _restore(self, rows: Rows, done: TrainResult, mine: slice) -> None:
         """Copy a chunk's rows to where all clients' are, in the module's order."""
         layout = self._way(rows).layout
         done.b_AB[mine].copy_(rows.b_CZ)
@@ -180,7 +180,7 @@ class StackedEngine:
         for name, out_AP in done.optimiser.items():
             layout.restore(rows.state[name], out_AP[mine])
 
-    def gradients(self, work: Work) -> Tensor:
+    def gradients(self, work: TrainRequest) -> Tensor:
         if self._differentiate is None:
             return self._loop.gradients(work)
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
@@ -203,7 +203,7 @@ class StackedEngine:
 
     # -- one chunk ---------------------------------------------------------------------------------
 
-    def _chunks(self, work: Work, steps: int) -> Iterator[Chunk]:
+    def _chunks(self, work: TrainRequest, steps: int) -> Iterator[Chunk]:
         """The active leaves in chunks, each with its samples and the lengths of its batches."""
         active = work.active
         if not active:
@@ -234,7 +234,7 @@ class StackedEngine:
         index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
         return Drawn(Samples(to_device(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
 
-    def _look_ahead(self, work: Work) -> None:
+    def _look_ahead(self, work: TrainRequest) -> None:
         """Draw the next samples while a GPU is busy with these, if the same clients may be expected
         again."""
         if self._device.type == "cuda" and work.active == self._last_active:
@@ -243,7 +243,7 @@ class StackedEngine:
             self._ahead = (tuple(work.active), following, work.steps), drawn
         self._last_active = work.active
 
-    def _trained(self, work: Work, chunk: Chunk, lr: float) -> Rows:
+    def _trained(self, work: TrainRequest, chunk: Chunk, lr: float) -> Rows:
         """The chunk's rows after all steps."""
         captured = self._captured_for(work, chunk)
         rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf)
@@ -307,12 +307,12 @@ class StackedEngine:
         flat = self.training.flat
         x_P, b_Z = (row.to(self._device) for row in flat.row(flat.module))
         whose_N = np.zeros(clients, dtype=np.int64)
-        x, b = Spread(x_P[None], whose_N), Spread(b_Z[None], whose_N)
+        x, b = IndexedRows(x_P[None], whose_N), IndexedRows(b_Z[None], whose_N)
 
         uncounted = torch.zeros_like(self._clipped)
 
         def attempt(few: int) -> None:
-            work = Work(x, b, (x,), (), list(range(few)), 0, 1, 0)
+            work = TrainRequest(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
                 rows = Rows.holding(work, few, self.leaf)
                 rows.load(work, chunk.leaves, self._way(rows).layout)
@@ -329,7 +329,7 @@ class StackedEngine:
         with preserve_rng(x_P.device), computing(self.precision, x_P.device):
             return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
-    def _captured_for(self, work: Work, chunk: Chunk) -> Captured | None:
+    def _captured_for(self, work: TrainRequest, chunk: Chunk) -> Captured | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""
         assert self._differentiate is not None
         if not self._capture or (self.training.augment is not None and not self._augments):
@@ -362,7 +362,7 @@ class StackedEngine:
         self._captured[key] = known
         return known
 
-    def _new_captured(self, work: Work, chunk: Chunk) -> Captured | None:
+    def _new_captured(self, work: TrainRequest, chunk: Chunk) -> Captured | None:
         length_C = chunk.length_CH[:, 0]
 
         def take(fixed: Fixed) -> tuple[object, ...]:

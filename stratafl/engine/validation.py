@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from stratafl.base.errors import InvalidInput, convert_errors, describe_exception, invalid_input, pass_on_no_room
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import WANTED, Loss, ignored, kind_of, scores_of, size, takes_classes
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
 from stratafl.data.dataset import Classes
 from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, tally
@@ -63,7 +63,7 @@ class Vocabulary(TorchFunctionMode):
 class Subject(NamedTuple):
     """A model and its loss, where a run begins."""
 
-    flat: Flat
+    flat: FlatModule
     x_P: Tensor
     b_B: Tensor
     loss: Loss
@@ -123,12 +123,12 @@ def model_fits(
         low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
         told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
-    scores = scores_of(outputs)
+    scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
     classes = None
     if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
-        classes = Classes(scores.shape[1], ignored(loss))
+        classes = Classes(scores.shape[1], ignore_index(loss))
         classes.check(field, targets)
     try:
         value = loss(outputs, targets[:2].clone())
@@ -143,7 +143,7 @@ def model_fits(
 def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
     """Refuse outputs that hold no scores of classes, and targets that are no class numbers."""
     if scores is None:
-        raise InvalidInput("model output", kind_of(outputs), f"{WANTED}; or give a loss of your own")
+        raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if targets.is_floating_point() and targets.ndim < scores.ndim:
         kind = str(targets.dtype).removeprefix("torch.")
         told = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
@@ -177,7 +177,7 @@ def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Aug
         outputs = subject.outputs(inputs)
         value = loss(outputs, targets.clone())
     if not value.requires_grad:
-        scores = scores_of(outputs)
+        scores = find_scores(outputs)
         if scores is not None and scores.requires_grad:
             name = getattr(loss, "__name__", loss)
             raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
@@ -207,13 +207,15 @@ def objective_fits(
     subject.flat.eval()
     with torch.no_grad():
         outputs = subject.outputs(inputs[:2])
-    found, whole = scores_of(outputs), [metric.name for metric in metrics if not metric.adds_up]
-    if whole and size(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
+    found, whole = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    if whole and output_bytes(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
         told = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
         raise InvalidInput(f"metrics.{whole[0]}", whole[0], told)
     adding = [metric.name for metric in metrics if metric.adds_up]
     if found is None and adding:
-        raise InvalidInput(f"metrics.{adding[0]}", kind_of(outputs), f"needs scores: a model's output {WANTED}")
+        raise InvalidInput(
+            f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"
+        )
     if metrics:
         with convert_errors("metrics", names):
             tally(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)

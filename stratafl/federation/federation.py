@@ -14,10 +14,10 @@ from stratafl.base.device import DeviceCache, to_device
 from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
 from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
-from stratafl.core.client_training import Pull, Trained, Work
-from stratafl.core.client_update import Leaf, wants_path, with_path
-from stratafl.core.participation import Participation, draw
-from stratafl.core.rows import DriftKernel, Spread
+from stratafl.core.client_training import LocalRule, TrainRequest, TrainResult
+from stratafl.core.client_update import Leaf, append_sgd_path, needs_sgd_path
+from stratafl.core.participation import Participation, sample_participants
+from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.core.rule import Edge, Path, Rows, Rule, average
 from stratafl.federation import sync
 from stratafl.federation.events import Beginning, Meeting, Restart, Watcher
@@ -56,11 +56,11 @@ class Standing:
         self.rules: list[Rule] = [average(), *rules]
         self.participation: list[Participation] = [None, *participation]
         self._placed = DeviceCache(x_P.device)
-        self._width, self.has_path = len(b_B), leaf is not None and wants_path(leaf, rules)
+        self._width, self.has_path = len(b_B), leaf is not None and needs_sgd_path(leaf, rules)
         self._optimiser = leaf.optimiser if leaf is not None and leaf.keeps else None
         self._kept_at_first, self._later = kept or {}, later or {}
         if self.has_path:
-            b_B = with_path(b_B, torch.zeros_like(x_P))
+            b_B = append_sgd_path(b_B, torch.zeros_like(x_P))
         limits = zip(update_limits(update_limit, rules), update_factors(update_factor, rules), strict=True)
         channels = [Channels()] * tree.depth if channels is None else channels
         masked = not bool(b_B.isfinite().all())
@@ -178,16 +178,16 @@ class Standing:
 
     # -- what follows from it ----------------------------------------------------------------------
 
-    def _own(self) -> dict[str, Spread]:
+    def _own(self) -> dict[str, IndexedRows]:
         """What each leaf kept to itself."""
-        return {name: Spread(rows) for name, rows in self.levels[-1].optimiser.items()}
+        return {name: IndexedRows(rows) for name, rows in self.levels[-1].optimiser.items()}
 
-    def _leaves(self, level: int, rows: Tensor) -> Spread:
+    def _leaves(self, level: int, rows: Tensor) -> IndexedRows:
         """A level's rows as the leaves see them."""
         if level == self.tree.depth:
-            return Spread(rows)
+            return IndexedRows(rows)
         ancestor_N = self.tree.ancestors(level)
-        return Spread(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
+        return IndexedRows(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
 
     def _is_pending(self, level: int) -> np.ndarray:
         pending = self.levels[level].pending
@@ -256,7 +256,7 @@ class Federation(Standing):
         """Draw who takes part on every level that just met, and give them their parents' models."""
         for level in self._edge_levels(self.top):
             now, above = self.levels[level], self.levels[level - 1]
-            drawn = draw(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
+            drawn = sample_participants(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
             active_N = self.tree.here(level, drawn) & above.active_N[self.tree.parents[level]]
             new_N = active_N & ~now.begun_N
             self._change(level, active_N=active_N, begun_N=now.begun_N | active_N, rounds=now.rounds + 1)
@@ -320,7 +320,7 @@ class Federation(Standing):
         for watcher in self.watchers:
             watcher.restarted(Restart(self.top, fresh, new.sent, everybody, self._model_bytes))
 
-    def work(self, step: int, steps: int, round: int) -> Work:
+    def work(self, step: int, steps: int, round: int) -> TrainRequest:
         """What the leaves are to do next."""
         corrections, pulls = [], []
         for level in self._edge_levels():
@@ -333,10 +333,10 @@ class Federation(Standing):
                 model_MP = self.levels[level - 1].given[MODEL]
                 rate_N1 = self._edge(level).column("rate", now.rate_N, model_MP)
                 model = self._leaves(level - 1, model_MP)
-                pulls.append(Pull(local, model, mine, self._leaves(level, rate_N1)))
+                pulls.append(LocalRule(local, model, mine, self._leaves(level, rate_N1)))
         above = self.tree.depth - 1
         given = self.levels[above].given
-        return Work(
+        return TrainRequest(
             x=self._leaves(above, given[MODEL]),
             b=self._leaves(above, given[BUFFERS][:, : self._width]),
             corrections=tuple(corrections),
@@ -349,23 +349,23 @@ class Federation(Standing):
             has_path=self.has_path,
         )
 
-    def probe_work(self, level: int, rows_NP: Tensor) -> Work:
+    def probe_work(self, level: int, rows_NP: Tensor) -> TrainRequest:
         """All leaves at the models of their ancestors on a level: for a look at their gradients,
         not for training."""
         above = self.tree.depth - 1
         everybody = list(range(self.tree.leaves))
         buffers = self._leaves(above, self.levels[above].given[BUFFERS][:, : self._width])
-        return Work(self._leaves(level, rows_NP), buffers, (), (), everybody, 0, 1, 0, optimiser=self._own())
+        return TrainRequest(self._leaves(level, rows_NP), buffers, (), (), everybody, 0, 1, 0, optimiser=self._own())
 
     # -- the end of a round ------------------------------------------------------------------------
 
-    def trained(self, trained: Trained, rate: float) -> None:
+    def trained(self, trained: TrainResult, rate: float) -> None:
         """Take over what became of the leaves that take part, after steps whose learning rates add
         up to `rate`."""
         leaves, b_AB = self.levels[-1], trained.b_AB
         if self.has_path:
             start = self._leaves(self.tree.depth - 1, self.levels[-2].given[BUFFERS][:, self._width :])
-            b_AB = with_path(b_AB, start.some(np.flatnonzero(leaves.active_N).tolist()) + trained.path_AP)
+            b_AB = append_sgd_path(b_AB, start.some(np.flatnonzero(leaves.active_N).tolist()) + trained.path_AP)
         self.levels[-1] = replace(
             leaves,
             model=_placed(leaves.active_N, trained.x_AP, leaves.model),
@@ -403,7 +403,7 @@ class Federation(Standing):
         edges, now, above = self._edge(level), self.levels[level], self.levels[level - 1]
         rule, start_MP, pending = edges.terms.rule, above.given[MODEL], now.pending
         parents = edges.spread(start_MP)
-        start = parents if pending is None else Spread(pending.start_NP)
+        start = parents if pending is None else IndexedRows(pending.start_NP)
         path = self._path(edges, now.buffers, above.given)
         edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
         heard_N = now.active_N if pending is None else self._heard(level)
@@ -503,7 +503,7 @@ class Federation(Standing):
         shared_N1 = edges.column("mean rate", rate_M[self.tree.parents[level]], x_NP)
         x_NP = pending.moved(compared(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP)))
         mean = edges.spread(self.tree.mean(level, x_NP, present_N, outcome.share_M))
-        return sync.learn(edges.terms.rule, state, x_NP, Edge(Spread(onto_NP), now.correction, shared_N1, mean))
+        return sync.learn(edges.terms.rule, state, x_NP, Edge(IndexedRows(onto_NP), now.correction, shared_N1, mean))
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:

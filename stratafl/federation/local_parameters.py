@@ -24,11 +24,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.validation import is_within, matching
-from stratafl.core.client_training import Engine, Pull, Trained, Work
+from stratafl.core.client_training import Engine, LocalRule, TrainRequest, TrainResult
 from stratafl.core.client_update import Leaf
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.core.optimizer import Optimiser
-from stratafl.core.rows import Spread
+from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows, Rule
 
 BATCH_NORM = "batch_norm"
@@ -77,7 +77,7 @@ class Columns(NamedTuple):
 class Home:
     """The columns that stay with the clients of a run; of most runs there are none."""
 
-    def __init__(self, flat: Flat, names: Sequence[str], leaf: Leaf, device: torch.device):
+    def __init__(self, flat: FlatModule, names: Sequence[str], leaf: Leaf, device: torch.device):
         """`names`: of the parameters and buffers that stay."""
         stays = torch.zeros(flat.parameters, dtype=torch.bool), torch.zeros(flat.buffers, dtype=torch.bool)
         views = flat.named(*stays)
@@ -110,14 +110,14 @@ class Home:
             kept |= {OPTIMISER + name: self.parameters.home(whole[name]) for name in self._rows_of(whole)}
         return self.parameters.shared(x_P), self.buffers.shared(b_B), kept
 
-    def work(self, work: Work) -> Work:
+    def work(self, work: TrainRequest) -> TrainRequest:
         """A federation's work, of whole modules."""
         if self.is_empty:
             return work
         active, kept = work.active, work.optimiser
         leaves = kept[MODEL].nodes
 
-        def whole(columns: Columns, shared: Spread, name: str) -> Spread:
+        def whole(columns: Columns, shared: IndexedRows, name: str) -> IndexedRows:
             return _of_active(columns.joined(shared.some(active), kept[name].some(active)), active, leaves)
 
         optimiser = {}
@@ -136,7 +136,7 @@ class Home:
             optimiser=optimiser,
         )
 
-    def trained(self, trained: Trained) -> Trained:
+    def trained(self, trained: TrainResult) -> TrainResult:
         """What is shared of what became of the clients; what stays is among what they keep."""
         if self.is_empty:
             return trained
@@ -148,7 +148,7 @@ class Home:
             else:
                 kept[name] = rows
         path_AP = own.shared(trained.path_AP) if trained.path_AP.shape[1] else trained.path_AP
-        return Trained(own.shared(trained.x_AP), self.buffers.shared(trained.b_AB), path_AP, kept)
+        return TrainResult(own.shared(trained.x_AP), self.buffers.shared(trained.b_AB), path_AP, kept)
 
     def shared(self, g_AP: Tensor) -> Tensor:
         """What is shared of gradients."""
@@ -158,7 +158,7 @@ class Home:
         """The states of an optimiser that have a number for every parameter; others count steps."""
         return [name for name, rows in states.items() if rows.shape[1] == self.parameters.width]
 
-    def _pull(self, pull: Pull) -> Pull:
+    def _pull(self, pull: LocalRule) -> LocalRule:
         """A rule's own direction, of what is shared alone. A captured step knows it by the same
         function."""
         local, own = pull.local, self.parameters
@@ -205,7 +205,7 @@ class LeafTrainer(NamedTuple):
     """What of the model stays with it, before the first round."""
 
 
-def names_at_home(flat: Flat, given: object) -> list[str]:
+def names_at_home(flat: FlatModule, given: object) -> list[str]:
     """The parameters and buffers that are to stay: those of all batch norms, or those in parts, or
     of names, that match patterns."""
     if given is None:
@@ -236,10 +236,10 @@ def _stays(name: str) -> bool:
     return name in (MODEL, BUFFERS) or name.startswith(OPTIMISER)
 
 
-def _of_active(rows_AP: Tensor, active: list[int], leaves: int) -> Spread:
+def _of_active(rows_AP: Tensor, active: list[int], leaves: int) -> IndexedRows:
     """The rows of those that take part, as those of all leaves."""
     if len(active) == leaves:
-        return Spread(rows_AP)
+        return IndexedRows(rows_AP)
     of_N = np.zeros(leaves, dtype=np.int64)
     of_N[active] = np.arange(len(active))
-    return Spread(rows_AP, of_N)
+    return IndexedRows(rows_AP, of_N)

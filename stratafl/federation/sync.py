@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stratafl.base.device import DeviceCache, to_device
 from stratafl.base.topology import Tree
-from stratafl.core.channel import BUFFERS, MODEL, Channels, Key
-from stratafl.core.rows import DriftKernel, Spread
+from stratafl.core.channel import BUFFERS, MODEL, ChannelKey, Channels
+from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.federation.update_checks import (
     Limits,
@@ -36,8 +36,8 @@ class Terms(NamedTuple):
     seed: int
     channels: Channels = Channels()
 
-    def key(self, round: int, nodes_N: np.ndarray) -> Key:
-        return Key(self.seed, self.level, round, nodes_N)
+    def key(self, round: int, nodes_N: np.ndarray) -> ChannelKey:
+        return ChannelKey(self.seed, self.level, round, nodes_N)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,10 @@ class Edges:
     averaged."""
     drift_kernel: DriftKernel | None = None
 
-    def spread(self, rows_MP: Tensor) -> Spread:
+    def spread(self, rows_MP: Tensor) -> IndexedRows:
         """Parents' rows as their children see them."""
         parent_N = self.tree.parents[self.level]
-        return Spread(rows_MP, parent_N, self.placed(("children", self.level), parent_N), self.drift_kernel)
+        return IndexedRows(rows_MP, parent_N, self.placed(("children", self.level), parent_N), self.drift_kernel)
 
     def column(self, name: str, values_N: np.ndarray, like: Tensor) -> Tensor:
         """One number per node, to combine with rows."""
@@ -128,7 +128,7 @@ class Outcome(NamedTuple):
 # -- the children's side ---------------------------------------------------------------------------
 
 
-def send(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, edge: Edge, key: Key) -> Sent:
+def send(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, edge: Edge, key: ChannelKey) -> Sent:
     """The report of children whose models are `x_NP`."""
     state, message = terms.rule.up(state, x_NP, edge)
     message = {**message, BUFFERS: b_NB}
@@ -173,7 +173,7 @@ def receive(terms: Terms, payload: Rows, edge: Edge) -> Rows:
     return terms.channels.up.decode(payload, edge)
 
 
-def give(terms: Terms, channel: Rows, held: Held, key: Key) -> tuple[Rows, Rows]:
+def give(terms: Terms, channel: Rows, held: Held, key: ChannelKey) -> tuple[Rows, Rows]:
     """The channel's memory and the payload of what parents give to their children."""
     return terms.channels.down.encode(channel, parcel_of(terms.rule, held), None, key)
 

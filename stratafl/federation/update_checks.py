@@ -19,7 +19,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_number, plain
-from stratafl.core.rows import in_blocks
+from stratafl.core.rows import column_blocks
 from stratafl.core.rule import Rule
 
 LIMIT = 1e4
@@ -130,7 +130,7 @@ def out_of_line(
     this level in common must ask."""
     if factor is None:
         return np.zeros_like(present_N)
-    blocks = in_blocks(rows_NP, start_MP)
+    blocks = column_blocks(rows_NP, start_MP)
     norm_N = np.sqrt(sum(lengths(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
     return present_N & too_long(norm_N, siblings_N, lengths(start_MP)[tree.parents[level]], factor)
@@ -160,7 +160,7 @@ def far_off(
         return np.zeros_like(present_N)
     update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
-        blocks = in_blocks(rows_NP, start_MP)
+        blocks = column_blocks(rows_NP, start_MP)
         update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
         (start_M,) = largest(start_MP)
     return beyond(tree, level, update_N, start_M, present_N, limit)

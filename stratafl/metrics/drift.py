@@ -36,7 +36,7 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.topology import ALL, Tree
-from stratafl.core.rows import in_blocks
+from stratafl.core.rows import column_blocks
 from stratafl.federation.events import Meeting, Watcher
 
 Diagnose = Literal["none", "drift", "ideal"]
@@ -179,7 +179,7 @@ class Drift(Watcher):
         """Each node's squared distance from its parent's row."""
         children = self.tree.children(level - 1)
         squares = []
-        for x_NB, of_MB in in_blocks(x_NP, of_MP):
+        for x_NB, of_MB in column_blocks(x_NP, of_MP):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import convert_errors
-from stratafl.core.losses import IGNORED, Apart, Loss, adds_up, ignored, joined, scores_of, size
+from stratafl.core.losses import (
+    IGNORED,
+    Loss,
+    NotConcatenable,
+    concatenate_outputs,
+    find_scores,
+    ignore_index,
+    is_additive,
+    output_bytes,
+)
 from stratafl.data.inputs import Inputs
 from stratafl.metrics.metrics import ACCURACY, LOSS, Metric, Part, has_classes
 from stratafl.metrics.objective import Goal
@@ -54,22 +63,22 @@ def tally(
     right, seen = 0.0, 0
     losses: list[tuple[float, float]] = []
     kept: list[Part] = []
-    further = _Further(metrics, ignored(loss))
-    room = 0 if adds_up(loss) else WHOLE
+    further = _Further(metrics, ignore_index(loss))
+    room = 0 if is_additive(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
             continue
         outputs = predict(x.clone())
-        found = scores_of(outputs)
+        found = find_scores(outputs)
         if found is not None and has_classes(found, y):
-            counted = (y >= 0) & (y != ignored(loss))
+            counted = (y >= 0) & (y != ignore_index(loss))
             right += int(((found.argmax(dim=1) == y) & counted).sum()) if _are_scores(found) else math.nan
             seen += int(counted.sum())
         further.add(outputs if found is None else found, y)
-        if (room := room - size(outputs)) >= 0:
+        if (room := room - output_bytes(outputs)) >= 0:
             kept.append((outputs, y))
             continue
-        weight = float((y != IGNORED).sum()) if adds_up(loss) else len(x)
+        weight = float((y != IGNORED).sum()) if is_additive(loss) else len(x)
         if weight:
             losses.append((float(loss(outputs, y.clone())) * weight, weight))
     losses += _losses(loss, kept)
@@ -84,8 +93,8 @@ def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
     outputs, targets = zip(*kept, strict=True)
     lengths = [len(each) for each in targets]
     try:
-        parts = [(joined(outputs, lengths), torch.cat(targets))]
-    except Apart:
+        parts = [(concatenate_outputs(outputs, lengths), torch.cat(targets))]
+    except NotConcatenable:
         parts = [(each, y.clone()) for each, y in kept]
     return [(float(loss(each, y)) * len(y), len(y)) for each, y in parts]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.validation import check_choice, check_integer
-from stratafl.core.losses import Apart, joined, matched, own
+from stratafl.core.losses import NotConcatenable, concatenate_outputs, load_user_object, match_shapes
 
 
 class Sums(NamedTuple):
@@ -125,7 +125,7 @@ def _error(of: Callable[[Tensor], Tensor], value: Callable[[float], float]) -> S
     """A mean over all values of a function of how far they are off."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-        values, true = matched(scores, targets)
+        values, true = match_shapes(scores, targets)
         return [float(of(values.double() - true.double()).sum()), float(true.numel())]
 
     return Sums(sums, lambda found: value(_mean(found)))
@@ -138,7 +138,7 @@ def _mean(found: Sequence[float]) -> float:
 def _r2(scores: Tensor, targets: Tensor) -> float:
     """The share of the targets' variance that is explained, of several columns the mean of theirs;
     not a number where they have no variance."""
-    values_NC, true_NC = (each.double().reshape(len(each), -1) for each in matched(scores, targets))
+    values_NC, true_NC = (each.double().reshape(len(each), -1) for each in match_shapes(scores, targets))
     variance_C = (true_NC - true_NC.mean(dim=0)).square().sum(dim=0)
     share_C = 1 - (values_NC - true_NC).square().sum(dim=0) / variance_C
     return float(share_C[variance_C > 0].mean())
@@ -251,7 +251,7 @@ def _metric(field: str, given: Any, called: str) -> Metric:
     if isinstance(what, str) and ":" not in what:
         return _builtin(field, what, params, called, better)
     if isinstance(what, str):
-        called, what = called or what.rpartition(":")[2], own(field, what, params)
+        called, what = called or what.rpartition(":")[2], load_user_object(field, what, params)
     elif params:
         raise unknown_name(f"{field} key", next(iter(params)), ("fn", "name", "better"))
     streams = all(callable(getattr(what, each, None)) for each in ("reset", "update", "compute"))
@@ -292,8 +292,8 @@ def _at_once(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Pa
     def whole(parts: Sequence[Part]) -> object:
         outputs, targets = zip(*parts, strict=True)
         try:
-            return function(joined(outputs, [len(each) for each in targets]), torch.cat(targets))
-        except Apart:
+            return function(concatenate_outputs(outputs, [len(each) for each in targets]), torch.cat(targets))
+        except NotConcatenable:
             told = "the model's output has something without an entry for each sample, so parts cannot be put together"
             raise TypeError(told) from None
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from stratafl.base.topology import Tree
-from stratafl.core.client_training import Trained
+from stratafl.core.client_training import TrainResult
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.federation.events import Meeting, Watcher
@@ -114,7 +114,7 @@ def message_sizes(
     if federation.wants_gradients:
         federation.start_from_gradients(x_P[None])
     path_AP = x_P[None] if federation.has_path else x_P[None, :0]
-    federation.trained(Trained(x_P[None], b_B[None], path_AP, federation.levels[-1].optimiser), 1.0)
+    federation.trained(TrainResult(x_P[None], b_B[None], path_AP, federation.levels[-1].optimiser), 1.0)
     federation.meet(1)
     found = []
     for level, rule in enumerate(rules, 1):

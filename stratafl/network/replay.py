@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from stratafl.base.topology import Tree
-from stratafl.core.participation import Participation, draw
+from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_of_pass
 from stratafl.federation.events import Beginning, Meeting, Restart
@@ -253,7 +253,7 @@ class Replay:
         story = self.story
         for level in range(max(self.top, 1), self.tree.depth + 1):
             drawing = story.participation[level - 1], self.tree, level, self.begun[level], story.seed
-            drawn_N = draw(*drawing, self.busy[level])
+            drawn_N = sample_participants(*drawing, self.busy[level])
             self.active[level] = drawn_N & self.active[level - 1][self.tree.parents[level]]
             self.moved[level] = self.moved[level] & ~self.active[level]
             if story.counts_late(level):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import adds_up
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import is_additive
 from stratafl.data.dataset import Given, is_several, one_each
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
@@ -82,7 +82,7 @@ def is_due(round: int, every: int, rounds: int) -> bool:
     return round % every == 0 or round == rounds
 
 
-def tally_of(flat: Flat, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> Tally:
+def tally_of(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> Tally:
     """What a model did on test data; an evaluation leaves everything as it was."""
     buffers_B = b_B.clone()
     flat.eval()
@@ -94,7 +94,7 @@ def share_of(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
     """The part of the test data that is this rank's to look at."""
     if ranks.count == 1:
         return test
-    if adds_up(objective.loss) and all(metric.adds_up for metric in objective.metrics):
+    if is_additive(objective.loss) and all(metric.adds_up for metric in objective.metrics):
         return test[0].tensor_split(ranks.count)[ranks.rank], test[1].tensor_split(ranks.count)[ranks.rank]
     # a loss or metric whose parts do not add up is asked once, of everything
     return test if ranks.is_first else (test[0][:0], test[1][:0])
@@ -103,7 +103,7 @@ def share_of(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
 def evaluate_level(
     tree: Tree,
     level: int,
-    flat: Flat,
+    flat: FlatModule,
     objective: Objective,
     test: Pair | OwnTest,
     own_NP: Tensor,

@@ -19,11 +19,11 @@ from stratafl.base.rng import preserve_rng
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import attribute_errors
 from stratafl.core import client_update, flat_module, schedule
-from stratafl.core.client_training import Augment, Engine, Training
-from stratafl.core.client_update import try_leaf
-from stratafl.core.flat_module import FROZEN, Flat
-from stratafl.core.losses import loss_of
-from stratafl.core.participation import expected
+from stratafl.core.client_training import Augment, ClientTraining, Engine
+from stratafl.core.client_update import dry_run_client_update
+from stratafl.core.flat_module import FROZEN, FlatModule
+from stratafl.core.losses import parse_loss
+from stratafl.core.participation import expected_share
 from stratafl.data.batches import steps_of_pass
 from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
 from stratafl.data.inputs import Fields, Pair
@@ -64,7 +64,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
         return _run(given, flat, problem, method)
 
 
-def _run(given: Checked, flat: Flat, problem: Problem, method: Method) -> Simulation:
+def _run(given: Checked, flat: FlatModule, problem: Problem, method: Method) -> Simulation:
     """The run of these, tried."""
     here = placed(given, flat, problem)
     shard = sharded(given, here, method, problem.keep_at_home)
@@ -110,17 +110,17 @@ class Placed:
     augment: Augment | None
 
 
-def placed(given: Checked, flat: Flat, problem: Problem) -> Placed:
+def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     """Put everything where it belongs, and try the model, its loss and its transform on it."""
     client_update.check_strengths(flat.dtype, given.leaf, given.rules)
-    try_leaf(given.leaf, flat.parameters, flat.dtype, given.device)
+    dry_run_client_update(given.leaf, flat.parameters, flat.dtype, given.device)
     row = flat_module.initial_rows(flat, problem.initial)
     train = given.data.supply.to(given.device, flat.dtype)
     test = None if given.test is None else held(given.test, given.device, flat.dtype)
     flat.module.to(given.device)
     x_P, b_B = (each.to(given.device) for each in row)
     own = _own_pairs(given, test, flat.dtype)
-    subject = Subject(flat, x_P, b_B, loss_of(problem.loss))
+    subject = Subject(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
     classes = validation.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
     if isinstance(train, Lazy):
@@ -168,7 +168,7 @@ class Sharded:
     home: Home
     traffic: Traffic
     drift: Drift | None
-    training: Training
+    training: ClientTraining
     workload: Workload
     clock: RunClock | None
 
@@ -190,7 +190,7 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     edges = participation, given.seed, *limits, drift_kernel(x_P)
     later = None if clock is None else clock.later()
     federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept, later=later)
-    training = Training(
+    training = ClientTraining(
         flat=flat,
         loss=loss,
         supply=here.train,
@@ -233,14 +233,14 @@ def _part(given: Checked) -> tuple[Tree, int]:
     tree, ranks = given.tree, given.ranks
     if ranks.count == 1:
         return tree, 0
-    work_N = leaf_work(given.samples, given.batch, given.sampling) * expected(given.participation, tree)
+    work_N = leaf_work(given.samples, given.batch, given.sampling) * expected_share(given.participation, tree)
     if given.leaf.epochs is not None:
         work_N = work_N * [steps_of_pass(size, given.batch) for size in given.samples]
     cuts = deal(tree, work_N, given.schedule.meetings, ranks.count)
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 
 
-def _drift(federation: Federation, home: Home, diagnose: str, training: Training) -> Drift | None:
+def _drift(federation: Federation, home: Home, diagnose: str, training: ClientTraining) -> Drift | None:
     """What measures meetings, where asked for: also against ideal corrections, which take gradients
     on all of a leaf's data."""
     if diagnose == "none":
@@ -264,7 +264,7 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
         raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
     if name == "loop":
         return make_engine(name, shard.training, precision=given.precision)
-    clients, passes = float(expected(given.participation, given.tree).sum()), given.leaf.epochs is not None
+    clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None:
         whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)

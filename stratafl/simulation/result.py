@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.metrics.communication import Communication
 from stratafl.metrics.records import RoundResult, diverged
 
@@ -126,7 +126,7 @@ class Result:
     """Per edge level, root first: what each node's subtree adds to its gradients."""
     history: list[RoundResult]
     communication: Communication
-    flat: Flat = field(repr=False)
+    flat: FlatModule = field(repr=False)
     buffers: list[Tensor] = field(repr=False)
     method: str = ""
     """The rules in a few words."""

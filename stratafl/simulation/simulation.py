@@ -20,8 +20,8 @@ from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
 from stratafl.core.channel import MODEL
 from stratafl.core.client_training import Engine
-from stratafl.core.client_update import Leaf, wants_path
-from stratafl.core.flat_module import Flat
+from stratafl.core.client_update import Leaf, needs_sgd_path
+from stratafl.core.flat_module import FlatModule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Pair
 from stratafl.distributed.checkpointing import check_whole, state_part, whole_state
@@ -47,7 +47,7 @@ class Shown:
     """What a simulation shows of itself."""
 
     federation: Federation
-    flat: Flat
+    flat: FlatModule
     engine: Engine
     schedule: Schedule
     history: list[RoundResult]
@@ -153,7 +153,7 @@ class Simulation(Shown):
         traffic: Traffic,
         drift: Drift | None,
         engine: Engine,
-        flat: Flat,
+        flat: FlatModule,
         schedule: Schedule,
         objective: Objective,
         test: Pair | None,
@@ -204,7 +204,7 @@ class Simulation(Shown):
         now = self.engine.leaf
         if (now.keeps or leaf.keeps) and (now.optimiser, now.keeps) != (leaf.optimiser, leaf.keeps):
             raise InvalidInput("leaf.optimiser", leaf.optimiser, "one whose state is kept cannot be changed in a run")
-        if wants_path(leaf, self.federation.rules) and not self.federation.has_path:
+        if needs_sgd_path(leaf, self.federation.rules) and not self.federation.has_path:
             raise InvalidInput("leaf.optimiser", leaf.optimiser, "must be there from the start where rules correct")
         if leaf.epochs != now.epochs:
             raise InvalidInput("leaf.epochs", leaf.epochs, "cannot be changed in a run")

@@ -7,7 +7,7 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.core.client_update import Leaf, wants_path
+from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.rule import Rule
 from stratafl.federation.state import bears_late_work
 from stratafl.network.instance import place
@@ -54,7 +54,7 @@ def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule],
         if rule.down is not None and (policy.enough(children_M)[children_M > 1] < 2).any():
             told = "learns from a meeting of two children at least: wait for two, or take scaffold"
             raise InvalidInput("wait", policy.as_plain(), f"the rule of edge level {level} {told}")
-    if any(policy.counts_late for policy in wait) and wants_path(leaf, rules):
+    if any(policy.counts_late for policy in wait) and needs_sgd_path(leaf, rules):
         told = "late work counts with corrections only where leaf.optimiser is SGD that is restarted"
         raise InvalidInput("wait", given, told)
 

@@ -15,8 +15,8 @@ from stratafl import Rule, average, register
 from stratafl.base.rng import rng_states
 from stratafl.base.user_code import load_attribute
 from stratafl.config.setup import import_plugins
-from stratafl.core.losses import loss_of
-from stratafl.core.optimizer import optimiser_of
+from stratafl.core.losses import parse_loss
+from stratafl.core.optimizer import parse_optimizer
 from stratafl.rules import registry
 from tests.mistakes.studies import study
 
@@ -88,11 +88,11 @@ def of_rule(folder: Path) -> Tensor:
 
 
 def of_loss(folder: Path) -> float:
-    return loss_of(f"{folder}/own.py:Loss").drawn
+    return parse_loss(f"{folder}/own.py:Loss").drawn
 
 
 def of_optimiser(folder: Path) -> float:
-    return optimiser_of(f"{folder}/own.py:Steps").drawn
+    return parse_optimizer(f"{folder}/own.py:Steps").drawn
 
 
 def of_import(folder: Path) -> float:

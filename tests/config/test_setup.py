@@ -11,8 +11,8 @@ import torch
 from stratafl.config import setup
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, initial_model, leaf_trainer, part_of, root_of, study
-from stratafl.core.client_training import Engine, Work
-from stratafl.core.rows import Spread
+from stratafl.core.client_training import Engine, TrainRequest
+from stratafl.core.rows import IndexedRows
 
 MODEL = """
 import torch
@@ -48,7 +48,9 @@ def config(tmp_path: Path) -> Config:
 
 def trained(engine: Engine, x_P: torch.Tensor, b_B: torch.Tensor, leaf: int) -> tuple[torch.Tensor, ...]:
     whose = np.zeros(leaf + 1, dtype=np.int64)
-    work = Work(Spread(x_P[None], whose), Spread(b_B[None], whose), (), (), [leaf], step=3, steps=4, round=0)
+    work = TrainRequest(
+        IndexedRows(x_P[None], whose), IndexedRows(b_B[None], whose), (), (), [leaf], step=3, steps=4, round=0
+    )
     return engine.train(work)[:2]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from stratafl import Simulation
 from stratafl.base.rng import Stream, uniform
-from stratafl.core.channel import BUFFERS, MODEL, Channel, Channels, Key, row_bytes
+from stratafl.core.channel import BUFFERS, MODEL, Channel, ChannelKey, Channels, row_bytes
 from stratafl.core.rule import Edge, Rows, average
 from stratafl.federation.federation import Federation
 from stratafl.federation.sync import Terms
@@ -20,7 +20,7 @@ STEP = 2.0**-7
 def rounding(with_reference: bool) -> Channel:
     """Rounds models to a grid, up or down at random, and adds what was lost to the next one."""
 
-    def encode(memory: Rows, message: Rows, known: Edge | None, key: Key) -> tuple[Rows, Rows]:
+    def encode(memory: Rows, message: Rows, known: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
         start = known.model if known is not None and with_reference else torch.zeros_like(message[MODEL])
         wanted = message[MODEL] - start + memory["lost"]
         nodes_N1 = torch.as_tensor(key.nodes_N)[:, None]
@@ -39,7 +39,7 @@ def rounding(with_reference: bool) -> Channel:
 def halving() -> Channel:
     """Sends half the bits."""
 
-    def half(memory: Rows, message: Rows, known: Edge | None, key: Key) -> tuple[Rows, Rows]:
+    def half(memory: Rows, message: Rows, known: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
         return memory, {name: rows.float() for name, rows in message.items()}
 
     def whole(payload: Rows, known: Edge | None) -> Rows:

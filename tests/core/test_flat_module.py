@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput, Tree, simulate
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 
 
 class Tied(nn.Module):
@@ -58,7 +58,7 @@ def same(module: nn.Module, other: nn.Module) -> bool:
 def test_round_trip(make) -> None:
     torch.manual_seed(0)
     module = make()
-    flat = Flat(module)
+    flat = FlatModule(module)
     x_P, b_B = flat.row(module)
     assert x_P.shape == (flat.parameters,)
     assert b_B.shape == (flat.buffers,)
@@ -70,7 +70,7 @@ def test_round_trip(make) -> None:
 
 
 def test_a_built_module_owns_its_values() -> None:
-    flat = Flat(nn.Linear(3, 2))
+    flat = FlatModule(nn.Linear(3, 2))
     x_P = torch.zeros(flat.parameters)
     built = flat.build(x_P, torch.empty(0))
     x_P += 1
@@ -82,7 +82,7 @@ def test_a_built_module_owns_its_values() -> None:
 
 def test_rows_are_in_the_module_s_order() -> None:
     module = nn.Linear(2, 1, dtype=torch.float64)
-    flat = Flat(module)
+    flat = FlatModule(module)
     x_P, _ = flat.row(module)
     assert torch.equal(x_P, torch.cat([module.weight.flatten(), module.bias]))
     views = flat.named(x_P, torch.empty(0))
@@ -92,7 +92,7 @@ def test_rows_are_in_the_module_s_order() -> None:
 
 def test_tied_weights_are_one() -> None:
     module = Tied()
-    flat = Flat(module)
+    flat = FlatModule(module)
     assert flat.parameters == 12
     x_P, b_B = flat.row(module)
     built = flat.build(x_P * 2, b_B)
@@ -105,7 +105,7 @@ def test_tied_weights_are_one() -> None:
 def test_frozen_parameters_stay_out() -> None:
     module = norm_net()
     module[0].requires_grad_(False)
-    flat = Flat(module)
+    flat = FlatModule(module)
     assert flat.parameters == 4 + 4 + 4 * 2 + 2
     inputs, labels = samples()
     result = simulate(module, (inputs, labels), [range(6), range(6, 12)], 2, periods=[3], rounds=1).run()
@@ -119,7 +119,7 @@ def test_gradient_is_autograd_s() -> None:
     module = norm_net().double()
     inputs, labels = samples()
     inputs = inputs.double()
-    flat = Flat(module)
+    flat = FlatModule(module)
     flat.module.train()
     x_P, b_B = flat.row(module)
     g_P = flat.gradient(x_P, b_B, inputs, labels, F.cross_entropy)
@@ -133,7 +133,7 @@ def test_gradient_is_autograd_s() -> None:
 
 def test_a_buffer_that_is_replaced_is_seen() -> None:
     module = Counter()
-    flat = Flat(module)
+    flat = FlatModule(module)
     flat.module.train()
     x_P, b_B = flat.row(module)
     flat.call(x_P, b_B, samples(5)[0])
@@ -144,7 +144,7 @@ def test_a_buffer_that_is_replaced_is_seen() -> None:
 
 def test_a_buffer_that_is_not_saved_is_still_a_buffer() -> None:
     module = Counter(persistent=False)
-    flat = Flat(module)
+    flat = FlatModule(module)
     x_P, b_B = flat.row(module)
     assert b_B.tolist() == [0]
     assert flat.build(x_P, b_B + 3).seen == 3
@@ -182,7 +182,7 @@ def mixed_buffers() -> nn.Module:
 )
 def test_models_that_cannot_be_a_row(make, fragment: str) -> None:
     with pytest.raises(InvalidInput, match=fragment) as caught:
-        Flat(make())
+        FlatModule(make())
     assert caught.value.field == "model"
     assert "\n" not in str(caught.value)
 

@@ -16,7 +16,7 @@ from torch import nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.losses import LOSSES, adds_up, bare, ignored, loss_of
+from stratafl.core.losses import LOSSES, ignore_index, is_additive, parse_loss, unwrap_loss
 
 random = torch.Generator().manual_seed(1)
 VALUES, TARGETS = torch.randn(7, generator=random), torch.randn(7, generator=random)
@@ -48,8 +48,8 @@ BY_NAME = [
 
 @pytest.mark.parametrize(("given", "outputs", "targets", "expected"), BY_NAME, ids=[str(each[0]) for each in BY_NAME])
 def test_by_name(given: Any, outputs: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor) -> None:
-    assert loss_of(given)(outputs, targets) == expected
-    assert loss_of(given)({"logits": outputs}, targets) == expected
+    assert parse_loss(given)(outputs, targets) == expected
+    assert parse_loss(given)({"logits": outputs}, targets) == expected
     assert {name if isinstance(name, str) else name["name"] for name, *_ in BY_NAME} == set(LOSSES)
 
 
@@ -68,21 +68,25 @@ def test_a_column_of_values_is_not_spread_over_the_targets(name: Any) -> None:
     """PyTorch would take (7, 1) and (7,) for 49 pairs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert loss_of(name)(VALUES[:, None], TARGETS) == loss_of(name)(VALUES, TARGETS)
+        assert parse_loss(name)(VALUES[:, None], TARGETS) == parse_loss(name)(VALUES, TARGETS)
     with pytest.raises(ValueError, match="one shape"):
-        loss_of(name)(SCORES, TARGETS)
+        parse_loss(name)(SCORES, TARGETS)
 
 
 def test_what_is_known_of_a_loss() -> None:
-    assert adds_up(loss_of(None)) and adds_up(loss_of("cross_entropy")) and adds_up(loss_of(F.cross_entropy))
-    assert not adds_up(loss_of("mse")) and bare(loss_of(F.mse_loss)) is F.mse_loss
+    assert (
+        is_additive(parse_loss(None))
+        and is_additive(parse_loss("cross_entropy"))
+        and is_additive(parse_loss(F.cross_entropy))
+    )
+    assert not is_additive(parse_loss("mse")) and unwrap_loss(parse_loss(F.mse_loss)) is F.mse_loss
     smooth = functools.partial(F.cross_entropy, ignore_index=-1)
-    assert (ignored(loss_of(smooth)), ignored(loss_of({"name": "nll", "ignore_index": 2}))) == (-1, 2)
+    assert (ignore_index(parse_loss(smooth)), ignore_index(parse_loss({"name": "nll", "ignore_index": 2}))) == (-1, 2)
 
     def own(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         return outputs.sum()
 
-    assert loss_of(own) is own
+    assert parse_loss(own) is own
 
 
 WRONG = [
@@ -99,7 +103,7 @@ WRONG = [
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
 def test_what_is_wrong_is_said_before_the_first_round(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        loss_of(given)
+        parse_loss(given)
 
 
 FILE = """
@@ -125,16 +129,16 @@ def test_by_import_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     expected = (VALUES - TARGETS).abs().pow(3).mean()
-    assert loss_of({"name": f"{path}:power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
-    assert loss_of({"name": f"{path}:Power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
-    assert loss_of("torch.nn.functional:mse_loss")({"logits": VALUES}, TARGETS) == F.mse_loss(VALUES, TARGETS)
+    assert parse_loss({"name": f"{path}:power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
+    assert parse_loss({"name": f"{path}:Power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
+    assert parse_loss("torch.nn.functional:mse_loss")({"logits": VALUES}, TARGETS) == F.mse_loss(VALUES, TARGETS)
     for given, said in (
         (f"{path}:powr", "did you mean 'power'"),
         (f"{path}:notaloss", "must be something to call, and is int"),
         ({"name": f"{path}:power", "exponents": 3}, "unexpected keyword argument 'exponents'"),
     ):
         with pytest.raises(InvalidInput, match=re.escape(said)):
-            loss_of(given)
+            parse_loss(given)
 
 
 def regression(engine: str = "loop", **settings: Any) -> Simulation:

@@ -75,11 +75,11 @@ def run(form: str, engine: str, **settings: Any) -> Simulation:
 
 def test_every_form_has_its_scores() -> None:
     hidden, logits = torch.zeros(2, 8), torch.zeros(2, 3)
-    assert all(losses.scores(make(hidden, logits)) is logits for make in FORMS.values())
+    assert all(losses.require_scores(make(hidden, logits)) is logits for make in FORMS.values())
     for nothing in ({"out": logits}, "logits", None, (), ("a", logits), Thing(hidden, 3)):  # type: ignore[arg-type]
-        assert losses.scores_of(nothing) is None
+        assert losses.find_scores(nothing) is None
     with pytest.raises(TypeError, match="dict of out holds no scores"):
-        losses.scores({"out": logits})
+        losses.require_scores({"out": logits})
 
 
 @pytest.mark.parametrize("form", STRUCTURED)
@@ -110,7 +110,7 @@ def test_a_loss_of_one_s_own_is_given_all_of_it(form: str, engine: str) -> None:
         return given[1] if type(given) is tuple else given.hidden
 
     def loss(given: Any, targets: Tensor) -> Tensor:
-        logits = losses.scores(given)
+        logits = losses.require_scores(given)
         weights = torch.tensor([1.0, 2.0, 3.0], dtype=logits.dtype)
         return F.cross_entropy(logits, targets, weights) + 0.1 * hidden_of(given).square().mean()
 
@@ -121,7 +121,7 @@ def test_a_loss_of_one_s_own_is_given_all_of_it(form: str, engine: str) -> None:
     found = loss(result.module(X), Y).detach()
     assert result.history[-1].metrics["loss"] == pytest.approx(float(found))
     assert result.history[-1].metrics["accuracy"] == pytest.approx(
-        float((losses.scores(result.module(X)).argmax(dim=1) == Y).double().mean())
+        float((losses.require_scores(result.module(X)).argmax(dim=1) == Y).double().mean())
     )
 
 
@@ -131,7 +131,7 @@ def test_a_loss_sees_all_samples_at_once_whatever_they_are_in(form: str) -> None
 
     def loss(given: Any, targets: Tensor) -> Tensor:
         assert type(given) is type(FORMS[form](X[:1], X[:1]))
-        return losses.scores(given).sum().square() / len(targets)
+        return losses.require_scores(given).sum().square() / len(targets)
 
     def predict(x: Tensor) -> Any:
         return FORMS[form](x, x[:, :3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl import Draw, InvalidInput, Schedule, Tree
-from stratafl.core.participation import Participation, check_participation, draw
+from stratafl.core.participation import Participation, check_participation, sample_participants
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ UNEVEN = [2, 5, 1, 8]
 
 def came(participation: Participation, shape=UNEVEN, level: int = 2, round: int = 0, seed: int = 0):
     tree = Tree.of(shape)
-    mask = draw(participation, tree, level, round, seed)
+    mask = sample_participants(participation, tree, level, round, seed)
     assert mask.dtype == bool
     assert mask.shape == (tree.sizes[level],)
     return mask, np.bincount(tree.parents[level], weights=mask).astype(int).tolist()
@@ -122,7 +122,7 @@ def test_the_draw_depends_on_seed_level_and_round_only() -> None:
     assert not np.array_equal(base, came(0.5, shape, 1, 4, 7)[0])
     assert not np.array_equal(base, came(0.5, shape, 1, 3, 8)[0])
     one_parent = Tree.of([12])
-    other_level = draw(0.5, one_parent, 2, 3, 7)
+    other_level = sample_participants(0.5, one_parent, 2, 3, 7)
     assert not np.array_equal(base, other_level)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from benchmarks.small_tree import processes, small_tree
 from stratafl.base import files
 from stratafl.config.setup import part_of
-from stratafl.core.participation import draw
+from stratafl.core.participation import sample_participants
 from stratafl.core.rule import Rows
 from stratafl.deploy.flower.grid import PromptGrid
 from stratafl.deploy.flower.tasks import SERVER_APP, Tasks
@@ -116,7 +116,7 @@ class Run:
         tree, absent = tree_of(self.config), [line["absent"] for line in self.rounds]
 
         def here(participation: Any, whole_tree: Any, level: int, number: int, seed: int) -> np.ndarray:
-            drawn_N = draw(participation, whole_tree, level, number, seed)
+            drawn_N = sample_participants(participation, whole_tree, level, number, seed)
             for name in absent[number] if number < len(absent) else ():
                 if tree.find(name)[0] == level:
                     drawn_N[tree.find(name)[1]] = False

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Tree
-from stratafl.core.participation import expected
+from stratafl.core.participation import expected_share
 from stratafl.core.schedule import Schedule
 from stratafl.distributed.assignment import SLACK, deal, leaf_work
 from stratafl.distributed.communicator import Ranks
@@ -61,7 +61,7 @@ def test_work_is_what_a_step_has_to_do() -> None:
     assert work[0] > work[2] > work[1]
     assert leaf_work([100, 60], 50, "replacement")[0] == leaf_work([100, 60], 50, "replacement")[1]
     assert np.diff(leaf_work([100, 10], None, "epochs"))[0] == -90
-    shares = expected([None, 1], Tree.of([4, 1]))
+    shares = expected_share([None, 1], Tree.of([4, 1]))
     assert shares.tolist() == [0.25] * 4 + [1.0]
     assert Schedule((3, 2, 5)).meetings.tolist() == [0, 1, 3, 6]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import leaf
-from stratafl.core.client_training import Training, Work
-from stratafl.core.flat_module import Flat
-from stratafl.core.rows import Spread
+from stratafl.core.client_training import ClientTraining, TrainRequest
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.rows import IndexedRows
 from stratafl.data.batches import batches
 from stratafl.data.dataset import Held
 from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
@@ -139,14 +139,16 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
     inputs, targets = (typed(each.clone(), dtype) for each in (given.inputs, given.targets))
-    flat = Flat(module)
+    flat = FlatModule(module)
     rows = [flat.row(client) for client in clients]
-    x, b = (Spread(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
-    work = Work(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
+    x, b = (IndexedRows(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
+    work = TrainRequest(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
     theirs = [*tensors_of(inputs).values(), targets, x.rows_MP, b.rows_MP, *given.partition]
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
-    training = Training(flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED)
+    training = ClientTraining(
+        flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED
+    )
     trainer = make_engine(name, training, chunk=chunk)
     g_NP = trainer.gradients(work)
     x_NP, b_NB, *_ = trainer.train(work)

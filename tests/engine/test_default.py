@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from stratafl import Simulation, simulate
 from stratafl.core import schedule
-from stratafl.core.client_training import Training
+from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import Leaf, corrections, leaf
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import Held
 from stratafl.engine import factory
 from stratafl.engine.factory import FEWEST, default_engine, lengths_at_once, make_default
@@ -70,12 +70,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 
 def training(
     module: nn.Module, shape: tuple[int, ...] = IMAGE, clients: int = CLIENTS, each: int = 6, chain: Leaf | None = None
-) -> Training:
+) -> ClientTraining:
     random = torch.Generator().manual_seed(0)
     data = torch.randn(clients * each, *shape, generator=random), torch.arange(clients * each) % 3
     module(data[0][:2])  # sizes that are found out
     parts = list(torch.arange(clients * each).split(each))
-    return Training(Flat(module), F.cross_entropy, Held(*data), parts, chain or leaf(), BATCH, "epochs", 0)
+    return ClientTraining(FlatModule(module), F.cross_entropy, Held(*data), parts, chain or leaf(), BATCH, "epochs", 0)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import feddyn, simulate
-from stratafl.core.client_update import Correct, Leaf, leaf
+from stratafl.core.client_update import CorrectionFn, Leaf, leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import Name
@@ -93,7 +93,7 @@ def test_a_pull_behind_the_clip() -> None:
 
 
 def test_a_stage_that_treats_one_parameter_unlike_another() -> None:
-    def slowed(direction: torch.Tensor, x: torch.Tensor, correct: Correct) -> torch.Tensor:
+    def slowed(direction: torch.Tensor, x: torch.Tensor, correct: CorrectionFn) -> torch.Tensor:
         return correct(x, direction) * torch.linspace(0, 1, x.shape[-1], device=x.device)
 
     settings = {"model": "convolutional", "leaf": Leaf(constant(0.1), (slowed,), SGD(0.5))}

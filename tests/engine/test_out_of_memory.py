@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from stratafl import leaf
 from stratafl.base import errors
-from stratafl.core.client_training import Training
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import OnScores
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import LossOnScores
 from stratafl.data.dataset import Held
 from stratafl.engine import batches, module_profile, ops, selection
 from stratafl.engine.batches import Batch
@@ -30,7 +30,7 @@ from stratafl.engine.validation import Subject, batches_of_one
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 KINDS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(HOST), MemoryError()]
 X, LABELS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0, 2])
-LOSS = OnScores(F.cross_entropy)
+LOSS = LossOnScores(F.cross_entropy)
 
 
 class Failing(nn.Linear):
@@ -55,8 +55,10 @@ def raising(problem: BaseException) -> Callable[..., Any]:
     return function
 
 
-def training(problem: BaseException) -> Training:
-    return Training(Flat(Failing(problem)), LOSS, Held(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0)
+def training(problem: BaseException) -> ClientTraining:
+    return ClientTraining(
+        FlatModule(Failing(problem)), LOSS, Held(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0
+    )
 
 
 def of_losses(problem: BaseException) -> None:
@@ -66,23 +68,23 @@ def of_losses(problem: BaseException) -> None:
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "copied", raising(problem))
-    selection.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.choose(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "Stacked", raising(problem))
-    selection.choose(Flat(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.choose(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padding, "recorded", raising(problem))
     mask_CB = torch.ones(1, 6, dtype=torch.bool)
-    padding.pads(Flat(nn.Linear(4, 3)), Batch(X[None], LABELS[None], mask_CB, np.array([6])))
+    padding.pads(FlatModule(nn.Linear(4, 3)), Batch(X[None], LABELS[None], mask_CB, np.array([6])))
 
 
 def of_one_operation(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "vmap", raising(problem))
-    program = capture.BatchedProgram(Flat(nn.Sequential(Renormed(), nn.Linear(4, 3))), X)
+    program = capture.BatchedProgram(FlatModule(nn.Sequential(Renormed(), nn.Linear(4, 3))), X)
     named = {"1.weight": torch.zeros(2, 3, 4), "1.bias": torch.zeros(2, 3)}
     program(named, {}, torch.stack([X, X]), None)
 
@@ -103,7 +105,7 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "an augmentation of stacks": lambda problem, _: batches.takes_stacks(raising(problem), X, 0),
     "recording": lambda problem, _: traced(raising(problem), [X]),
     "tracing": lambda problem, patch: (
-        patch.setattr(trace, "_Tracer", raising(problem)), trace.Program(Flat(nn.Linear(4, 3)), X),
+        patch.setattr(trace, "_Tracer", raising(problem)), trace.Program(FlatModule(nn.Linear(4, 3)), X),
     ),
     "padding": of_padding,
     "an operation that is mapped": of_one_operation,

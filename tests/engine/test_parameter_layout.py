@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.client_update import Leaf, leaf
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.core.optimizer import SGD, constant
-from stratafl.core.rows import Spread
+from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import average
 from stratafl.engine import ops
 from stratafl.engine.parameter_layout import Layout
@@ -79,10 +79,10 @@ def test_the_engine_s_rows_do_lie_so() -> None:
 
 @pytest.mark.parametrize("of", [None, [1, 0, 1, 1]])
 def test_there_and_back(of: list[int] | None) -> None:
-    flat = Flat(convolutional())
+    flat = FlatModule(convolutional())
     layout = Layout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
-    given, leaves, none = Spread(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
+    given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
     wanted, found = given.some(leaves), layout.some(given, leaves)
     assert not torch.equal(found, wanted)
     for name, view in layout.named(found, none).items():
@@ -93,9 +93,9 @@ def test_there_and_back(of: list[int] | None) -> None:
 
 
 def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
-    flat, ordered = Flat(convolutional()), []
+    flat, ordered = FlatModule(convolutional()), []
     layout = Layout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
-    given = Spread(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
+    given = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
     found = layout.some(given, [3, 5, 4])
     assert set(ordered) == {2}
     back = torch.empty_like(found)
@@ -104,11 +104,11 @@ def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
 
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
-    rate = Spread(torch.randn(4, 1, dtype=torch.float64))
-    assert torch.equal(Layout(Flat(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
+    rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
+    assert torch.equal(Layout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
 
 
 def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
-    flat = Flat(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
+    flat = FlatModule(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
     rows = torch.randn(2, flat.parameters)
-    assert torch.equal(Layout(flat, ["0.weight", "1.weight"], copy).some(Spread(rows), [0, 1]), rows)
+    assert torch.equal(Layout(flat, ["0.weight", "1.weight"], copy).some(IndexedRows(rows), [0, 1]), rows)

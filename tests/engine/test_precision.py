@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stratafl import simulate
 from stratafl.base.errors import InvalidInput
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batches
 from stratafl.engine import ops
 from stratafl.engine.gradients import Stacked
@@ -183,7 +183,7 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
     monkeypatch.setattr(ops, "PLAIN", cutting)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    found, how = choose(Flat(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
+    found, how = choose(FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
     assert found is not None and how == "stacked"
     assert isinstance(found, Stacked) == (largest > 300)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.gradients import Stacked
@@ -33,7 +33,7 @@ class Of(nn.Module):
         return self.function(self, x)
 
 
-def rows_of(flat: Flat, clients: int) -> tuple[Tensor, Tensor]:
+def rows_of(flat: FlatModule, clients: int) -> tuple[Tensor, Tensor]:
     x_P, b_Z = flat.row(flat.module)
     random = torch.Generator().manual_seed(3)
     x_CP = x_P + 0.3 * torch.randn(clients, len(x_P), generator=random, dtype=x_P.dtype)
@@ -44,7 +44,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     """The largest difference of outputs or gradients between the program and each client's own
     module."""
     torch.manual_seed(0)
-    flat = Flat(module.double().train())
+    flat = FlatModule(module.double().train())
     program = Program(flat, inputs_CB[0])
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
@@ -128,7 +128,7 @@ def test_sequences() -> None:
 def test_resnet() -> None:
     """One client, one step; a float32 model keeps it quick."""
     torch.manual_seed(0)
-    flat = Flat(resnet18_gn((3, 8, 8), 5))
+    flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
     x_P, b_Z = flat.row(flat.module)
@@ -177,7 +177,7 @@ def test_what_mixes_samples_is_refused(name: str) -> None:
     ],
 )
 def test_how_says_why(module: nn.Module, reason: str) -> None:
-    flat = Flat(module)
+    flat = FlatModule(module)
     inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
     state = torch.get_rng_state()
     _, how = choose(flat, F.cross_entropy, inputs, targets)
@@ -188,13 +188,13 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
 def test_hooks_are_not_overlooked() -> None:
     layer = nn.Linear(6, 2)
     layer.register_forward_hook(lambda module, given, output: 2 * output)
-    _, how = choose(Flat(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
+    _, how = choose(FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"
 
 
 def test_the_user_s_module_is_left_alone() -> None:
     module = Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
-    flat = Flat(module)
+    flat = FlatModule(module)
     before = set(vars(flat.module))
     Program(flat, VECTORS[0].float())
     assert set(vars(flat.module)) == before
@@ -214,5 +214,5 @@ class Narrow(nn.Module):
 
 def test_a_part_in_single_precision_is_no_reason_to_be_slow() -> None:
     torch.manual_seed(0)
-    _, how = choose(Flat(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
+    _, how = choose(FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"

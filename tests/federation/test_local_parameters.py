@@ -15,7 +15,7 @@ from stratafl import Simulation, leaf, simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batches
 from stratafl.federation.local_parameters import names_at_home
 
@@ -205,7 +205,7 @@ def test_a_client_whose_update_is_refused_keeps_what_it_had() -> None:
 
 
 def test_what_names_mean() -> None:
-    flat = Flat(Normed())
+    flat = FlatModule(Normed())
     norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
     assert names_at_home(flat, None) == []
     assert names_at_home(flat, "batch_norm") == names_at_home(flat, ["norm"]) == norm

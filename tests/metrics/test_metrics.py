@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.core.losses import loss_of
+from stratafl.core.losses import parse_loss
 from stratafl.metrics import evaluation as measuring
 from stratafl.metrics.evaluation import Tally, metrics, tally
 from stratafl.metrics.metrics import Metric, directions, metrics_of
@@ -29,13 +29,13 @@ SAID = SCORES.argmax(dim=1)
 VALUES = torch.randn(200, generator=random)
 TRUE = VALUES + 0.5 * torch.randn(200, generator=random)
 YES = (TRUE > 0).float()
-CLASSES = loss_of(None)
+CLASSES = parse_loss(None)
 
 
 def measured(given: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
     """Of a model that hands through what it is given, by its number."""
     numbers = torch.arange(len(targets))
-    return evaluated(lambda each: outputs[each], loss_of(loss), numbers, targets, chunk, metrics_of(given))
+    return evaluated(lambda each: outputs[each], parse_loss(loss), numbers, targets, chunk, metrics_of(given))
 
 
 SKLEARN = {

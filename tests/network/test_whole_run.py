@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stratafl import Tree, simulate
-from stratafl.core.participation import draw
+from stratafl.core.participation import sample_participants
 from stratafl.cost.costs import PricedRun, Total
 from stratafl.network.instance import PlacedNetwork, Quantity, place
 from stratafl.network.specification import Network
@@ -100,7 +100,7 @@ def terms_of(tree: Tree, placed: PlacedNetwork, periods: list[int], rounds: int,
     def drawn(parent: Place, number: int, busy: list[Place]) -> list[Place]:
         level = parent[0] + 1
         busy_N = np.isin(np.arange(tree.sizes[level]), [node for _, node in busy])
-        mask_N = draw(participation[level - 1], tree, level, number, seed, busy_N)
+        mask_N = sample_participants(participation[level - 1], tree, level, number, seed, busy_N)
         return [child for child in children[parent] if mask_N[child[1]]]
 
     policies = dict(enumerate(wait, 1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stratafl import average, clip, constant, corrections, decay, feddyn, leaf
-from stratafl.core.client_update import Correct, Leaf, Stage
+from stratafl.core.client_update import CorrectionFn, Leaf, Stage
 from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare
@@ -49,7 +49,7 @@ def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: s
     np.testing.assert_array_equal(root(one), root(other))
 
 
-def halved(direction: Tensor, x: Tensor, correct: Correct) -> Tensor:
+def halved(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
     """A stage of one's own, which adds what the rules add."""
     return 0.5 * correct(x, direction)
 

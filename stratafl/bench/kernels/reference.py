@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratafl.core.optimizer import COUNT, SGD, Adam, AdamW, Optimiser
+from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, AdamW, Optimiser
 from stratafl.engine import kernels
 from stratafl.engine.ops import Sink
 
@@ -312,8 +312,8 @@ def update(
     optimiser = OPTIMISERS[name]
     x, g, path = r(), r(), None if isinstance(optimiser, SGD) else r()
     state = {key: r().abs_() for key in optimiser.init(x)}
-    if COUNT in state:
-        state[COUNT] = torch.arange(3, 3 + clients, device=device)[:, None]
+    if STEP_COUNT in state:
+        state[STEP_COUNT] = torch.arange(3, 3 + clients, device=device)[:, None]
     g *= torch.arange(clients, device=device)[:, None] * 0.1
     lr = torch.rand(clients, device=device)
     d = g.double()

@@ -10,7 +10,7 @@ from pathlib import Path
 from stratafl.base.topology import Tree
 from stratafl.config.schema import Config
 from stratafl.config.setup import schedule_of
-from stratafl.core.participation import check_participation, draw
+from stratafl.core.participation import check_participation, sample_participants
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import stored_config, tree_of
@@ -48,7 +48,7 @@ def _drawn(config: Config, tree: Tree, above: dict[str, set[str]]) -> Iterator[s
         asked = set(tree.names[0])
         for level, every in enumerate(schedule.steps, 1):
             for meeting in range(round * length // every, (round + 1) * length // every):
-                taking_N = draw(participation[level - 1], tree, level, meeting, config.run.seed)
+                taking_N = sample_participants(participation[level - 1], tree, level, meeting, config.run.seed)
                 names = [name for name, is_in in zip(tree.names[level], taking_N, strict=True) if is_in]
                 asked.update(name for name in names if above[name] <= asked)
         yield asked - set(tree.names[0])

@@ -18,8 +18,8 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.core.channel import Channels
-from stratafl.core.client_update import Leaf, wants_path
-from stratafl.core.participation import Participation, draw
+from stratafl.core.client_update import Leaf, needs_sgd_path
+from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.core.schedule import Schedule
 from stratafl.federation.sync import Terms
@@ -105,7 +105,7 @@ class Job:
     @cached_property
     def has_path(self) -> bool:
         """Whether nodes carry paths behind their buffers."""
-        return self.leaf is not None and wants_path(self.leaf, self.rules)
+        return self.leaf is not None and needs_sgd_path(self.leaf, self.rules)
 
     @property
     def carried(self) -> int:
@@ -128,7 +128,9 @@ class Job:
     def taking_part(self, level: int, step: int) -> np.ndarray:
         """Which nodes of a level are drawn for the round of their edges that begins at this
         step."""
-        return draw(self.participation[level - 1], self.tree, level, step // self.every[level], self.seed)
+        return sample_participants(
+            self.participation[level - 1], self.tree, level, step // self.every[level], self.seed
+        )
 
     def rates(self, level: int, step: int) -> tuple[float, float] | None:
         """The least and the most that learning rates can add up to in a round of this level's nodes

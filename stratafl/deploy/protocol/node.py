@@ -19,9 +19,9 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.user_code import attribute_errors
-from stratafl.core.client_training import Pull, Work
-from stratafl.core.client_update import with_path
-from stratafl.core.rows import Spread
+from stratafl.core.client_training import LocalRule, TrainRequest
+from stratafl.core.client_update import append_sgd_path
+from stratafl.core.rows import IndexedRows
 from stratafl.deploy.protocol import bounds
 from stratafl.deploy.protocol.children import Link, greet, meet
 from stratafl.deploy.protocol.downward import Below, Downward
@@ -116,7 +116,7 @@ class LeafNode(_Keeping):
         up.now.optimiser = first | up.now.optimiser
         steps, round = self.job.every[-1], self.job.global_round(begin.step)
         corrections = [part for part in (up.now.above, up.now.correction) if part is not None]
-        work = Work(
+        work = TrainRequest(
             x=self._row(start.model),
             b=self._row(start.buffers[:, : self.job.buffers]),
             corrections=tuple(map(self._row, corrections)),
@@ -132,21 +132,21 @@ class LeafNode(_Keeping):
             trained = self._home.trained(self.engine.train(self._home.work(work)))
         b_1B = trained.b_AB
         if self.job.has_path:
-            b_1B = with_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
+            b_1B = append_sgd_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
         is_recounted = begin.samples not in (None, self.samples)
         return up.report(trained.x_AP, b_1B, chain.rate(round, steps), trained.optimiser, attached=is_recounted)
 
-    def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[Pull, ...]:
+    def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[LocalRule, ...]:
         local = self.job.rules[-1].local
         if local is None:
             return ()
         rate = torch.zeros(1, 1, dtype=self.job.dtype)  # it begins anew at every meeting
         mine = None if correction is None else self._row(correction)
-        return (Pull(local, self._row(start.model), mine, self._row(rate)),)
+        return (LocalRule(local, self._row(start.model), mine, self._row(rate)),)
 
-    def _row(self, rows_1P: Tensor) -> Spread:
+    def _row(self, rows_1P: Tensor) -> IndexedRows:
         """The one row, as that of this leaf's number."""
-        return Spread(rows_1P, np.zeros(self.number + 1, dtype=np.int64))
+        return IndexedRows(rows_1P, np.zeros(self.number + 1, dtype=np.int64))
 
 
 class Aggregator(_Keeping):
@@ -270,7 +270,7 @@ class Root(_Keeping):
     ):
         self.job, self.link, self._readmitted = job, link, readmitted
         if job.has_path:
-            b_B = with_path(b_B, torch.zeros_like(x_P))
+            b_B = append_sgd_path(b_B, torch.zeros_like(x_P))
         first = Downward.new(job, 0, 0, x_P[None], b_B[None])
         first.give()
         super().__init__(save, kept or NodeState(below=first.now))

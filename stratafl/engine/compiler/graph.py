@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from stratafl.core.flat_module import Flat, copied
-from stratafl.core.losses import replaced as replaced_in
-from stratafl.core.losses import scores_of, tensors_in
+from stratafl.core.flat_module import FlatModule, copy_module
+from stratafl.core.losses import find_scores, output_tensors
+from stratafl.core.losses import map_outputs as replaced_in
 from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
 from stratafl.engine.compiler.capture import BY_VALUES, OwnFunction, Unsupported, own_functions, traced
 from stratafl.engine.module_profile import written
@@ -76,13 +76,13 @@ class Recording(NamedTuple):
         return [str(node.target) for node in self.nodes]
 
 
-def recorded(flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = False) -> Recording:
+def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False) -> Recording:
     """`inputs`: a batch of one client, of which the shape and type matter; `whole`: all that the
     module returns, not only the scores in it; `apart`: functions whose gradient is their own are
     one operation each, and there must be one."""
     flat.train()
     # a copy: a module may keep what it computed, which holds no values here
-    module = copied(flat.module, shared=flat.module.parameters())
+    module = copy_module(flat.module, shared=flat.module.parameters())
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     names, kinds = list(own), list(tensors_of(inputs))
     told: dict[str, Any] = {}
@@ -94,13 +94,13 @@ def recorded(flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = Fals
         positional, keywords = arguments(samples[""] if kinds == [""] else Fields(samples))
         outputs = functional_call(module, values, positional, keywords)
         if not whole:
-            outputs = scores_of(outputs)
+            outputs = find_scores(outputs)
             if outputs is None:
                 raise Unsupported("an output that holds no scores")
         form = replaced_in(outputs, lambda _: EMPTY)
         other = {name: value for name, value in values.items() if value is not before[name]}
         told.update(form=form, replaced=list(other))
-        return tensors_in(outputs), list(other.values())
+        return output_tensors(outputs), list(other.values())
 
     trained = set(flat.names)
     values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]

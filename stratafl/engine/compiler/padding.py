@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat_module import Flat
+from stratafl.core.flat_module import FlatModule
 from stratafl.data.inputs import mapped
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.forms import axes, lookups, random, recurrent, samples
@@ -51,7 +51,7 @@ END = (1 << 63) - 1
 """Where a slice ends that leaves nothing out."""
 
 
-def pads(flat: Flat, batch: Batch, whole: bool = False) -> bool:
+def pads(flat: FlatModule, batch: Batch, whole: bool = False) -> bool:
     """Whether padded batches give what batches of their own length do; `whole`: in all that the
     module returns."""
     most = batch.mask_CB.shape[1]

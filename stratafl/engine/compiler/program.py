@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import PROCESS
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import replaced
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.compiler.capture import OwnFunction, Unsupported
 from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 class BatchedProgram:
     """The steps of a module on batches of one length; calling it gives all clients' outputs."""
 
-    def __init__(self, flat: Flat, inputs: Inputs, whole: bool = False, apart: bool = False):
+    def __init__(self, flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False):
         """`inputs`: a batch of one client; `whole`: all that the module returns is wanted, not only
         the scores in it; `apart`: functions whose gradient is their own are one operation each."""
         self.recording = recorded(flat, inputs, whole, apart)
@@ -126,7 +126,7 @@ class BatchedProgram:
                     raise Unsupported(f"{name}, which training changes and which is in no row")
                 named[name].copy_(frame.expanded(values[node]))
         outputs = iter(self.recording.outputs)
-        return replaced(self.recording.form, lambda _: frame.expanded(values[next(outputs)]))
+        return map_outputs(self.recording.form, lambda _: frame.expanded(values[next(outputs)]))
 
     def _step(self, node: fx.Node, done: list[fx.Node]) -> Step:
         args, kwargs = (fx.node.map_arg(each, Reference) for each in (list(node.args), dict(node.kwargs)))

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.core.client_update import PLAIN
-from stratafl.core.optimizer import COUNT, SGD, Adam, Optimiser
+from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, Optimiser
 from stratafl.core.rule import Rows
 from stratafl.engine.kernels.common import cdiv, power
 
@@ -151,7 +151,7 @@ class _Numbers(NamedTuple):
     def of(optimiser: Optimiser, state: Rows) -> _Numbers:
         """One step more of it; a count of steps moves on here, on the device."""
         if isinstance(optimiser, Adam):
-            unbias = optimiser.unbiased(state[COUNT].add_(1), torch.float32)
+            unbias = optimiser.unbiased(state[STEP_COUNT].add_(1), torch.float32)
             states = state["m"], state["v"]
             return _Numbers("adam", states, unbias, *optimiser.betas, optimiser.eps, optimiser.decoupled)
         assert isinstance(optimiser, SGD)

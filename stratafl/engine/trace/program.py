@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from stratafl.base.errors import pass_on_no_room
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import place_of_scores
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import _scores_entry
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.compiler.capture import Unsupported
 from stratafl.engine.ops import PLAIN, Table
@@ -63,7 +63,7 @@ class _Shapes(fx.Interpreter):
 class Program:
     """The steps of a module; calling it gives all clients' scores, (C, B, ...)."""
 
-    def __init__(self, flat: Flat, inputs: Inputs):
+    def __init__(self, flat: FlatModule, inputs: Inputs):
         """`inputs` are samples of the kind the module will see: only their shape and type
         matter."""
         flat.train()
@@ -135,11 +135,11 @@ def _is_record(node: fx.Node) -> bool:
 def _scores(returned: Any) -> Any:
     """The node of the scores, in what the module returns."""
     if not isinstance(returned, fx.Node):
-        return place_of_scores(returned)
+        return _scores_entry(returned)
     if not _is_record(returned):
         return returned
     # a data class is made of keywords and a named tuple of what stands in its order
-    return place_of_scores(dict(returned.kwargs) or returned.target(*returned.args))  # type: ignore[operator]
+    return _scores_entry(dict(returned.kwargs) or returned.target(*returned.args))  # type: ignore[operator]
 
 
 def _traced(module: nn.Module, inputs: Inputs) -> tuple[nn.Sequential, fx.Graph]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import leaf, simulate
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import OnScores
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import LossOnScores
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler import graph, program
 from stratafl.engine.gradients import Recorded
@@ -24,7 +24,7 @@ TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return choose(Flat(module), OnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    return choose(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
 
 
 def batch(lengths: list[int]) -> Batch:
@@ -147,7 +147,7 @@ class Windowed(nn.Module):
 
 
 def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
-    captured = program.BatchedProgram(Flat(Windowed().to("meta")), TABLE.to("meta"))
+    captured = program.BatchedProgram(FlatModule(Windowed().to("meta")), TABLE.to("meta"))
     assert {value.dtype for value in captured._fixed.values()} == {torch.bool}
     assert {value.device.type for value in captured._fixed.values()} == {"meta"}
     assert not {"arange", "lt", "to", "bitwise_not"} & {str(graph.packet(step.node)) for step in captured._steps}

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import tensors_in
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import output_tensors
 from stratafl.data.inputs import mapped
 from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.precision import computing
@@ -28,7 +28,7 @@ QUICK = ["encoder layer with dropout", "GPT-2", "slices by their places", "decod
 )
 def test_no_step_waits_for_the_host(name: str) -> None:
     given = problem(ZOO[name], ELSEWHERE)
-    flat, one = Flat(given.module), given.inputs[:FEW]
+    flat, one = FlatModule(given.module), given.inputs[:FEW]
     rows = (torch.empty(CLIENTS, len(row), dtype=flat.dtype, device=ELSEWHERE) for row in flat.row(flat.module))
     named = flat.named(*rows)
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
@@ -37,5 +37,5 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
     with computing("fp32", torch.device("cuda")), torch.no_grad():
         program = BatchedProgram(flat, one, whole=True)
-        outputs = tensors_in(program(named, shared, inputs_CB, RandomSource(ClientStream(0, client_C, step))))
+        outputs = output_tensors(program(named, shared, inputs_CB, RandomSource(ClientStream(0, client_C, step))))
     assert outputs and {each.device for each in outputs} == {ELSEWHERE}

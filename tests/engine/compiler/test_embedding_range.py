@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import OnScores
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import LossOnScores
 from stratafl.engine.batches import Batch
 from stratafl.engine.gradients import Mapped
 from stratafl.engine.validation import Vocabulary
@@ -21,13 +21,13 @@ def mapped(device: str, tables: int = 1) -> tuple[Mapped, tuple[torch.Tensor, to
     """A mapping over clients whose module looks up codes, and what to call it with."""
     layers = [nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 3)]
     module = (nn.Sequential(*layers) if tables else nn.Sequential(nn.Linear(5, 3))).to(device)
-    flat = Flat(module)
+    flat = FlatModule(module)
     x_CP, b_CZ = (row.expand(CLIENTS, -1).clone() for row in flat.row(module))
     codes = torch.arange(CLIENTS * SAMPLES * 5).remainder(6).view(CLIENTS, SAMPLES, 5)
     inputs_CB = (codes if tables else codes.float()).to(device)
     targets_CB = torch.zeros(CLIENTS, SAMPLES, dtype=torch.long, device=device)
     batch = Batch(inputs_CB, targets_CB, torch.ones_like(targets_CB, dtype=torch.bool), np.full(CLIENTS, SAMPLES))
-    return Mapped(flat, OnScores(F.cross_entropy), torch.device(device)), (x_CP, b_CZ, batch)
+    return Mapped(flat, LossOnScores(F.cross_entropy), torch.device(device)), (x_CP, b_CZ, batch)
 
 
 @pytest.mark.parametrize("tables", [0, 1])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl.core.flat_module import Flat
-from stratafl.core.losses import tensors_in
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import output_tensors
 from stratafl.data.inputs import mapped
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.padding import pads
@@ -59,7 +59,7 @@ BY_LENGTH = {
 """What goes by the length of batches."""
 
 
-def outputs(given: Problem, flat: Flat, inputs_CB: Any) -> list[Tensor]:
+def outputs(given: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
     """What two clients' modules give, all clients at once."""
     rows = [flat.row(client) for client in given.clients[:2]]
     named = flat.named(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
@@ -67,7 +67,9 @@ def outputs(given: Problem, flat: Flat, inputs_CB: Any) -> list[Tensor]:
     shared = {name: value.detach() for name, value in own.items() if name not in named}
     program = BatchedProgram(flat, mapped(lambda each: each[0], inputs_CB), whole=True)
     with torch.no_grad():
-        return tensors_in(program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0))))
+        return output_tensors(
+            program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0)))
+        )
 
 
 def some(each: Tensor) -> Tensor:
@@ -85,7 +87,10 @@ def is_padded(name: str) -> bool:
     """Whether batches are padded; where they are, another last sample changes nothing of the
     others."""
     given = problem(ZOO[name])
-    flat, (mine_CB, theirs_CB) = Flat(given.module), (mapped(way, given.inputs) for way in (some, with_another_last))
+    flat, (mine_CB, theirs_CB) = (
+        FlatModule(given.module),
+        (mapped(way, given.inputs) for way in (some, with_another_last)),
+    )
     mask_CB, length_C = torch.ones(2, FEW, dtype=torch.bool), np.array([FEW, FEW])
     if not pads(flat, Batch(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), whole=True):
         return False
