@@ -31,7 +31,7 @@ from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
 from stratafl.core.flat_module import FlatModule
 from stratafl.federation.federation import Federation
-from stratafl.federation.sync import note_of
+from stratafl.federation.sync import extras_of
 from stratafl.metrics.communication import Traffic
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
@@ -64,7 +64,7 @@ def paper_state(method: str, device: torch.device) -> StateDict:
         if level in kept:
             state = {name: trained(rows) for name, rows in now.state.items()}
             note = {
-                name: tree.spread(level, rows) for name, rows in note_of(federation.levels[level - 1].given).items()
+                name: tree.spread(level, rows) for name, rows in extras_of(federation.levels[level - 1].given).items()
             }
             # what follows from a state is part of a checkpoint, too
             now = replace(now, state=state, correction=federation.rules[level].correction(state, note))

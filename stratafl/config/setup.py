@@ -36,7 +36,7 @@ from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.validation import Subject, model_fits, objective_fits
-from stratafl.federation.local_parameters import Home, LeafTrainer, names_at_home
+from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
 from stratafl.metrics.evaluation import metrics
 from stratafl.metrics.metrics import metrics_of
 from stratafl.metrics.objective import Objective
@@ -150,7 +150,7 @@ def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
 
 
 @attribute_errors()
-def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTrainer:
+def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> ClientTrainer:
     """What trains one leaf of the tree, by its number, on these samples alone; it draws as it would
     in a simulation.
 
@@ -175,13 +175,13 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> LeafTra
         augment=augment_of(config.data),
     )
     home = _home(config, start.flat)
-    return LeafTrainer(LoopEngine(training), home, home.first(start.x_P, start.b_B)[2])
+    return ClientTrainer(LoopEngine(training), home, home.first(start.x_P, start.b_B)[2])
 
 
-def _home(config: Config, flat: FlatModule) -> Home:
+def _home(config: Config, flat: FlatModule) -> LocalParameters:
     """What stays with the leaves, where each computes for itself."""
-    names = names_at_home(flat, config.model.get("keep_at_home"))
-    return Home(flat, names, config.leaf.chain(config.run.rounds), CPU)
+    names = match_local_parameters(flat, config.model.get("keep_at_home"))
+    return LocalParameters(flat, names, config.leaf.chain(config.run.rounds), CPU)
 
 
 def _subject(config: Config, start: InitialModel) -> Subject:
@@ -219,7 +219,7 @@ class RootSetup:
     evaluation: Evaluation
     objective: Objective
     counts: LabelCounts
-    home: Home
+    home: LocalParameters
     workload: Workload
 
     @property
@@ -264,7 +264,7 @@ def root_of(config: Config) -> RootSetup:
     return RootSetup(tree, start, test, evaluation, objective, counts, home, workload)
 
 
-def _workload(config: Config, tree: Tree, data: PreparedData, subject: Subject, home: Home) -> Workload:
+def _workload(config: Config, tree: Tree, data: PreparedData, subject: Subject, home: LocalParameters) -> Workload:
     """The workload of leaves that have their parts of the config's data."""
     return measured(
         subject,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from stratafl.federation.sync import Outcome
+from stratafl.federation.sync import AggregationResult
 
 
-class Beginning(NamedTuple):
+class RoundBegan(NamedTuple):
     """A round of one edge level begins."""
 
     level: int
@@ -26,7 +26,7 @@ class Beginning(NamedTuple):
     """Whether corrections are about to be set from gradients, and come with these."""
 
 
-class Restart(NamedTuple):
+class GradientsExchanged(NamedTuple):
     """Corrections below the last meeting were set from gradients."""
 
     top: int
@@ -40,7 +40,7 @@ class Restart(NamedTuple):
     model_bytes: int
 
 
-class Meeting(NamedTuple):
+class LevelSynchronized(NamedTuple):
     """One edge level has met."""
 
     level: int
@@ -51,7 +51,7 @@ class Meeting(NamedTuple):
     correction_NP: Tensor | None
     """What they had used until then."""
     came_N: np.ndarray
-    outcome: Outcome
+    outcome: AggregationResult
     is_mean: bool
     """Whether the parents took the mean, rather than what a reducer of the rule's own makes of
     it."""
@@ -62,14 +62,14 @@ class Meeting(NamedTuple):
     """Whether those that count got the new model for it."""
 
 
-class Watcher:
+class Observer:
     """Sees what happens; a watcher overrides what it cares for."""
 
-    def began(self, beginning: Beginning) -> None: ...
+    def began(self, beginning: RoundBegan) -> None: ...
 
-    def restarted(self, restart: Restart) -> None: ...
+    def restarted(self, restart: GradientsExchanged) -> None: ...
 
-    def met(self, meeting: Meeting) -> None: ...
+    def met(self, meeting: LevelSynchronized) -> None: ...
 
     def relayed(self, top: int, corrections: Sequence[Tensor | None]) -> None:
         """Models of edge level `top` went down to the leaves; `corrections` are those in force, by

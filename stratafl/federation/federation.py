@@ -20,9 +20,25 @@ from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.core.rule import Edge, Path, Rows, Rule, average
 from stratafl.federation import sync
-from stratafl.federation.events import Beginning, Meeting, Restart, Watcher
-from stratafl.federation.state import Later, LevelState, Pending, compared, completed
-from stratafl.federation.sync import Arrived, Edges, Held, Outcome, Sent, Terms, choose, choose_rows, from_gradients
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Observer, RoundBegan
+from stratafl.federation.state import (
+    LatePolicy,
+    LevelState,
+    PendingUpdates,
+    add_missing_fields,
+    with_current_corrections,
+)
+from stratafl.federation.sync import (
+    AggregationResult,
+    AggregatorState,
+    Edges,
+    ReceivedUpdates,
+    Terms,
+    Upload,
+    choose,
+    choose_rows,
+    restart_from_gradients,
+)
 from stratafl.federation.update_checks import Limits, Refusal, update_factors, update_limits
 
 
@@ -40,11 +56,11 @@ class Standing:
         update_limit: float | None = None,
         update_factor: object = None,
         drift_kernel: DriftKernel | None = None,
-        watchers: Iterable[Watcher] = (),
+        watchers: Iterable[Observer] = (),
         channels: Sequence[Channels] | None = None,
         leaf: Leaf | None = None,
         kept: Rows | None = None,
-        later: Mapping[int, Later] | None = None,
+        later: Mapping[int, LatePolicy] | None = None,
     ):
         """The rules, the participation and the channels are those of the edge levels, root first;
         the leaf's chain says what of it outlives a meeting: by default, nothing does. `kept` is a
@@ -100,15 +116,15 @@ class Standing:
             optimiser=own,
             advanced=own if level in self._later else {},
             meetings_N=np.zeros(nodes, dtype=np.int64),
-            pending=Pending.nothing(x_NP) if level in self._later else None,
+            pending=PendingUpdates.nothing(x_NP) if level in self._later else None,
         )
         if level > 0:
             channel = self._edge(level).terms.channels.up
             first = replace(first, up_channel=channel.init({MODEL: x_NP, BUFFERS: b_NB}))
         if level < self.tree.depth:
             terms = self._edge(level + 1).terms
-            held = Held(x_NP, b_NB, terms.rule.open(x_NP))
-            parcel = sync.parcel_of(terms.rule, held)
+            held = AggregatorState(x_NP, b_NB, terms.rule.open(x_NP))
+            parcel = sync.broadcast_message(terms.rule, held)
             first = replace(first, given=parcel, memory=held.memory, down_channel=terms.channels.down.init(parcel))
             first = self._giving(level, first, held, 0, first.active_N)
         return first
@@ -128,7 +144,7 @@ class Standing:
     def fitted(self, state: StateDict) -> StateDict:
         """A copy of a state of a federation made of the same things; a state of another is
         refused."""
-        return load_like(self.saved(), completed(state, self.tree.weights), "federation")
+        return load_like(self.saved(), add_missing_fields(state, self.tree.weights), "federation")
 
     def restore(self, fits: StateDict) -> None:
         """Go on from what `fitted` gave; states that were made under other weights are brought in
@@ -164,14 +180,14 @@ class Standing:
     def _edge_levels(self, top: int = 1) -> range:
         return range(max(top, 1), self.tree.depth + 1)
 
-    def _giving(self, level: int, now: LevelState, held: Held, round: int, mask_N: np.ndarray) -> LevelState:
+    def _giving(self, level: int, now: LevelState, held: AggregatorState, round: int, mask_N: np.ndarray) -> LevelState:
         """A level of which those in the mask give their children what they hold, in a round of
         these."""
         terms = self._edge(level + 1).terms
-        channel, payload = sync.give(terms, now.down_channel, held, terms.key(round, self._numbers(level)))
+        channel, payload = sync.broadcast(terms, now.down_channel, held, terms.key(round, self._numbers(level)))
         return replace(
             now,
-            given=choose_rows(mask_N, sync.take(terms, payload), now.given),
+            given=choose_rows(mask_N, sync.decode_broadcast(terms, payload), now.given),
             given_bytes=row_bytes(payload),
             down_channel=choose_rows(mask_N, channel, now.down_channel),
         )
@@ -208,9 +224,9 @@ class Standing:
         return self.levels[level - 1].meetings_N[self.tree.parents[level]]
 
     def _correction(self, level: int) -> Tensor | None:
-        note = sync.note_of(self.levels[level - 1].given)
+        note = sync.extras_of(self.levels[level - 1].given)
         spread = {name: self.tree.spread(level, rows) for name, rows in note.items()}
-        return sync.correct(self.rules[level], self.levels[level].state, spread)
+        return sync.correction(self.rules[level], self.levels[level].state, spread)
 
     def _correct(self, level: int) -> None:
         now, new = self.levels[level], self._correction(level)
@@ -239,7 +255,7 @@ class Standing:
         return self.tree.here(level, np.arange(self.tree.whole.sizes[level]))
 
 
-class Met(NamedTuple):
+class SyncResult(NamedTuple):
     """What a meeting of several edge levels came to."""
 
     refused: list[Refusal]
@@ -267,7 +283,7 @@ class Federation(Standing):
                 self._change(level, pending=now.pending.begun(active_N, model_NP, held_N))
             sizes = above.given_bytes, self._model_bytes
             for watcher in self.watchers:
-                watcher.began(Beginning(level, active_N, *sizes, self.wants_gradients))
+                watcher.began(RoundBegan(level, active_N, *sizes, self.wants_gradients))
 
     def _enter(self, level: int, new_N: np.ndarray) -> None:
         """Let those in the mask, who take part for the first time, begin with the model that they
@@ -289,7 +305,7 @@ class Federation(Standing):
             memory = anew(now.memory, self.rules[level + 1].open(x_AP))
             if memory is not now.memory:
                 x_NP, b_NB = (self.tree.spread(level, above[name]) for name in (MODEL, BUFFERS))
-                held = Held(x_NP, b_NB, memory)
+                held = AggregatorState(x_NP, b_NB, memory)
                 changed = replace(self.levels[level], memory=memory)
                 self.levels[level] = self._giving(level, changed, held, self.levels[level + 1].rounds, new_N)
         self._correct(level)
@@ -311,14 +327,14 @@ class Federation(Standing):
         g_NP = _placed(active_N, g_AP, torch.zeros_like(self.levels[-1].model))
         states = [each.state for each in self.levels]
         limit = self._edge(self.tree.depth).limits.size
-        new = from_gradients(self.tree, self.rules, states, fresh, g_NP, active_N, limit)
+        new = restart_from_gradients(self.tree, self.rules, states, fresh, g_NP, active_N, limit)
         for level, state in new.states.items():
             self._change(level, state=state)
         for level in fresh:
             self._correct(level)
         everybody = [each.active_N for each in self.levels]
         for watcher in self.watchers:
-            watcher.restarted(Restart(self.top, fresh, new.sent, everybody, self._model_bytes))
+            watcher.restarted(GradientsExchanged(self.top, fresh, new.sent, everybody, self._model_bytes))
 
     def work(self, step: int, steps: int, round: int) -> TrainRequest:
         """What the leaves are to do next."""
@@ -378,7 +394,7 @@ class Federation(Standing):
             },
         )
 
-    def meet(self, top: int) -> Met:
+    def meet(self, top: int) -> SyncResult:
         """Synchronise the edge levels from the leaves' up to `top`."""
         refused: list[Refusal] = []
         for level in reversed(self._edge_levels(top)):
@@ -395,9 +411,9 @@ class Federation(Standing):
         for watcher in self.watchers:
             watcher.relayed(top, [each.correction for each in self.levels])
         self.top = top
-        return Met(refused, bool(outcome.sane_M.any()))
+        return SyncResult(refused, bool(outcome.sane_M.any()))
 
-    def _meet(self, level: int, relayed: bool) -> Outcome:
+    def _meet(self, level: int, relayed: bool) -> AggregationResult:
         """Let one edge level meet; `relayed`: a newer model is about to come from above the
         parents."""
         edges, now, above = self._edge(level), self.levels[level], self.levels[level - 1]
@@ -408,19 +424,19 @@ class Federation(Standing):
         edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
         heard_N = now.active_N if pending is None else self._heard(level)
         came_N, key = heard_N & now.brings_N, edges.terms.key(now.rounds, self._numbers(level))
-        sent = sync.send(edges.terms, now.state, now.up_channel, now.model, now.buffers, edge, key)
-        arrived = Arrived(sync.receive(edges.terms, sent.payload, edge), came_N, now.rate_N)
+        sent = sync.upload(edges.terms, now.state, now.up_channel, now.model, now.buffers, edge, key)
+        arrived = ReceivedUpdates(sync.decode_upload(edges.terms, sent.payload, edge), came_N, now.rate_N)
         if pending is not None:
             arrived = self._moved(level, arrived, parents.all())
-        outcome = sync.meet(edges, Held(start_MP, above.given[BUFFERS], above.memory), arrived)
+        outcome = sync.aggregate(edges, AggregatorState(start_MP, above.given[BUFFERS], above.memory), arrived)
 
-        is_answered = sync.is_answered(rule, relayed)
+        is_answered = sync.answers_reports(rule, relayed)
         self.levels[level - 1] = self._renewed(level - 1, outcome, travels=is_answered or not relayed)
         present_N, parcel_bytes = outcome.present_N, self.levels[level - 1].given_bytes
         facts = came_N, outcome, rule.reduce is None, row_bytes(sent.payload), parcel_bytes, is_answered
         model_NP = now.model if pending is None else arrived.message[MODEL]
         for watcher in self.watchers:
-            watcher.met(Meeting(level, model_NP, start_MP, now.correction, *facts))
+            watcher.met(LevelSynchronized(level, model_NP, start_MP, now.correction, *facts))
 
         state = choose_rows(present_N, sent.state, now.state)
         if is_answered:
@@ -436,7 +452,7 @@ class Federation(Standing):
         )
         return outcome
 
-    def _learnt(self, level: int, state: Rows, sent: Sent, given: Rows, outcome: Outcome) -> Rows:
+    def _learnt(self, level: int, state: Rows, sent: Upload, given: Rows, outcome: AggregationResult) -> Rows:
         """What children learn of their parents' answer; `given`: what these had given before."""
         edges, start_MP, answer = self._edge(level), given[MODEL], self.levels[level - 1].given
         # the siblings' mean rate keeps the corrections of a parent summing to zero also when some
@@ -444,9 +460,9 @@ class Federation(Standing):
         shared_N1 = edges.column("mean rate", outcome.rate_M[self.tree.parents[level]], start_MP)
         path, correction = self._path(edges, sent.buffers_NB, given, answer), self.levels[level].correction
         edge = Edge(edges.spread(start_MP), correction, shared_N1, edges.spread(answer[MODEL]), path)
-        return sync.learn(edges.terms.rule, state, sent.model_NP, edge)
+        return sync.apply_answer(edges.terms.rule, state, sent.model_NP, edge)
 
-    def _renewed(self, level: int, outcome: Outcome, travels: bool) -> LevelState:
+    def _renewed(self, level: int, outcome: AggregationResult, travels: bool) -> LevelState:
         """A level after its children came; `travels`: they get what came of it, and not a newer
         model instead."""
         now, held = self.levels[level], outcome.held
@@ -463,13 +479,15 @@ class Federation(Standing):
         children."""
         parents, given = self.levels[level - 1], self.levels[level - 2].given
         model_MP, buffers_MB = (self.tree.spread(level - 1, given[name]) for name in (MODEL, BUFFERS))
-        held, reached_M = Held(model_MP, buffers_MB, parents.memory), self._reached(level - 1, top)
+        held, reached_M = AggregatorState(model_MP, buffers_MB, parents.memory), self._reached(level - 1, top)
         self.levels[level - 1] = self._giving(level - 1, parents, held, self.levels[level].rounds, reached_M)
         before = self.levels[level].state
-        state = choose_rows(reached_M[self.tree.parents[level]], sync.relay(self.rules[level], before), before)
+        state = choose_rows(
+            reached_M[self.tree.parents[level]], sync.apply_from_above(self.rules[level], before), before
+        )
         self._change(level, state=state)
 
-    def _refusals(self, level: int, outcome: Outcome) -> list[Refusal]:
+    def _refusals(self, level: int, outcome: AggregationResult) -> list[Refusal]:
         tree = self.tree
         too_large = set(tree.named(level, outcome.large_N))
         refused = [Refusal(name, name in too_large) for name in tree.named(level, outcome.lost_N | outcome.large_N)]
@@ -482,7 +500,7 @@ class Federation(Standing):
         heard_N = self._later[level].heard(self.levels[level].rounds - 1)
         return self.tree.here(level, heard_N) & self._is_pending(level)
 
-    def _moved(self, level: int, arrived: Arrived, onto_NP: Tensor) -> Arrived:
+    def _moved(self, level: int, arrived: ReceivedUpdates, onto_NP: Tensor) -> ReceivedUpdates:
         """Reports put on the models that the parents have now, and weighted by their age; so are
         the rates, which say how far a parent's model was moved."""
         pending, held_N = self.levels[level].pending, self._meetings(level)
@@ -490,9 +508,9 @@ class Federation(Standing):
         weight_N = pending.weights(self._later[level], held_N)
         message = arrived.message
         model_NP = pending.moved(message[MODEL], onto_NP, held_N, weight_N)
-        return Arrived({**message, MODEL: model_NP}, arrived.came_N, arrived.rate_N * weight_N)
+        return ReceivedUpdates({**message, MODEL: model_NP}, arrived.came_N, arrived.rate_N * weight_N)
 
-    def _learnt_later(self, level: int, state: Rows, sent: Sent, given: Rows, outcome: Outcome) -> Rows:
+    def _learnt_later(self, level: int, state: Rows, sent: Upload, given: Rows, outcome: AggregationResult) -> Rows:
         """What children learn of how far each came beside the others whose reports were merged."""
         edges, now, present_N = self._edge(level), self.levels[level], outcome.present_N
         pending, held_N = now.pending, self._meetings(level)
@@ -501,9 +519,13 @@ class Federation(Standing):
         has_NP = self._correction(level)
         rate_M = self.tree.share(level, present_N * now.rate_N) / np.where(outcome.share_M > 0, outcome.share_M, 1.0)
         shared_N1 = edges.column("mean rate", rate_M[self.tree.parents[level]], x_NP)
-        x_NP = pending.moved(compared(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP)))
+        x_NP = pending.moved(
+            with_current_corrections(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP))
+        )
         mean = edges.spread(self.tree.mean(level, x_NP, present_N, outcome.share_M))
-        return sync.learn(edges.terms.rule, state, x_NP, Edge(IndexedRows(onto_NP), now.correction, shared_N1, mean))
+        return sync.apply_answer(
+            edges.terms.rule, state, x_NP, Edge(IndexedRows(onto_NP), now.correction, shared_N1, mean)
+        )
 
 
 def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:

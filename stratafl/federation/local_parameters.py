@@ -74,7 +74,7 @@ class Columns(NamedTuple):
         return shared_NS.new_zeros(len(shared_NS), self.width).index_copy_(1, self.shared_S, shared_NS)
 
 
-class Home:
+class LocalParameters:
     """The columns that stay with the clients of a run; of most runs there are none."""
 
     def __init__(self, flat: FlatModule, names: Sequence[str], leaf: Leaf, device: torch.device):
@@ -196,16 +196,16 @@ class Home:
         return correction_NS if self.is_empty or correction_NS is None else self.parameters.widened(correction_NS)
 
 
-class LeafTrainer(NamedTuple):
+class ClientTrainer(NamedTuple):
     """What trains one leaf that is alone with its data."""
 
     engine: Engine
-    home: Home
+    home: LocalParameters
     at_home: Rows
     """What of the model stays with it, before the first round."""
 
 
-def names_at_home(flat: FlatModule, given: object) -> list[str]:
+def match_local_parameters(flat: FlatModule, given: object) -> list[str]:
     """The parameters and buffers that are to stay: those of all batch norms, or those in parts, or
     of names, that match patterns."""
     if given is None:

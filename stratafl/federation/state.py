@@ -15,7 +15,7 @@ from stratafl.core.rule import Rows, Rule
 
 
 @dataclass(frozen=True)
-class Later:
+class LatePolicy:
     """How late work counts at an edge level."""
 
     heard: Callable[[int], np.ndarray]
@@ -28,7 +28,7 @@ class Later:
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
+class PendingUpdates:
     """The work under way of the nodes of a level."""
 
     start_NP: Tensor
@@ -39,21 +39,21 @@ class Pending:
     """How many meetings its parent had held when it began."""
 
     @staticmethod
-    def nothing(x_NP: Tensor) -> Pending:
+    def nothing(x_NP: Tensor) -> PendingUpdates:
         count = len(x_NP)
-        return Pending(x_NP, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
+        return PendingUpdates(x_NP, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
 
-    def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> Pending:
+    def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> PendingUpdates:
         """The work under way after those in the mask began anew; meetings_N: how many meetings
         their parents have held."""
         chosen = to_device(who_N, model_NP.device)[:, None]
         start_NP = torch.where(chosen, model_NP, self.start_NP)
-        return Pending(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
+        return PendingUpdates(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
 
-    def without(self, merged_N: np.ndarray) -> Pending:
+    def without(self, merged_N: np.ndarray) -> PendingUpdates:
         return replace(self, is_N=self.is_N & ~merged_N)
 
-    def weights(self, later: Later, meetings_N: np.ndarray) -> np.ndarray:
+    def weights(self, later: LatePolicy, meetings_N: np.ndarray) -> np.ndarray:
         """What each counts now."""
         return np.where(self.is_N, later.weight(np.maximum(meetings_N - self.since_N, 0)), 1.0)
 
@@ -64,7 +64,9 @@ class Pending:
         return torch.where(old, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
 
 
-def compared(model_NP: Tensor, used_NP: Tensor | None, has_NP: Tensor | None, rate_N1: Tensor) -> Tensor:
+def with_current_corrections(
+    model_NP: Tensor, used_NP: Tensor | None, has_NP: Tensor | None, rate_N1: Tensor
+) -> Tensor:
     """Where children would have come with the corrections that they have, rather than with those
     that they used."""
     if used_NP is None or has_NP is None:
@@ -72,7 +74,7 @@ def compared(model_NP: Tensor, used_NP: Tensor | None, has_NP: Tensor | None, ra
     return model_NP + rate_N1 * (used_NP - has_NP)
 
 
-def bears_late_work(rule: Rule) -> bool:
+def supports_late_updates(rule: Rule) -> bool:
     """Whether a rule says what late work does to it, or has nothing at its children that it could
     do something to."""
     if rule.counts_late:
@@ -125,7 +127,7 @@ class LevelState:
     nothing between a meeting and the next work, unless late work counts."""
     meetings_N: np.ndarray
     """How many meetings each has held with its children."""
-    pending: Pending | None
+    pending: PendingUpdates | None
     """The work that is under way, where late work counts; None where it does not."""
 
     def as_dict(self, weights_N: np.ndarray) -> StateDict:
@@ -138,11 +140,11 @@ class LevelState:
         """Read a level, and the weights that its states were made under, from what `as_dict`
         gave."""
         rest = {name: value for name, value in values.items() if name != "weights_N"}
-        pending = Pending(**values["pending"]) if values["pending"] else None
+        pending = PendingUpdates(**values["pending"]) if values["pending"] else None
         return LevelState(**{**rest, "pending": pending}), values["weights_N"]
 
 
-def completed(state: StateDict, weights: Sequence[np.ndarray]) -> StateDict:
+def add_missing_fields(state: StateDict, weights: Sequence[np.ndarray]) -> StateDict:
     """A federation's state with what one that was stored before it was known does not have: kept
     states of optimisers and pending work, of which there were none; who had taken part, which was
     no matter; and the weights, which are taken for those of now, by level."""

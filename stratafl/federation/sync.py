@@ -17,14 +17,14 @@ from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.federation.update_checks import (
     Limits,
-    beyond,
-    carried,
-    changed,
-    far_off,
-    finite,
-    largest,
-    out_of_line,
-    suspicious,
+    exceeds_ratio,
+    keep_nonfinite,
+    needs_inspection,
+    norm_outliers,
+    row_max_abs,
+    rows_finite,
+    size_outliers,
+    zero_unchanged,
 )
 
 
@@ -64,7 +64,7 @@ class Edges:
         return self.placed((name, self.level), values_N, like.dtype)[:, None]
 
 
-class Sent(NamedTuple):
+class Upload(NamedTuple):
     """What children sent, and the states that it leads to where it counts."""
 
     payload: Rows
@@ -79,7 +79,7 @@ class Sent(NamedTuple):
     """The children's buffers as their parents know them."""
 
 
-class Arrived(NamedTuple):
+class ReceivedUpdates(NamedTuple):
     """What came to the parents."""
 
     message: Rows
@@ -89,7 +89,7 @@ class Arrived(NamedTuple):
     """The sum of the learning rates since the children last met their parents."""
 
 
-class Held(NamedTuple):
+class AggregatorState(NamedTuple):
     """What parents hold when their children come: the model and the buffers that they gave, and the
     rule's memory."""
 
@@ -98,10 +98,10 @@ class Held(NamedTuple):
     memory: Rows
 
 
-class Outcome(NamedTuple):
+class AggregationResult(NamedTuple):
     """What a meeting came to. A parent for whom nothing counted holds what it held."""
 
-    held: Held
+    held: AggregatorState
     present_N: np.ndarray
     """Whose message counted."""
     lost_N: np.ndarray
@@ -128,7 +128,7 @@ class Outcome(NamedTuple):
 # -- the children's side ---------------------------------------------------------------------------
 
 
-def send(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, edge: Edge, key: ChannelKey) -> Sent:
+def upload(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, edge: Edge, key: ChannelKey) -> Upload:
     """The report of children whose models are `x_NP`."""
     state, message = terms.rule.up(state, x_NP, edge)
     message = {**message, BUFFERS: b_NB}
@@ -136,16 +136,16 @@ def send(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, e
     heard, said_NP = terms.channels.up.decode(payload, edge), message[MODEL]
     # what a channel loses is missing from the model that the parent knows, too
     model_NP = x_NP if heard[MODEL] is said_NP else x_NP + (heard[MODEL] - said_NP)
-    return Sent(payload, state, channel, model_NP, heard[BUFFERS])
+    return Upload(payload, state, channel, model_NP, heard[BUFFERS])
 
 
-def learn(rule: Rule, state: Rows, x_NP: Tensor, edge: Edge) -> Rows:
+def apply_answer(rule: Rule, state: Rows, x_NP: Tensor, edge: Edge) -> Rows:
     """Children's states after they saw their parents' new model, `edge.merged`; `edge.rate` is the
     siblings' mean."""
     return state if rule.down is None else rule.down(state, x_NP, edge)
 
 
-def relay(rule: Rule, state: Rows, times: int = 1) -> Rows:
+def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
     """Children's states when newer models came from above their parents."""
     if rule.relay is not None:
         for _ in range(times):
@@ -153,13 +153,13 @@ def relay(rule: Rule, state: Rows, times: int = 1) -> Rows:
     return state
 
 
-def correct(rule: Rule, state: Rows, given: Rows) -> Tensor | None:
+def correction(rule: Rule, state: Rows, given: Rows) -> Tensor | None:
     """What children's subtrees add to their gradients; `given` is what their parents gave, a row
     for each child."""
-    return rule.correction(state, note_of(given))
+    return rule.correction(state, extras_of(given))
 
 
-def is_answered(rule: Rule, relayed: bool) -> bool:
+def answers_reports(rule: Rule, relayed: bool) -> bool:
     """Whether children get their parents' new model for their report, also where a newer one is
     about to come from above (`relayed`): some rules learn from what came of their own meeting."""
     return rule.down is not None and not (relayed and rule.relay is not None)
@@ -168,32 +168,32 @@ def is_answered(rule: Rule, relayed: bool) -> bool:
 # -- the parents' side -----------------------------------------------------------------------------
 
 
-def receive(terms: Terms, payload: Rows, edge: Edge) -> Rows:
+def decode_upload(terms: Terms, payload: Rows, edge: Edge) -> Rows:
     """Children's messages as their parents understand them."""
     return terms.channels.up.decode(payload, edge)
 
 
-def give(terms: Terms, channel: Rows, held: Held, key: ChannelKey) -> tuple[Rows, Rows]:
+def broadcast(terms: Terms, channel: Rows, held: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
     """The channel's memory and the payload of what parents give to their children."""
-    return terms.channels.down.encode(channel, parcel_of(terms.rule, held), None, key)
+    return terms.channels.down.encode(channel, broadcast_message(terms.rule, held), None, key)
 
 
-def take(terms: Terms, payload: Rows) -> Rows:
+def decode_broadcast(terms: Terms, payload: Rows) -> Rows:
     """What parents gave, as their children understand it."""
     return terms.channels.down.decode(payload, None)
 
 
-def parcel_of(rule: Rule, held: Held) -> Rows:
+def broadcast_message(rule: Rule, held: AggregatorState) -> Rows:
     """What parents give to their children: the model, its buffers and the rule's note."""
     return {**rule.note(held.memory), MODEL: held.model_MP, BUFFERS: held.buffers_MB}
 
 
-def note_of(given: Rows) -> Rows:
+def extras_of(given: Rows) -> Rows:
     """What came beside the model and its buffers."""
     return {name: rows for name, rows in given.items() if name not in (MODEL, BUFFERS)}
 
 
-def meet(edges: Edges, held: Held, arrived: Arrived) -> Outcome:
+def aggregate(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> AggregationResult:
     """What parents make of what came. Where the tree lies in several parts, all of them must call
     it."""
     tree, level, rule, limits = edges.tree, edges.level, edges.terms.rule, edges.limits
@@ -204,22 +204,22 @@ def meet(edges: Edges, held: Held, arrived: Arrived) -> Outcome:
     always = rule.reduce is not None or limits.factor is not None or limits.every_part
     merged = None if always else _merge(edges, held, arrived.message, came_N)
     if merged is None or tree.agreed(level, merged.is_doubtful):
-        lost_N, large_N = _unsound(edges, held, arrived)
+        lost_N, large_N = _find_invalid(edges, held, arrived)
         merged = _merge(edges, held, arrived.message, came_N & ~lost_N & ~large_N, seen=True)
     heard_M = merged.share_M > 0
     sane_M = heard_M & merged.finite_M
     present_N = came_N & ~lost_N & ~large_N & sane_M[tree.parents[level]]
     rate_M = tree.share(level, present_N * arrived.rate_N) / np.where(heard_M, merged.share_M, 1.0)
-    new = Held(
+    new = AggregatorState(
         choose(sane_M, merged.model_MP, held.model_MP),
         choose(sane_M, merged.buffers_MB, held.buffers_MB),
         choose_rows(sane_M, merged.memory, held.memory),
     )
     found = merged.share_M, sane_M, rate_M, merged.mean_MP, merged.model_MP
-    return Outcome(new, present_N, lost_N, large_N, *found)
+    return AggregationResult(new, present_N, lost_N, large_N, *found)
 
 
-class _Merged(NamedTuple):
+class _Aggregate(NamedTuple):
     """What parents make of their children's messages, and for which of them all of it is finite."""
 
     memory: Rows
@@ -236,7 +236,7 @@ class _Merged(NamedTuple):
         return not (self.finite_M | (self.share_M == 0)).all() or bool(self.doubtful_N.any())
 
 
-def _merge(edges: Edges, held: Held, message: Rows, present_N: np.ndarray, seen: bool = False) -> _Merged:
+def _merge(edges: Edges, held: AggregatorState, message: Rows, present_N: np.ndarray, seen: bool = False) -> _Aggregate:
     """What the parents make of what those present sent. `seen`: it was looked at and found
     sound."""
     tree, level, rule = edges.tree, edges.level, edges.terms.rule
@@ -250,53 +250,53 @@ def _merge(edges: Edges, held: Held, message: Rows, present_N: np.ndarray, seen:
     mean = {name: reduced(rows) for name, rows in message.items() if name != BUFFERS}
     buffers_MB = tree.mean(level, message[BUFFERS], present_N, share_M)
     if edges.masked:
-        buffers_MB = carried(buffers_MB, held.buffers_MB)
+        buffers_MB = keep_nonfinite(buffers_MB, held.buffers_MB)
     share_M1 = edges.column("share", share_M, held.model_MP)
     memory, model_MP = rule.merge(held.memory, held.model_MP, mean, share_M1)
 
-    new_MB = changed(buffers_MB, held.buffers_MB) if edges.masked else buffers_MB
+    new_MB = zero_unchanged(buffers_MB, held.buffers_MB) if edges.masked else buffers_MB
     parents = [model_MP, new_MB, *mean.values()]
-    looks = [] if seen else _looks(edges, held, message)
-    sizes = largest(*parents, *(rows_NP for rows_NP, _ in looks))
-    finite_M = finite(sizes[: len(parents)])
-    doubts = [suspicious(each_N, limit) for each_N, (_, limit) in zip(sizes[len(parents) :], looks, strict=True)]
+    looks = [] if seen else _rows_to_inspect(edges, held, message)
+    sizes = row_max_abs(*parents, *(rows_NP for rows_NP, _ in looks))
+    finite_M = rows_finite(sizes[: len(parents)])
+    doubts = [needs_inspection(each_N, limit) for each_N, (_, limit) in zip(sizes[len(parents) :], looks, strict=True)]
     doubtful_N = present_N & np.any(doubts, axis=0)
-    return _Merged(memory, mean[MODEL], model_MP, buffers_MB, finite_M, share_M, doubtful_N)
+    return _Aggregate(memory, mean[MODEL], model_MP, buffers_MB, finite_M, share_M, doubtful_N)
 
 
-def _looks(edges: Edges, held: Held, message: Rows) -> list[tuple[Tensor, float | None]]:
+def _rows_to_inspect(edges: Edges, held: AggregatorState, message: Rows) -> list[tuple[Tensor, float | None]]:
     """Children's rows whose soundness does not show in their mean, with the limit of their size."""
     limit = edges.limits.size
     models = [] if limit is None else [(message[MODEL], limit)]
-    return models + ([(_new_buffers(edges, held, message), None)] if edges.masked else [])
+    return models + ([(_changed_buffers(edges, held, message), None)] if edges.masked else [])
 
 
-def _new_buffers(edges: Edges, held: Held, message: Rows) -> Tensor:
+def _changed_buffers(edges: Edges, held: AggregatorState, message: Rows) -> Tensor:
     """Children's buffers, less what their parent gave and is as it was, whether finite or not."""
     if not edges.masked:
         return message[BUFFERS]
-    return changed(message[BUFFERS], edges.tree.spread(edges.level, held.buffers_MB))
+    return zero_unchanged(message[BUFFERS], edges.tree.spread(edges.level, held.buffers_MB))
 
 
-def _unsound(edges: Edges, held: Held, arrived: Arrived) -> tuple[np.ndarray, np.ndarray]:
+def _find_invalid(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> tuple[np.ndarray, np.ndarray]:
     """Whose message is not finite, and whose is finite but far too large, among those that came."""
     tree, level, limits = edges.tree, edges.level, edges.limits
-    message = {**arrived.message, BUFFERS: _new_buffers(edges, held, arrived.message)}
-    sizes = dict(zip(message, largest(*message.values()), strict=True))
-    lost_N = arrived.came_N & ~finite(list(sizes.values()))
+    message = {**arrived.message, BUFFERS: _changed_buffers(edges, held, arrived.message)}
+    sizes = dict(zip(message, row_max_abs(*message.values()), strict=True))
+    lost_N = arrived.came_N & ~rows_finite(list(sizes.values()))
     present_N, start_MP = arrived.came_N & ~lost_N, held.model_MP
     model_NP = message[MODEL]
-    large_N = far_off(tree, level, model_NP, sizes[MODEL], start_MP, present_N, limits.size)
+    large_N = size_outliers(tree, level, model_NP, sizes[MODEL], start_MP, present_N, limits.size)
     if limits.every_part and limits.size is not None:
         others = {name: each_N for name, each_N in sizes.items() if name not in (MODEL, BUFFERS)}
-        start_M, buffers_M = largest(start_MP, held.buffers_MB.nan_to_num(0.0, 0.0, 0.0))
+        start_M, buffers_M = row_max_abs(start_MP, held.buffers_MB.nan_to_num(0.0, 0.0, 0.0))
         # a variance among the buffers goes with the square of what the others go with
         looks = [(sizes[BUFFERS], buffers_M, limits.size**2)]
         looks += [(each_N, start_M, limits.size) for each_N in others.values()]
         for each_N, begun_M, most in looks:
-            large_N = large_N | beyond(tree, level, each_N, begun_M, present_N, most)
+            large_N = large_N | exceeds_ratio(tree, level, each_N, begun_M, present_N, most)
     present_N &= ~large_N
-    return lost_N, large_N | out_of_line(tree, level, model_NP, start_MP, present_N, limits.factor)
+    return lost_N, large_N | norm_outliers(tree, level, model_NP, start_MP, present_N, limits.factor)
 
 
 # -- rows of which some change ---------------------------------------------------------------------
@@ -314,7 +314,7 @@ def choose_rows(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
     return {name: choose(mask_N, rows, old[name]) for name, rows in new.items()}
 
 
-class Restarted(NamedTuple):
+class GradientRestart(NamedTuple):
     """What came of it, by edge level."""
 
     states: dict[int, Rows]
@@ -322,7 +322,7 @@ class Restarted(NamedTuple):
     """Who sent a gradient to its parent."""
 
 
-def from_gradients(
+def restart_from_gradients(
     tree: Tree,
     rules: Sequence[Rule],
     states: Sequence[Rows],
@@ -330,13 +330,13 @@ def from_gradients(
     g_NP: Tensor,
     active_N: np.ndarray,
     limit: float | None,
-) -> Restarted:
+) -> GradientRestart:
     """The states of edge levels from the leaves' up to the first of `fresh`, whose rules ask for
     it; rules and states by level, gradients the leaves', sizes of which `limit` bounds."""
-    found = Restarted({}, {})
-    (largest_N,) = largest(g_NP)
+    found = GradientRestart({}, {})
+    (largest_N,) = row_max_abs(g_NP)
     there_N = active_N & np.isfinite(largest_N)
-    there_N &= ~far_off(tree, tree.depth, g_NP, largest_N, None, there_N, limit)
+    there_N &= ~size_outliers(tree, tree.depth, g_NP, largest_N, None, there_N, limit)
     for level in range(tree.depth, fresh[0] - 1, -1):
         share_M = tree.share(level, there_N)
         mean_MP = tree.mean(level, g_NP, there_N, share_M)

@@ -22,17 +22,17 @@ from stratafl.base.validation import check_number, plain
 from stratafl.core.rows import column_blocks
 from stratafl.core.rule import Rule
 
-LIMIT = 1e4
+DEFAULT_RATIO = 1e4
 """How many times larger than its siblings' median an update may be: no healthy one is ever so far
 off."""
-ROOM = 100.0
+FREE_RATIO = 100.0
 """How many times larger than the model it began from, or than 1, it may be whatever the siblings
 do: some may have next to nothing to learn any more."""
-REST = 0.025
+MIN_SIBLING_NORM = 0.025
 """The share of the norm of the model that children were given which the siblings' median is taken
 for at least, since who has little left to learn is no measure for the others. With a factor of 8,
 an update of a fifth of the model is in line with any."""
-LITTLE = 1e-3
+NEGLIGIBLE = 1e-3
 """The share of that norm below which the siblings' median is no measure at all: they have nothing
 left to learn."""
 
@@ -64,7 +64,7 @@ def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | No
     messages is not at the mercy of one of them. 0 stands for no limit anywhere.
     """
     if given is None:
-        return [LIMIT if rule.reduce is None else None for rule in rules]
+        return [DEFAULT_RATIO if rule.reduce is None else None for rule in rules]
     if 0 < check_number("update_limit", given, at_least=0) < 1:
         raise InvalidInput("update_limit", given, "must be 0, for no limit, or a number of at least 1")
     return [float(given) or None for _ in rules]
@@ -85,17 +85,17 @@ def update_factors(given: object, rules: Sequence[Rule]) -> list[float | None]:
     return [each or None for each in factors]
 
 
-def suspicious(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
+def needs_inspection(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
     """Whose update may be too large or is not finite, judged by the largest magnitude of the model
     alone.
 
     An update that is refused is over its room times the model it began from, and over it times 1,
     so that the new model is larger than the room less 1, too; half of it is enough for rounding.
     """
-    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else min(limit, ROOM) / 2 - 1))
+    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else min(limit, FREE_RATIO) / 2 - 1))
 
 
-def beyond(
+def exceeds_ratio(
     tree: Tree, level: int, sizes_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, limit: float
 ) -> np.ndarray:
     """Whose part of a message is over the limit, among those present; sizes are the largest
@@ -113,17 +113,17 @@ def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray,
     """
     with np.errstate(over="ignore"):
         begun_N = np.maximum(start_N, 1.0)
-        beside_N = np.maximum(limit * siblings_N, min(limit, ROOM) * begun_N)
+        beside_N = np.maximum(limit * siblings_N, min(limit, FREE_RATIO) * begun_N)
         return update_N > np.where(siblings_N > 0, beside_N, limit * begun_N)
 
 
-def too_long(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
+def exceeds_norm_ratio(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
     """Whose update is so many times longer than the siblings' median; nobody's where they have
     nothing to learn, or there are none."""
-    return (siblings_N > LITTLE * start_N) & (norm_N > factor * np.maximum(siblings_N, REST * start_N))
+    return (siblings_N > NEGLIGIBLE * start_N) & (norm_N > factor * np.maximum(siblings_N, MIN_SIBLING_NORM * start_N))
 
 
-def out_of_line(
+def norm_outliers(
     tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
 ) -> np.ndarray:
     """Whose update is too long beside its siblings', among those present. All who have parents of
@@ -131,17 +131,17 @@ def out_of_line(
     if factor is None:
         return np.zeros_like(present_N)
     blocks = column_blocks(rows_NP, start_MP)
-    norm_N = np.sqrt(sum(lengths(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
+    norm_N = np.sqrt(sum(row_norms(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
-    return present_N & too_long(norm_N, siblings_N, lengths(start_MP)[tree.parents[level]], factor)
+    return present_N & exceeds_norm_ratio(norm_N, siblings_N, row_norms(start_MP)[tree.parents[level]], factor)
 
 
-def lengths(rows_NP: Tensor) -> np.ndarray:
+def row_norms(rows_NP: Tensor) -> np.ndarray:
     """Each row's norm."""
     return torch.linalg.vector_norm(rows_NP, dim=1, dtype=torch.float64).cpu().numpy()
 
 
-def far_off(
+def size_outliers(
     tree: Tree,
     level: int,
     rows_NP: Tensor,
@@ -156,30 +156,32 @@ def far_off(
     largest_N: the rows' largest magnitudes. All who have parents of this level in common must
     ask.
     """
-    if limit is None or not tree.agreed(level, bool((present_N & suspicious(largest_N, limit)).any())):
+    if limit is None or not tree.agreed(level, bool((present_N & needs_inspection(largest_N, limit)).any())):
         return np.zeros_like(present_N)
     update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
         blocks = column_blocks(rows_NP, start_MP)
-        update_N = np.max([largest(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0)
-        (start_M,) = largest(start_MP)
-    return beyond(tree, level, update_N, start_M, present_N, limit)
+        update_N = np.max(
+            [row_max_abs(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0
+        )
+        (start_M,) = row_max_abs(start_MP)
+    return exceeds_ratio(tree, level, update_N, start_M, present_N, limit)
 
 
-def changed(rows_NB: Tensor, given_NB: Tensor) -> Tensor:
+def zero_unchanged(rows_NB: Tensor, given_NB: Tensor) -> Tensor:
     """The rows with zeros where they are what was given, also where that is not finite: a mask that
     nobody touches may hold -inf."""
     same_NB = (rows_NB == given_NB) | (rows_NB.isnan() & given_NB.isnan())
     return rows_NB.masked_fill(same_NB, 0.0)
 
 
-def carried(mean_NB: Tensor, given_NB: Tensor) -> Tensor:
+def keep_nonfinite(mean_NB: Tensor, given_NB: Tensor) -> Tensor:
     """The mean, but what was given where that is not finite and the mean is not, either: 0 times
     -inf is no number."""
     return torch.where(mean_NB.isfinite() | given_NB.isfinite(), mean_NB, given_NB)
 
 
-def largest(*matrices: Tensor) -> list[np.ndarray]:
+def row_max_abs(*matrices: Tensor) -> list[np.ndarray]:
     """Each row's largest magnitude, matrix by matrix, in one read from the device and without a
     mask.
 
@@ -193,7 +195,7 @@ def largest(*matrices: Tensor) -> list[np.ndarray]:
     return [parts[id(rows)] for rows in matrices]
 
 
-def finite(sizes: Sequence[np.ndarray]) -> np.ndarray:
+def rows_finite(sizes: Sequence[np.ndarray]) -> np.ndarray:
     """Which rows are finite in every matrix, from what `largest` found of them."""
     return np.logical_and.reduce([np.isfinite(each) for each in sizes])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
-from stratafl.federation.events import Beginning, Meeting, Restart, Watcher
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Observer, RoundBegan
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Communication:
         return float((self.up.bytes[-1] + self.down.bytes[-1]).mean())
 
 
-class Traffic(Watcher):
+class Traffic(Observer):
     """Keeps the account of a federation by watching it, and with it what each node does not have
     yet."""
 
@@ -115,7 +115,7 @@ class Traffic(Watcher):
         self._stale, self._owed = fits["stale"], fits["owed"]
         self.communication.restore({name: fits[name] for name in ("up", "down")})
 
-    def began(self, beginning: Beginning) -> None:
+    def began(self, beginning: RoundBegan) -> None:
         """Count the models that those who take part get, where they do not have them yet, with the
         corrections from above."""
         level, parcel_bytes = beginning.level, beginning.parcel_bytes
@@ -128,7 +128,7 @@ class Traffic(Watcher):
             self.communication.down.add(level, asking, parcel_bytes + extra)
             self._owed[level] &= ~asking
 
-    def restarted(self, restart: Restart) -> None:
+    def restarted(self, restart: GradientsExchanged) -> None:
         """Gradients went up, and their means came down with the corrections that follow from
         them."""
         for level, there_N in restart.sent.items():
@@ -140,7 +140,7 @@ class Traffic(Watcher):
             self.communication.down.add(level, active_N & (vectors > 0), vectors * restart.model_bytes)
             self._owed[level] &= ~active_N
 
-    def met(self, meeting: Meeting) -> None:
+    def met(self, meeting: LevelSynchronized) -> None:
         level, present_N = meeting.level, meeting.outcome.present_N
         self.communication.up.add(level, meeting.came_N, meeting.sent_bytes)
         self._stale[level] = np.ones_like(self._stale[level])

@@ -37,7 +37,7 @@ from torch import Tensor
 from stratafl.base.device import to_device
 from stratafl.base.topology import ALL, Tree
 from stratafl.core.rows import column_blocks
-from stratafl.federation.events import Meeting, Watcher
+from stratafl.federation.events import LevelSynchronized, Observer
 
 Diagnose = Literal["none", "drift", "ideal"]
 Levels = dict[str, dict[str, float]]
@@ -71,7 +71,7 @@ class Weights(NamedTuple):
         return Weights(to_device(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
-class Drift(Watcher):
+class Drift(Observer):
     """Collects what the meetings of one round show."""
 
     def __init__(self, tree: Tree, gradients: Gradients | None = None):
@@ -82,7 +82,7 @@ class Drift(Watcher):
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
         self._everybody: dict[tuple[int, torch.device], tuple[Weights, Weights]] = {}
 
-    def met(self, meeting: Meeting) -> None:
+    def met(self, meeting: LevelSynchronized) -> None:
         level, x_NP, start_MP, correction_NP = meeting[:4]
         outcome = meeting.outcome
         mean_MP, merged_MP = outcome.mean_MP, outcome.merged_MP

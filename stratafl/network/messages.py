@@ -15,9 +15,9 @@ from stratafl.base.topology import Tree
 from stratafl.core.client_training import TrainResult
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
-from stratafl.federation.events import Meeting, Watcher
+from stratafl.federation.events import LevelSynchronized, Observer
 from stratafl.federation.federation import Federation
-from stratafl.federation.sync import is_answered
+from stratafl.federation.sync import answers_reports
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ UNIT = 64
 """Parameters, and buffer values, of a model that message sizes are learnt from."""
 
 
-class _Scale(Watcher):
+class _Scale(Observer):
     """Notes what is sent at each level's meeting."""
 
     def __init__(self) -> None:
         self.met_at: dict[int, tuple[int, int]] = {}
 
-    def met(self, meeting: Meeting) -> None:
+    def met(self, meeting: LevelSynchronized) -> None:
         self.met_at[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
 
 
@@ -123,8 +123,8 @@ def message_sizes(
             LevelMessages(
                 report=report,
                 parcel=parcel,
-                is_answered=is_answered(rule, relayed=False),
-                is_answered_below=is_answered(rule, relayed=True),
+                is_answered=answers_reports(rule, relayed=False),
+                is_answered_below=answers_reports(rule, relayed=True),
                 has_correction=federation.levels[level].correction is not None,
                 from_gradient=rule.from_gradient is not None,
             )

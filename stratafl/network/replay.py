@@ -12,8 +12,8 @@ from stratafl.base.topology import Tree
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_of_pass
-from stratafl.federation.events import Beginning, Meeting, Restart
-from stratafl.federation.sync import Held, Outcome
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, RoundBegan
+from stratafl.federation.sync import AggregationResult, AggregatorState
 from stratafl.metrics.communication import Direction, Traffic
 from stratafl.network.messages import MessageSizes
 from stratafl.network.timeline import Clock, Interval, Messages, Observer, Spent, Stage, Walk
@@ -260,20 +260,20 @@ class Replay:
                 self.busy[level] = self.busy[level] | self.active[level]
             self.begun[level] += 1
             sizes = story.sizes.edge(level).parcel, story.sizes.model
-            self.traffic.began(Beginning(level, self.active[level], *sizes, restarting))
+            self.traffic.began(RoundBegan(level, self.active[level], *sizes, restarting))
 
     def _restart(self, fresh: Sequence[int]) -> None:
         sent = {level: self.active[level] for level in range(fresh[0], self.tree.depth + 1)}
-        self.traffic.restarted(Restart(self.top, fresh, sent, self.active, self.story.sizes.model))
+        self.traffic.restarted(GradientsExchanged(self.top, fresh, sent, self.active, self.story.sizes.model))
 
     def _meet(self, level: int, came_N: np.ndarray, relayed: bool) -> None:
         edge = self.story.sizes.edge(level)
         answered = edge.is_answered_below if relayed else edge.is_answered
         nothing, none = torch.empty(0), np.empty(0)
-        held = Held(nothing, nothing, {})
-        outcome = Outcome(held, came_N, none, none, none, none, none, nothing, nothing)
+        held = AggregatorState(nothing, nothing, {})
+        outcome = AggregationResult(held, came_N, none, none, none, none, none, nothing, nothing)
         self.traffic.met(
-            Meeting(level, nothing, nothing, None, came_N, outcome, True, edge.report, edge.parcel, answered)
+            LevelSynchronized(level, nothing, nothing, None, came_N, outcome, True, edge.report, edge.parcel, answered)
         )
 
     def _direction(self, way: str) -> Direction:

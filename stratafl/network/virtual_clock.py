@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.core.participation import Draw, Participation
-from stratafl.federation.state import Later
+from stratafl.federation.state import LatePolicy
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.instance import PlacedNetwork
 from stratafl.network.replay import Replay, Story
@@ -52,10 +52,10 @@ class RunClock:
             return self.story.participation
         return (self._present,) * self.story.tree.depth
 
-    def later(self) -> dict[int, Later]:
+    def later(self) -> dict[int, LatePolicy]:
         """The edge levels at which late work counts."""
         counting = [(level, each.staleness) for level, each in enumerate(self.story.wait, 1) if each.counts_late]
-        return {level: Later(partial(self._heard, level), staleness) for level, staleness in counting}
+        return {level: LatePolicy(partial(self._heard, level), staleness) for level, staleness in counting}
 
     def record(self, result: RoundResult) -> ClockedRound:
         """A round's result with its time."""

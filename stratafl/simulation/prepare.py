@@ -36,7 +36,7 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import FEW, habits, peculiarities, plain
 from stratafl.engine.validation import Subject
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import Home, names_at_home
+from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
 from stratafl.metrics.communication import Traffic
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import metrics_of
@@ -165,7 +165,7 @@ class Sharded:
     """This rank's part of the tree."""
 
     federation: Federation
-    home: Home
+    home: LocalParameters
     traffic: Traffic
     drift: Drift | None
     training: ClientTraining
@@ -178,7 +178,7 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     leaves train."""
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
-    home = Home(flat, names_at_home(flat, keep_at_home), given.leaf, given.device)
+    home = LocalParameters(flat, match_local_parameters(flat, keep_at_home), given.leaf, given.device)
     home.check(given.rules)
     x_P, b_B, kept = home.first(x_P, b_B)
     try_rules(given.rules, x_P)
@@ -240,7 +240,7 @@ def _part(given: Checked) -> tuple[Tree, int]:
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 
 
-def _drift(federation: Federation, home: Home, diagnose: str, training: ClientTraining) -> Drift | None:
+def _drift(federation: Federation, home: LocalParameters, diagnose: str, training: ClientTraining) -> Drift | None:
     """What measures meetings, where asked for: also against ideal corrections, which take gradients
     on all of a leaf's data."""
     if diagnose == "none":

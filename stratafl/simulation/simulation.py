@@ -27,7 +27,7 @@ from stratafl.data.inputs import Pair
 from stratafl.distributed.checkpointing import check_whole, state_part, whole_state
 from stratafl.distributed.communicator import Ranks
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import Home
+from stratafl.federation.local_parameters import LocalParameters
 from stratafl.federation.update_checks import Refusal
 from stratafl.metrics.communication import Communication, Traffic
 from stratafl.metrics.drift import Drift
@@ -149,7 +149,7 @@ class Simulation(Shown):
     def __init__(
         self,
         federation: Federation,
-        home: Home,
+        home: LocalParameters,
         traffic: Traffic,
         drift: Drift | None,
         engine: Engine,

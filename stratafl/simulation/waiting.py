@@ -9,7 +9,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.rule import Rule
-from stratafl.federation.state import bears_late_work
+from stratafl.federation.state import supports_late_updates
 from stratafl.network.instance import place
 from stratafl.network.replay import Story
 from stratafl.network.specification import Network, network
@@ -47,7 +47,7 @@ def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule],
                 "late work counts only below levels that wait for all or where it counts, too: a node that is stopped"
             )
             raise InvalidInput("wait", given, f"{told} would take its children's with it")
-        if not bears_late_work(rule):
+        if not supports_late_updates(rule):
             told = "keeps something at each child that work which counts later would make wrong"
             raise InvalidInput("wait", policy.as_plain(), f"the rule of edge level {level} {told}")
         children_M = tree.children(level - 1)

@@ -33,7 +33,7 @@ from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.site import Site, tree_of
 from stratafl.deploy.sites.state_file import DIGEST, STATE
 from stratafl.federation import federation
-from stratafl.federation.local_parameters import names_at_home
+from stratafl.federation.local_parameters import match_local_parameters
 from stratafl.runs.format import is_held
 
 LIMIT = 600
@@ -129,7 +129,9 @@ class Run:
             sim = study_of(self.config).simulation
             first, wanted = sim.result().module.state_dict(), sim.run().module.state_dict()
         # a root has what stays with the leaves as it was at first
-        wanted |= {name: first[name] for name in names_at_home(sim.flat, self.config.model.get("keep_at_home"))}
+        wanted |= {
+            name: first[name] for name in match_local_parameters(sim.flat, self.config.model.get("keep_at_home"))
+        }
         found = load_file(self.folders["root"] / "model.safetensors")
         apart = max(float((found[name] - value).abs().max()) for name, value in wanted.items())
         return max(apart, self._apart_at_home(sim.federation.levels[-1].optimiser))

@@ -16,7 +16,7 @@ from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
-from stratafl.federation.local_parameters import LeafTrainer
+from stratafl.federation.local_parameters import ClientTrainer
 from tests.deploy.balance import assert_balanced
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -98,7 +98,7 @@ class Deployed:
             channels=channels,
         )
         at_home = {name: rows[:1] for name, rows in federation.levels[-1].optimiser.items() if name.startswith("home.")}
-        self.trainer, self.wrap = LeafTrainer(sim.engine, sim.home, at_home), wrap
+        self.trainer, self.wrap = ClientTrainer(sim.engine, sim.home, at_home), wrap
         self.counts = [len(part) for part in self.parts]
         """The samples that leaves say they have."""
         self.kept: dict[str, NodeState] = {}

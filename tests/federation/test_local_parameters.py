@@ -17,7 +17,7 @@ from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batches
-from stratafl.federation.local_parameters import names_at_home
+from stratafl.federation.local_parameters import match_local_parameters
 
 PARTS = torch.arange(48).chunk(4)
 GROUPS = [[0, 1], [2, 3]]
@@ -207,10 +207,10 @@ def test_a_client_whose_update_is_refused_keeps_what_it_had() -> None:
 def test_what_names_mean() -> None:
     flat = FlatModule(Normed())
     norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
-    assert names_at_home(flat, None) == []
-    assert names_at_home(flat, "batch_norm") == names_at_home(flat, ["norm"]) == norm
-    assert names_at_home(flat, ["*.bias"]) == ["into.bias", "norm.bias", "out.bias"]
-    assert names_at_home(flat, ["batch_norm", "out"]) == [
+    assert match_local_parameters(flat, None) == []
+    assert match_local_parameters(flat, "batch_norm") == match_local_parameters(flat, ["norm"]) == norm
+    assert match_local_parameters(flat, ["*.bias"]) == ["into.bias", "norm.bias", "out.bias"]
+    assert match_local_parameters(flat, ["batch_norm", "out"]) == [
         "norm.weight",
         "norm.bias",
         "out.weight",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
 from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
-from stratafl.federation.update_checks import LIMIT, Refusal, update_limits
+from stratafl.federation.update_checks import DEFAULT_RATIO, Refusal, update_limits
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, PartialRound, hopeless, record
 from stratafl.simulation.result import Result
@@ -241,7 +241,7 @@ def test_the_limit_can_be_set_and_switched_off() -> None:
 
 def test_only_rules_that_take_a_mean_are_limited_unless_asked_for() -> None:
     given = [rules.average(), rules.median(), rules.mtgc()]
-    assert update_limits(None, given) == [LIMIT, None, LIMIT]
+    assert update_limits(None, given) == [DEFAULT_RATIO, None, DEFAULT_RATIO]
     assert update_limits(0, given) == [None] * 3
     assert update_limits(10, given) == [10.0] * 3
 

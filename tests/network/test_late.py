@@ -12,7 +12,7 @@ import torch
 
 from stratafl import InvalidInput, Simulation, average
 from stratafl.base.topology import Tree
-from stratafl.federation.state import bears_late_work
+from stratafl.federation.state import supports_late_updates
 from stratafl.metrics.records import ClockedRound
 from stratafl.network.instance import BYTES_PER_MBIT
 from stratafl.rules.registry import entries, place
@@ -247,7 +247,7 @@ def test_every_registered_rule_trains_or_is_refused_with_the_reason() -> None:
     problem, refused = LeastSquares("3x3", seed=7), set()
     for entry in entries():
         rules = [entry.rule()] * 2
-        if bears_late_work(rules[0]):
+        if supports_late_updates(rules[0]):
             result = simulated(problem, rules, [{"buffer": 2}, {"buffer": 2}]).run(progress=False)
             assert np.isfinite(root(result)).all()
             continue

@@ -25,8 +25,8 @@ import torch
 
 from stratafl.core.rule import Rows, Rule
 from stratafl.deploy.protocol.messages import Shift
-from stratafl.federation.sync import relay
-from stratafl.federation.update_checks import Limits, finite, largest, too_large
+from stratafl.federation.sync import apply_from_above
+from stratafl.federation.update_checks import Limits, row_max_abs, rows_finite, too_large
 
 MOST_SHIFTS = 4
 """Shifts that a parent keeps for children that are away."""
@@ -49,10 +49,10 @@ def reweighed(
 def unsound(state: Rows, model_1P: torch.Tensor, limits: Limits) -> tuple[bool, bool]:
     """Whether a child's state is not finite, and whether it is far too large beside its parent's
     model."""
-    sizes = largest(*state.values())
-    if not finite(sizes).all():
+    sizes = row_max_abs(*state.values())
+    if not rows_finite(sizes).all():
         return True, False
-    (start_1,), none = largest(model_1P), np.zeros(1)
+    (start_1,), none = row_max_abs(model_1P), np.zeros(1)
     return False, limits.size is not None and any(bool(too_large(s, none, start_1, limits.size)[0]) for s in sizes)
 
 
@@ -67,6 +67,6 @@ def after_restart(rule: Rule, shifts: Sequence[Shift], form: Rows | None) -> tup
         return tuple(shifts)
 
     def is_left(rows: Rows) -> bool:
-        return any(bool(each.any()) for each in relay(rule, form | rows).values())
+        return any(bool(each.any()) for each in apply_from_above(rule, form | rows).values())
 
     return tuple(shift for shift in shifts if shift.rows is None or is_left(shift.rows))

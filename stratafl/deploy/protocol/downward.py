@@ -25,7 +25,7 @@ from stratafl.deploy.protocol.counts import MOST_SHIFTS, after_restart, reweighe
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 from stratafl.federation import sync
-from stratafl.federation.sync import Arrived, Edges, Held, Outcome
+from stratafl.federation.sync import AggregationResult, AggregatorState, Edges, ReceivedUpdates
 
 LOG = logging.getLogger(__name__)
 WORDS_LOST = "it is not finite"
@@ -115,7 +115,7 @@ class Downward:
         terms, numbers = job.terms(level + 1), job.children(level, number)
         children = tuple(Child(samples=sum(job.declared(level + 1, child))) for child in numbers)
         memory = terms.rule.open(x_1P)
-        parcel = sync.parcel_of(terms.rule, Held(x_1P, b_1B, memory))
+        parcel = sync.broadcast_message(terms.rule, AggregatorState(x_1P, b_1B, memory))
         now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, terms.channels.down.init(parcel))
         return Downward(job, level, number, now)
 
@@ -258,7 +258,7 @@ class Downward:
         now.rate, now.merged = now.rate + rate, True
         present = [name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present]
         self._take_count(family, {name: replies[name].born for name in present})
-        is_answered = sync.is_answered(self._terms.rule, relayed)
+        is_answered = sync.answers_reports(self._terms.rule, relayed)
         if is_answered or not relayed:
             self.give()
         for name in present:
@@ -285,13 +285,15 @@ class Downward:
             self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
         return not (is_lost or is_large)
 
-    def _met(self, came: Sequence[str], replies: Mapping[str, Reply], arrived: Arrived) -> tuple[Family, Outcome]:
+    def _met(
+        self, came: Sequence[str], replies: Mapping[str, Reply], arrived: ReceivedUpdates
+    ) -> tuple[Family, AggregationResult]:
         """What the meeting comes to, and the family as those whose report counts change it."""
         counted = list(came)
         while True:
             family = self._family({name: replies[name] for name in counted})
-            held = Held(*self._given(), family.memory)
-            outcome = sync.meet(self._edges(came, family.counts_K), held, arrived)
+            held = AggregatorState(*self._given(), family.memory)
+            outcome = sync.aggregate(self._edges(came, family.counts_K), held, arrived)
             present = {name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present}
             if not outcome.sane_M[0] or present.issuperset(counted):
                 return family, outcome
@@ -342,24 +344,24 @@ class Downward:
         family = Tree.family(self._me, names, self._weights(counts_K)[[self._places[name] for name in names]])
         return Edges(self._terms, family, 1, self._job.limits[self._level], DeviceCache(self.now.held.device))
 
-    def _arrived(self, reports: Sequence[Report]) -> Arrived:
+    def _arrived(self, reports: Sequence[Report]) -> ReceivedUpdates:
         """What came, as the parent understands it: a row for each."""
         known = Edge(self._given()[0], None, torch.ones(1, 1, dtype=self._job.dtype))
-        messages = [sync.receive(self._terms, report.payload, known) for report in reports]
+        messages = [sync.decode_upload(self._terms, report.payload, known) for report in reports]
         rows = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
-        return Arrived(rows, np.ones(len(reports), dtype=bool), np.array([report.rate for report in reports]))
+        return ReceivedUpdates(rows, np.ones(len(reports), dtype=bool), np.array([report.rate for report in reports]))
 
     def _given(self) -> tuple[Tensor, Tensor]:
         """The model and the buffers that the children have been given, as they understand them."""
-        taken = sync.take(self._terms, self.now.given.rows)
+        taken = sync.decode_broadcast(self._terms, self.now.given.rows)
         return taken[MODEL], taken[BUFFERS]
 
     def give(self) -> None:
         """Give the children what this node holds now."""
         now = self.now
         key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
-        held = Held(now.held, now.buffers, now.memory)
-        now.channel, payload = sync.give(self._terms, now.channel, held, key)
+        held = AggregatorState(now.held, now.buffers, now.memory)
+        now.channel, payload = sync.broadcast(self._terms, now.channel, held, key)
         now.given = Parcel.of(payload)
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Rows
-from stratafl.federation.sync import note_of
+from stratafl.federation.sync import extras_of
 
 PROTOCOL = 3
 
@@ -32,7 +32,7 @@ class Parcel:
 
     @staticmethod
     def of(rows: Rows) -> Parcel:
-        return Parcel(rows[MODEL], rows[BUFFERS], note_of(rows))
+        return Parcel(rows[MODEL], rows[BUFFERS], extras_of(rows))
 
     @property
     def rows(self) -> Rows:

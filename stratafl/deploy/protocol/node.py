@@ -28,7 +28,7 @@ from stratafl.deploy.protocol.downward import Below, Downward
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import PROTOCOL, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 from stratafl.deploy.protocol.upward import Above, Upward
-from stratafl.federation.local_parameters import LeafTrainer
+from stratafl.federation.local_parameters import ClientTrainer
 
 
 @dataclass
@@ -78,7 +78,7 @@ class LeafNode(_Keeping):
     """A client beside its data."""
 
     def __init__(
-        self, job: Job, number: int, trainer: LeafTrainer, samples: int, save: Save, kept: NodeState | None = None
+        self, job: Job, number: int, trainer: ClientTrainer, samples: int, save: Save, kept: NodeState | None = None
     ):
         self.job, self.number, self.samples = job, number, samples
         self.engine, self._home, self._at_home = trainer

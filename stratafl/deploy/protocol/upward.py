@@ -75,7 +75,7 @@ class Upward:
         start, self.now.start = self.now.start, self._taken(answer.parcel)
         path = self._path(start, self.now.sent.path, self.now.start)
         edge = Edge(start.model, self.now.correction, self._column(answer.rate), self.now.start.model, path)
-        state = sync.learn(self._terms.rule, self.now.sent.state, x_1P, edge)
+        state = sync.apply_answer(self._terms.rule, self.now.sent.state, x_1P, edge)
         self._counted()
         self.now.state = state
         self._correct()
@@ -108,13 +108,13 @@ class Upward:
         # to a state that begins now nothing has happened but what all siblings' states went through
         since = begun if begun is not None else min([begin.step, *(shift.step - 1 for shift in shifts)])
         for shift in shifts:
-            state = sync.relay(rule, state, self._job.restarts(self._level, since, shift.step - 1))
+            state = sync.apply_from_above(rule, state, self._job.restarts(self._level, since, shift.step - 1))
             since = shift.step - 1
             if shift.rows is None:
                 state = rule.init(start.model)
             else:
                 state = state | {name: state[name] - rows for name, rows in shift.rows.items()}
-        self.now.state = sync.relay(rule, state, self._job.restarts(self._level, since, begin.step))
+        self.now.state = sync.apply_from_above(rule, state, self._job.restarts(self._level, since, begin.step))
 
     def report(
         self, x_1P: Tensor, b_1B: Tensor, rate: float, optimiser: Rows | None = None, attached: bool = False
@@ -126,7 +126,7 @@ class Upward:
         path = self._path(now.start, b_1B[:, self._job.buffers :])
         edge = Edge(now.start.model, now.correction, self._column(rate), path=path)
         key = self._terms.key(now.begun // every + 1, np.array([self._number]))
-        sent = sync.send(self._terms, now.state, now.channel or {}, x_1P, b_1B, edge, key)
+        sent = sync.upload(self._terms, now.state, now.channel or {}, x_1P, b_1B, edge, key)
         message = {name: rows for name, rows in sent.payload.items() if name != BUFFERS}
         known = sent.buffers_NB[:, self._job.buffers :] if self._job.has_path else None
         now.sent = Sent(now.begun + every, sent.state, sent.model_NP, sent.channel, optimiser or {}, known)
@@ -153,11 +153,11 @@ class Upward:
 
     def _correct(self) -> None:
         assert self.now.state is not None and self.now.start is not None
-        self.now.correction = sync.correct(self._terms.rule, self.now.state, self.now.start.rows)
+        self.now.correction = sync.correction(self._terms.rule, self.now.state, self.now.start.rows)
 
     def _taken(self, parcel: Parcel) -> Parcel:
         """What the parent gave, as this child understands it."""
-        return Parcel.of(sync.take(self._terms, parcel.rows))
+        return Parcel.of(sync.decode_broadcast(self._terms, parcel.rows))
 
     def _column(self, rate: float) -> Tensor:
         return torch.full((1, 1), rate, dtype=self._job.dtype)
