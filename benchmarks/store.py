@@ -32,7 +32,7 @@ from stratafl.config.schema import Config, RunConfig
 from stratafl.core.flat_module import FlatModule
 from stratafl.federation.federation import Federation
 from stratafl.federation.sync import extras_of
-from stratafl.metrics.communication import Traffic
+from stratafl.metrics.communication import CommunicationMeter
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
@@ -69,7 +69,7 @@ def paper_state(method: str, device: torch.device) -> StateDict:
             # what follows from a state is part of a checkpoint, too
             now = replace(now, state=state, correction=federation.rules[level].correction(state, note))
         federation.levels[level] = now
-    return {"step": 0, "federation": federation.saved(), "traffic": Traffic(tree).saved(), "chunk": None}
+    return {"step": 0, "federation": federation.saved(), "traffic": CommunicationMeter(tree).saved(), "chunk": None}
 
 
 def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str, Any]:

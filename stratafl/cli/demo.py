@@ -68,11 +68,11 @@ def demo_command(
 
 def _run(title: str, settings: Config, quiet: bool) -> Result:
     from stratafl.config.setup import experiment
-    from stratafl.simulation.progress import Display
+    from stratafl.simulation.progress import ProgressBar
 
     simulation = experiment(settings)
     try:
-        with Display(title, simulation.rounds, quiet) as display:
+        with ProgressBar(title, simulation.rounds, quiet) as display:
             simulation.met = display.met
             for result in simulation:
                 display.show(result)

@@ -13,7 +13,7 @@ from rich.table import Column
 from stratafl.base.errors import escape_control
 from stratafl.runs import format
 from stratafl.runs.sweep.pool import Event
-from stratafl.simulation.progress import is_dumb
+from stratafl.simulation.progress import cannot_rewrite_lines
 
 
 class SweepDisplay:
@@ -26,7 +26,7 @@ class SweepDisplay:
     def __init__(self, title: str, runs: int, quiet: bool = False):
         self.title, self.runs, self.quiet = title, runs, quiet
         self.console = Console(stderr=True)
-        self.live = self.console.is_terminal and not is_dumb() and not quiet
+        self.live = self.console.is_terminal and not cannot_rewrite_lines() and not quiet
         self._bar = Progress(
             TextColumn("{task.description}", table_column=Column(ratio=1, overflow="ellipsis", no_wrap=True)),
             BarColumn(bar_width=10),

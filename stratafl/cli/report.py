@@ -100,10 +100,10 @@ def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[
 
 def _sound(targets: list[str], metric: str | None) -> list[str]:
     """The targets, if each can be read as one, whatever the runs have; before the work."""
-    from stratafl.metrics.objective import one_goal
+    from stratafl.metrics.objective import parse_goal
 
     for each in targets:
-        one_goal("--target", each, metric or "")
+        parse_goal("--target", each, metric or "")
     return targets
 
 

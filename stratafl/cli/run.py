@@ -108,12 +108,12 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
     from stratafl.cli.display import byte_count
     from stratafl.runs.trackers import trackers_for
     from stratafl.simulation.callbacks import tracking
-    from stratafl.simulation.progress import Display
+    from stratafl.simulation.progress import ProgressBar
 
     title, before, folder = escape_control(launch.name), len(launch.simulation.history), launch.folder.path
     trackers = trackers_for(tracked, folder, launch.name, folder.name, before)
     with (
-        Display(title, launch.simulation.rounds, quiet, done=before) as display,
+        ProgressBar(title, launch.simulation.rounds, quiet, done=before) as display,
         tracking(trackers, launch.config.as_dict()) as follow,
     ):
 

@@ -32,11 +32,11 @@ def sweep_command(
 ) -> None:
     """Run a grid of configs, several at a time; what is done is skipped."""
     from stratafl.cli.display import SweepDisplay
-    from stratafl.metrics.objective import one_goal
+    from stratafl.metrics.objective import parse_goal
     from stratafl.runs.sweep import Plan, run_all, table
 
     plan = Plan.load(file)
-    goal = plan.target if target is None else one_goal("--target", target)
+    goal = plan.target if target is None else parse_goal("--target", target)
     folder = runs / plan.name
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
         configs = {entry.name: entry.config for entry in plan.entries}

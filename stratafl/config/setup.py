@@ -37,13 +37,13 @@ from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.validation import Subject, model_fits, objective_fits
 from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
-from stratafl.metrics.evaluation import metrics
-from stratafl.metrics.metrics import metrics_of
+from stratafl.metrics.evaluation import finalize_metrics
+from stratafl.metrics.metrics import parse_metrics
 from stratafl.metrics.objective import Objective
 from stratafl.network.messages import Workload
 from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation
-from stratafl.simulation.evaluate import is_due, tally_of
+from stratafl.simulation.evaluate import evaluate_model, is_evaluation_round
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.prepare import held, set_up
 from stratafl.simulation.simulation import Simulation
@@ -236,10 +236,12 @@ class RootSetup:
     def metrics(self, round: int, x_S: Tensor, b_S: Tensor) -> dict[str, float]:
         """A model on the test data; empty where the round, counted from 1, is not one to
         evaluate."""
-        if self.test is None or not is_due(round, self.evaluation.evaluate_every, self.evaluation.rounds):
+        if self.test is None or not is_evaluation_round(round, self.evaluation.evaluate_every, self.evaluation.rounds):
             return {}
         x_P, b_B = self.whole(x_S, b_S)
-        return metrics([tally_of(self.start.flat, self.objective, self.test, x_P, b_B)], self.objective.metrics)
+        return finalize_metrics(
+            [evaluate_model(self.start.flat, self.objective, self.test, x_P, b_B)], self.objective.metrics
+        )
 
 
 @attribute_errors()
@@ -257,7 +259,7 @@ def root_of(config: Config) -> RootSetup:
     subject = _subject(config, start)
     if test is not None:
         model_fits("test", subject, *test, config.objective.loss is None)
-    chosen = metrics_of(evaluation.metrics)
+    chosen = parse_metrics(evaluation.metrics)
     objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
     home = _home(config, start.flat)
     workload = _workload(config, tree, data, subject, home)

@@ -17,8 +17,8 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
 from stratafl.data.dataset import Classes
 from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
-from stratafl.metrics.evaluation import CHUNK, WHOLE, tally
-from stratafl.metrics.metrics import Metric, directions, has_classes, is_classification
+from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
+from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
 from stratafl.metrics.objective import Objective, stops_at
 
 ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -218,8 +218,8 @@ def objective_fits(
         )
     if metrics:
         with convert_errors("metrics", names):
-            tally(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
-    better = directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
+            evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
+    better = metric_directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
     return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
 
 

@@ -18,7 +18,7 @@ from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Ob
 
 
 @dataclass
-class Direction:
+class LinkCounts:
     """Counts per node, one array per level; entry 0, the root's, stays zero."""
 
     messages: list[np.ndarray]
@@ -47,8 +47,8 @@ class Communication:
     """A running account of everything sent in a tree."""
 
     def __init__(self, tree: Tree):
-        def empty() -> Direction:
-            return Direction(*([np.zeros(n, dtype=np.int64) for n in tree.sizes] for _ in range(2)))
+        def empty() -> LinkCounts:
+            return LinkCounts(*([np.zeros(n, dtype=np.int64) for n in tree.sizes] for _ in range(2)))
 
         self.up, self.down = empty(), empty()
 
@@ -58,7 +58,7 @@ class Communication:
 
     def restore(self, state: StateDict) -> None:
         """Go on from a state that fits."""
-        self.up, self.down = Direction(**state["up"]), Direction(**state["down"])
+        self.up, self.down = LinkCounts(**state["up"]), LinkCounts(**state["down"])
 
     def level(self, level: int) -> Total:
         """Everything between level m and its parents."""
@@ -92,7 +92,7 @@ class Communication:
         return float((self.up.bytes[-1] + self.down.bytes[-1]).mean())
 
 
-class Traffic(Observer):
+class CommunicationMeter(Observer):
     """Keeps the account of a federation by watching it, and with it what each node does not have
     yet."""
 

@@ -57,7 +57,7 @@ START_TO_MEAN = "from start to mean"
 themselves."""
 
 
-class Weights(NamedTuple):
+class NodeWeights(NamedTuple):
     """Weights of the nodes of a level in a mean: they add up to one, or are all zero."""
 
     each_N: Tensor
@@ -65,10 +65,10 @@ class Weights(NamedTuple):
     """What they added up to before."""
 
     @staticmethod
-    def of(weights_N: np.ndarray, counted_N: np.ndarray, like: Tensor) -> Weights:
+    def of(weights_N: np.ndarray, counted_N: np.ndarray, like: Tensor) -> NodeWeights:
         weights_N = weights_N * counted_N
         total = float(weights_N.sum())
-        return Weights(to_device(weights_N / (total or 1.0), like.device, like.dtype), total)
+        return NodeWeights(to_device(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
 class Drift(Observer):
@@ -80,7 +80,7 @@ class Drift(Observer):
         self._node_weights = _node_weights(tree)
         self._means: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
-        self._everybody: dict[tuple[int, torch.device], tuple[Weights, Weights]] = {}
+        self._everybody: dict[tuple[int, torch.device], tuple[NodeWeights, NodeWeights]] = {}
 
     def met(self, meeting: LevelSynchronized) -> None:
         level, x_NP, start_MP, correction_NP = meeting[:4]
@@ -148,20 +148,22 @@ class Drift(Observer):
 
     # -- weights and distances ---------------------------------------------------------------------
 
-    def _note(self, level: int, name: str, values_N: Tensor, weights: Weights) -> None:
+    def _note(self, level: int, name: str, values_N: Tensor, weights: NodeWeights) -> None:
         self._means[level, name].append(_mean(values_N, weights.each_N))
         self._totals[level, name].append(weights.total)
 
-    def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> Weights:
+    def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> NodeWeights:
         """Weights of the nodes that are present: as their parents weigh them, times the parents'
         own weight in the tree."""
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
-        return Weights.of(tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like)
+        return NodeWeights.of(
+            tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like
+        )
 
     def _meeting_weights(
         self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
-    ) -> tuple[Weights, Weights]:
+    ) -> tuple[NodeWeights, NodeWeights]:
         """Weights of the children and of the parents; where all are present they are kept for the
         next meeting."""
         key = level, like.device
@@ -169,7 +171,7 @@ class Drift(Observer):
         everybody = bool(present_N.all()) and bool((share_M > ALL).all())
         if not everybody or key not in self._everybody:
             children = self._weights(level, present_N, share_M, like)
-            parents = Weights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.counted(level - 1), like)
+            parents = NodeWeights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.counted(level - 1), like)
             if not everybody:
                 return children, parents
             self._everybody[key] = children, parents
@@ -199,7 +201,7 @@ def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 
-def joined(parts: Sequence[DriftSamples]) -> DriftSums:
+def sum_over_ranks(parts: Sequence[DriftSamples]) -> DriftSums:
     """What some meetings showed, from what each part of the tree took."""
     sums: DriftSums = []
     for each in zip(*parts, strict=True):
@@ -212,7 +214,7 @@ def joined(parts: Sequence[DriftSamples]) -> DriftSums:
     return sums
 
 
-def in_a_row(first: DriftSums, second: DriftSums) -> DriftSums:
+def append_syncs(first: DriftSums, second: DriftSums) -> DriftSums:
     """What the first meetings and those after them showed."""
     found = {(level, name): (sums, weights) for level, name, sums, weights in first}
     for level, name, more, weights in second:
@@ -221,7 +223,7 @@ def in_a_row(first: DriftSums, second: DriftSums) -> DriftSums:
     return [(level, name, *numbers) for (level, name), numbers in found.items()]
 
 
-def levels(depth: int, samples: DriftSums) -> Levels:
+def drift_by_level(depth: int, samples: DriftSums) -> Levels:
     """What a round showed.
 
     What has no finite value is left out, since JSON could not say it.
@@ -234,10 +236,10 @@ def levels(depth: int, samples: DriftSums) -> Levels:
             sums, weights = sums.sum(keepdims=True), weights.sum(keepdims=True)
         if (weights > 0).any():
             found[level][name] = float((sums[weights > 0] / weights[weights > 0]).mean())
-    return {str(level): _finished(squares) for level, squares in found.items()}
+    return {str(level): _root_mean_squares(squares) for level, squares in found.items()}
 
 
-def _finished(found: dict[str, float]) -> dict[str, float]:
+def _root_mean_squares(found: dict[str, float]) -> dict[str, float]:
     """Roots of mean squares; a cosine is what it is."""
     squares = dict(found)
     if START_TO_MEAN in squares:

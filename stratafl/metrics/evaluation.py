@@ -34,7 +34,7 @@ own affair (weights of classes, labels it ignores), and a mean over parts may be
 beyond this it is what there is."""
 
 
-class Tally(NamedTuple):
+class EvaluationSums(NamedTuple):
     """What a model did on some samples, in sums, so that several parts add up."""
 
     loss: float
@@ -51,19 +51,19 @@ class Tally(NamedTuple):
 
 
 @torch.no_grad()
-def tally(
+def evaluate(
     predict: Predict,
     loss: Loss,
     inputs: Inputs,
     targets: Tensor,
     chunk: int = CHUNK,
     metrics: Sequence[Metric] = (),
-) -> Tally:
+) -> EvaluationSums:
     """What a model did on these samples; it is given copies, so that it cannot change them."""
     right, seen = 0.0, 0
     losses: list[tuple[float, float]] = []
     kept: list[Part] = []
-    further = _Further(metrics, ignore_index(loss))
+    further = _ExtraMetrics(metrics, ignore_index(loss))
     room = 0 if is_additive(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
@@ -83,7 +83,7 @@ def tally(
             losses.append((float(loss(outputs, y.clone())) * weight, weight))
     losses += _losses(loss, kept)
     total, weight = (sum(numbers) for numbers in zip(*losses, strict=True)) if losses else (0, 0)
-    return Tally(total, weight, right, seen, further.sums, further.values())
+    return EvaluationSums(total, weight, right, seen, further.sums, further.values())
 
 
 def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
@@ -99,7 +99,7 @@ def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
     return [(float(loss(each, y)) * len(y), len(y)) for each, y in parts]
 
 
-class _Further:
+class _ExtraMetrics:
     """What is measured besides the loss and the accuracy, part after part."""
 
     def __init__(self, metrics: Sequence[Metric], ignored: int):
@@ -148,7 +148,7 @@ def _are_numbers(outputs: object, targets: Tensor) -> bool:
     return _are_scores(outputs) if has_classes(outputs, targets) else bool(outputs.isfinite().all())
 
 
-def metrics(parts: Sequence[Tally], further: Sequence[Metric] = ()) -> dict[str, float]:
+def finalize_metrics(parts: Sequence[EvaluationSums], further: Sequence[Metric] = ()) -> dict[str, float]:
     """Mean loss, the accuracy where the targets are classes and the outputs their scores, and the
     further metrics; with a loss that is not finite there is nothing else."""
     losses, weight, right, seen = (sum(numbers) for numbers in zip(*(part[:4] for part in parts), strict=True))
@@ -160,7 +160,7 @@ def metrics(parts: Sequence[Tally], further: Sequence[Metric] = ()) -> dict[str,
     return result if math.isfinite(losses) else {LOSS: result.pop(LOSS), **dict.fromkeys(result, math.nan)}
 
 
-def _value(metric: Metric, parts: Sequence[Tally]) -> float:
+def _value(metric: Metric, parts: Sequence[EvaluationSums]) -> float:
     if metric.value is None:
         value = next((part.values[metric.name] for part in parts if metric.name in part.values), math.nan)
     else:

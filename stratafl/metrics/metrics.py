@@ -180,7 +180,7 @@ table of one with parameters and which way is `better`."""
 
 LOSS, ACCURACY = "loss", "accuracy"
 
-USUAL: Directions = {LOSS: "lower", ACCURACY: "higher"}
+DEFAULT_DIRECTIONS: Directions = {LOSS: "lower", ACCURACY: "higher"}
 """The metrics that are measured unless asked for: the accuracy where targets are classes."""
 
 Part = tuple[Any, Tensor]
@@ -212,14 +212,14 @@ class Metric(NamedTuple):
         return _one_number(field, found)
 
 
-def directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Better]:
+def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Better]:
     """Which way everything that is measured is better; `accuracy`: whether there are classes to be
     right about."""
-    usual = {name: way for name, way in USUAL.items() if accuracy or name != ACCURACY}
+    usual = {name: way for name, way in DEFAULT_DIRECTIONS.items() if accuracy or name != ACCURACY}
     return {**usual, **{metric.name: metric.better for metric in metrics}}
 
 
-def metrics_of(given: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
+def parse_metrics(given: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
     """The metrics that a user asked for."""
     if given is None:
         return ()

@@ -10,7 +10,7 @@ from typing import Any
 from stratafl.base.errors import InvalidInput
 from stratafl.base.validation import check_number
 from stratafl.core.losses import Loss
-from stratafl.metrics.metrics import ACCURACY, LOSS, USUAL, Better, Directions, Metric
+from stratafl.metrics.metrics import ACCURACY, DEFAULT_DIRECTIONS, LOSS, Better, Directions, Metric
 
 GoalLike = float | str | Mapping[str, float]
 """A value of the default metric (0.8, "0.8"), "accuracy=0.8", "loss <= 0.1", or a table of metrics
@@ -33,7 +33,7 @@ class Goal:
     def towards(self, better: Mapping[str, str]) -> Goal:
         """The goal with its sign, also of what older runs did not say; of what nobody knows, more
         is better."""
-        way = {**USUAL, **better}.get(self.metric, "higher")
+        way = {**DEFAULT_DIRECTIONS, **better}.get(self.metric, "higher")
         return self if self.sign else replace(self, sign="<=" if way == "lower" else ">=")
 
     def reached(self, value: float | None) -> bool:
@@ -55,7 +55,7 @@ def accuracy_of(field: str, value: Any) -> Goal:
     return _checked(field, ACCURACY, value, ">=")
 
 
-def goals_of(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
+def parse_goals(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
     """The targets that a user gave in any of the forms of `GoalLike`; all of them are to be
     reached. default: the metric of a number alone."""
     if isinstance(given, str):
@@ -67,9 +67,9 @@ def goals_of(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...
     raise InvalidInput(field, given, f"must look like {EXAMPLES}, or be a table such as {{ accuracy = 0.8 }}")
 
 
-def one_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
+def parse_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
     """A single target."""
-    goals = goals_of(field, given, default)
+    goals = parse_goals(field, given, default)
     if len(goals) > 1:
         raise InvalidInput(field, given, "must be one metric and its value")
     return goals[0]
@@ -109,7 +109,7 @@ def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
     )
 
 
-def measurable(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
+def check_goals_measured(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
     """The goals with their signs, if everything in them is measured."""
     for goal in goals:
         if goal.metric not in better:
@@ -137,10 +137,10 @@ def stopping(stop_at: Any, stop_when: Any) -> tuple[str, Any, tuple[Goal, ...]]:
     if stop_at is not None and stop_when is not None:
         raise InvalidInput("stop_when", stop_when, "give either stop_at, an accuracy, or stop_when")
     if stop_when is not None:
-        return "stop_when", stop_when, goals_of("stop_when", stop_when)
+        return "stop_when", stop_when, parse_goals("stop_when", stop_when)
     return "stop_at", stop_at, () if stop_at is None else (accuracy_of("stop_at", stop_at),)
 
 
 def stops_at(stop_at: Any, stop_when: Any, better: dict[str, Better]) -> tuple[Goal, ...]:
     """The goals, if everything in them is measured."""
-    return measurable(*stopping(stop_at, stop_when), better)
+    return check_goals_measured(*stopping(stop_at, stop_when), better)

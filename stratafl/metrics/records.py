@@ -18,8 +18,8 @@ from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
 from stratafl.federation.update_checks import Refusal
-from stratafl.metrics.drift import DriftSamples, DriftSums, Levels, in_a_row, joined, levels
-from stratafl.metrics.evaluation import Tally, metrics
+from stratafl.metrics.drift import DriftSamples, DriftSums, Levels, append_syncs, drift_by_level, sum_over_ranks
+from stratafl.metrics.evaluation import EvaluationSums, finalize_metrics
 from stratafl.metrics.metrics import Better, Directions
 from stratafl.metrics.objective import Goal, Objective
 
@@ -191,7 +191,7 @@ class ClockedRound(RoundResult):
 
 
 @dataclass(frozen=True)
-class PartialRound:
+class RankRecord:
     """What one part of the tree saw of a round, or of some meetings in a row of one: plain data, so
     that it can be sent."""
 
@@ -199,7 +199,7 @@ class PartialRound:
     """Who was refused at each meeting."""
     renewed: bool
     """Whether the root has a new model."""
-    tally: Tally | None
+    tally: EvaluationSums | None
     """The root on this part's share of the test data; None where it was not evaluated."""
     nodes: list[dict[str, dict[str, float]]]
     """Per level that was asked for, the metrics of the nodes this part answers for."""
@@ -212,7 +212,7 @@ class PartialRound:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PartialRecord:
     """Some meetings in a row of a round, as the whole tree saw them: plain data, so that a round
     can be left in the middle."""
 
@@ -223,22 +223,22 @@ class Stretch:
     client_steps: int = 0
 
     @staticmethod
-    def of(tree: Tree, parts: Sequence[PartialRound]) -> Stretch:
+    def of(tree: Tree, parts: Sequence[RankRecord]) -> PartialRecord:
         """Put together what each part of the tree saw of the same meetings."""
         at_meetings = zip(*(part.refused for part in parts), strict=True)
         taken = [part.drift for part in parts if part.drift is not None]
         counts = [part.clipped for part in parts if part.clipped is not None]
-        return Stretch(
+        return PartialRecord(
             refused=[refusal for at_once in at_meetings for refusal in _in_order(tree, at_once)],
-            drift=joined(taken) if taken else None,
+            drift=sum_over_ranks(taken) if taken else None,
             clipped=sum(counts) if len(counts) == len(parts) else None,
             client_steps=sum(part.client_steps for part in parts),
         )
 
     @staticmethod
-    def read(values: Mapping[str, Any], tree: Tree, where: str) -> Stretch:
+    def read(values: Mapping[str, Any], tree: Tree, where: str) -> PartialRecord:
         """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
-        refused, drift, clipped, client_steps = (values[each.name] for each in fields(Stretch))
+        refused, drift, clipped, client_steps = (values[each.name] for each in fields(PartialRecord))
         for each in refused:
             if not _is_list(each, str, bool):
                 raise InvalidInput(f"{where}.refused", each, "must be a node's name, and whether it was too large")
@@ -246,41 +246,41 @@ class Stretch:
         for each in drift or ():
             if not (_is_list(each, int, str, list, list) and 0 <= each[0] <= tree.depth and _are_pairs(*each[2:])):
                 raise InvalidInput(f"{where}.drift", each, "must be a level, a name, sums and weights")
-        return Stretch(
+        return PartialRecord(
             refused=[Refusal(*each) for each in refused],
             drift=None if drift is None else [(level, name, sums, weights) for level, name, sums, weights in drift],
             clipped=None if clipped is None else check_integer(f"{where}.clipped", clipped, at_least=0),
             client_steps=check_integer(f"{where}.client_steps", client_steps, at_least=0),
         )
 
-    def then(self, more: Stretch) -> Stretch:
+    def then(self, more: PartialRecord) -> PartialRecord:
         """These meetings and, behind them, those that came after."""
-        return Stretch(
+        return PartialRecord(
             refused=[*self.refused, *more.refused],
-            drift=None if self.drift is None or more.drift is None else in_a_row(self.drift, more.drift),
+            drift=None if self.drift is None or more.drift is None else append_syncs(self.drift, more.drift),
             clipped=None if self.clipped is None or more.clipped is None else self.clipped + more.clipped,
             client_steps=self.client_steps + more.client_steps,
         )
 
 
-BEGINNING = Stretch()
+EMPTY_RECORD = PartialRecord()
 """The beginning of a round: no meeting has been held yet."""
 
 
-def record(
+def merge_records(
     tree: Tree,
-    parts: Sequence[PartialRound],
+    parts: Sequence[RankRecord],
     objective: Objective,
     round: int,
     steps: int,
     lr: float,
     seconds: float,
-    before: Stretch = BEGINNING,
+    before: PartialRecord = EMPTY_RECORD,
 ) -> RoundResult:
     """The round as the whole tree saw it. before: its first meetings, where the parts saw only
     those after them."""
-    tallies = [Tally(*part.tally) for part in parts if part.tally is not None]
-    seen = before.then(Stretch.of(tree, parts))
+    tallies = [EvaluationSums(*part.tally) for part in parts if part.tally is not None]
+    seen = before.then(PartialRecord.of(tree, parts))
     refused = [name for name, _ in seen.refused]
     nodes = {
         name: found
@@ -292,7 +292,7 @@ def record(
         round=round,
         steps=steps,
         lr=lr,
-        metrics=metrics(tallies, objective.metrics) if tallies else {},
+        metrics=finalize_metrics(tallies, objective.metrics) if tallies else {},
         nodes=nodes,
         refused=tuple(refused),
         bytes_per_client=sum(part.client_bytes for part in parts) / tree.leaves,
@@ -329,11 +329,11 @@ def _in_order(tree: Tree, parts: Sequence[list[Refusal]]) -> list[Refusal]:
     return sorted(refusals, key=place)
 
 
-def _diagnosis(tree: Tree, seen: Stretch, refused: Sequence[str]) -> Levels:
+def _diagnosis(tree: Tree, seen: PartialRecord, refused: Sequence[str]) -> Levels:
     """What the meetings showed, and who was refused or clipped."""
     if seen.drift is None:
         return {}
-    found = levels(tree.depth, seen.drift)
+    found = drift_by_level(tree.depth, seen.drift)
     for level, count in by_level(tree, refused).items():
         found[level]["refused"] = count
     if seen.clipped is not None and seen.client_steps:
@@ -347,7 +347,7 @@ def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
     return {str(level): counts[level] for level in sorted(counts)}
 
 
-def hopeless(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> InvalidInput | None:
+def all_refused_error(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> InvalidInput | None:
     """What is wrong with a run in which nothing is accepted any more; the first round that was lost
     is told of at once.
 

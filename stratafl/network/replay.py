@@ -14,7 +14,7 @@ from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_of_pass
 from stratafl.federation.events import GradientsExchanged, LevelSynchronized, RoundBegan
 from stratafl.federation.sync import AggregationResult, AggregatorState
-from stratafl.metrics.communication import Direction, Traffic
+from stratafl.metrics.communication import CommunicationMeter, LinkCounts
 from stratafl.network.messages import MessageSizes
 from stratafl.network.timeline import Clock, Interval, Messages, Observer, Spent, Stage, Walk
 from stratafl.network.waiting import Policy
@@ -148,7 +148,7 @@ class Replay:
     def __init__(self, story: Story, clock: Clock | None = None):
         """clock: what decides who is late; without it nobody is."""
         self.story, self.tree, self.clock = story, story.tree, clock
-        self.traffic, self.top = Traffic(story.tree), 0
+        self.traffic, self.top = CommunicationMeter(story.tree), 0
         self.begun = [0] * (story.tree.depth + 1)
         self.active = [np.ones(n, dtype=bool) for n in story.tree.sizes]
         self.busy = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
@@ -276,7 +276,7 @@ class Replay:
             LevelSynchronized(level, nothing, nothing, None, came_N, outcome, True, edge.report, edge.parcel, answered)
         )
 
-    def _direction(self, way: str) -> Direction:
+    def _direction(self, way: str) -> LinkCounts:
         communication = self.traffic.communication
         return communication.up if way == "up" else communication.down
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.statistics import OverSeeds, over_seeds
 from stratafl.metrics.metrics import Better
-from stratafl.metrics.objective import Goal, GoalLike, default_metric, one_goal, rank
+from stratafl.metrics.objective import Goal, GoalLike, default_metric, parse_goal, rank
 from stratafl.metrics.records import diverged, measured
 from stratafl.runs import StoredRun
 
@@ -228,7 +228,7 @@ def targets_of(
     default = default_metric(known) if judged is None else judged.name
     found = []
     for each in given:
-        goal = each if isinstance(each, Goal) else one_goal(field, each, default)
+        goal = each if isinstance(each, Goal) else parse_goal(field, each, default)
         if goal.metric not in known:
             raise InvalidInput(field, each, f"these runs have {join_names(list(known))}")
         measure = known[goal.metric]

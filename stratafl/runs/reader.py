@@ -106,9 +106,9 @@ class StoredRun:
 
     def frame(self) -> Any:
         """The records as a pandas table, with a column per value ("metrics.accuracy")."""
-        from stratafl.simulation.result import table
+        from stratafl.simulation.result import to_frame
 
-        return table(self.rounds)
+        return to_frame(self.rounds)
 
 
 def read_run(path: Path | str) -> StoredRun:

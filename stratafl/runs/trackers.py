@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from stratafl.base.errors import MissingExtra
 from stratafl.base.validation import check_choice
 from stratafl.metrics.records import RoundResult
-from stratafl.simulation.callbacks import DONE, INTERRUPTED, Tracker, scalars
+from stratafl.simulation.callbacks import DONE, INTERRUPTED, Tracker, to_scalars
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 FOLDER = "tensorboard"
@@ -81,7 +81,7 @@ class TensorBoard:
         self._writer = self._make(self._folder, purge_step=self._done + 1 if self._done else None)
 
     def on_round(self, record: RoundResult) -> None:
-        for name, value in scalars(record).items():
+        for name, value in to_scalars(record).items():
             self._writer.add_scalar(name, value, global_step=record.round)
         self._writer.flush()
 
@@ -103,7 +103,7 @@ class WeightsAndBiases:
         self._run = self._wandb.init(config=dict(config), **self._settings)
 
     def on_round(self, record: RoundResult) -> None:
-        self._run.log(scalars(record), step=record.round)
+        self._run.log(to_scalars(record), step=record.round)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update({"status": summary["status"], "reason": summary["reason"]})
@@ -138,7 +138,7 @@ class MLflow:
 
     def on_round(self, record: RoundResult) -> None:
         now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
-        metrics = [metric(_plain(key), value, now, record.round) for key, value in scalars(record).items()]
+        metrics = [metric(_plain(key), value, now, record.round) for key, value in to_scalars(record).items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.config.data import LabelCounts
-from stratafl.metrics.metrics import USUAL, Directions
+from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.network.messages import Workload
 from stratafl.runs import format
@@ -48,7 +48,7 @@ class RunFacts:
     """What the model, data and so on of a run from Python are; see docs/runs.md."""
     job: str = ""
     """The job of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
-    better: Directions = field(default_factory=lambda: dict(USUAL))
+    better: Directions = field(default_factory=lambda: dict(DEFAULT_DIRECTIONS))
     """Which way each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
     """The network of a run in virtual time."""

@@ -81,7 +81,7 @@ def tracking(
     end(DONE)
 
 
-def scalars(record: RoundResult) -> dict[str, float]:
+def to_scalars(record: RoundResult) -> dict[str, float]:
     """A record's numbers by names that trackers group them by."""
     found = {f"test/{name}": value for name, value in record.metrics.items()}
     for node, metrics in record.nodes.items():

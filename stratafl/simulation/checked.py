@@ -33,7 +33,7 @@ from stratafl.metrics.objective import stopping
 from stratafl.network.specification import Network
 from stratafl.network.waiting import Policy
 from stratafl.rules.registry import rules_for
-from stratafl.simulation.evaluate import own_test
+from stratafl.simulation.evaluate import load_client_test_data
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.waiting import checked_waiting
 
@@ -76,7 +76,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     tree = Tree.of(problem.tree)
     seed = check_integer("seed", method.seed)
     data, test = _data(problem, seed), _test(problem, seed)
-    own = own_test(problem.test_partition, tree, test, problem.columns, seed)
+    own = load_client_test_data(problem.test_partition, tree, test, problem.columns, seed)
     test = own if test is None else test
     given = {"data": data, "test": test, "test_partition": own}
     one_numbering((name, each.class_names) for name, each in given.items() if each is not None)

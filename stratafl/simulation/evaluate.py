@@ -17,12 +17,12 @@ from stratafl.data.dataset import Given, is_several, one_each
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
 from stratafl.distributed.communicator import Ranks
-from stratafl.metrics.evaluation import Tally, metrics, tally
+from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
 from stratafl.metrics.objective import Objective
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTest:
+class ClientTestData:
     """Test data of each client's own; a group's is that of its clients."""
 
     pair: Pair
@@ -42,7 +42,7 @@ class OwnTest:
         return self.pair[0][index], self.pair[1][index]
 
 
-def own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given | None:
+def load_client_test_data(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given | None:
     """Each client's own test data: by its sample numbers in the test data, or by a data set for
     each, None for one that has none."""
     made: Given | None
@@ -76,21 +76,21 @@ def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed:
     return test._replace(parts=numbers)
 
 
-def is_due(round: int, every: int, rounds: int) -> bool:
+def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
     """Whether a global round, counted from 1, is one after which the root is evaluated; the last
     one always is."""
     return round % every == 0 or round == rounds
 
 
-def tally_of(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> Tally:
+def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> EvaluationSums:
     """What a model did on test data; an evaluation leaves everything as it was."""
     buffers_B = b_B.clone()
     flat.eval()
     loss, chosen = objective.loss, objective.metrics
-    return tally(lambda inputs: flat.call(x_P, buffers_B, inputs), loss, *test, metrics=chosen)
+    return evaluate(lambda inputs: flat.call(x_P, buffers_B, inputs), loss, *test, metrics=chosen)
 
 
-def share_of(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
+def shard_for_rank(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
     """The part of the test data that is this rank's to look at."""
     if ranks.count == 1:
         return test
@@ -105,7 +105,7 @@ def evaluate_level(
     level: int,
     flat: FlatModule,
     objective: Objective,
-    test: Pair | OwnTest,
+    test: Pair | ClientTestData,
     own_NP: Tensor,
     own_NB: Tensor,
 ) -> dict[str, dict[str, float]]:
@@ -114,8 +114,8 @@ def evaluate_level(
     found = {}
     for node in map(int, np.flatnonzero(tree.counted(level))):
         name = tree.names[level][node]
-        pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, OwnTest) else test
+        pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, ClientTestData) else test
         if len(pair[1]):
-            done = tally_of(flat, objective, pair, own_NP[node], own_NB[node])
-            found[name] = metrics([done], objective.metrics)
+            done = evaluate_model(flat, objective, pair, own_NP[node], own_NB[node])
+            found[name] = finalize_metrics([done], objective.metrics)
     return found

@@ -37,9 +37,9 @@ from stratafl.engine.module_profile import FEW, habits, peculiarities, plain
 from stratafl.engine.validation import Subject
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
-from stratafl.metrics.communication import Traffic
+from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
-from stratafl.metrics.metrics import metrics_of
+from stratafl.metrics.metrics import parse_metrics
 from stratafl.metrics.objective import Objective
 from stratafl.network.messages import Workload
 from stratafl.network.replay import Story
@@ -47,7 +47,7 @@ from stratafl.network.virtual_clock import RunClock
 from stratafl.rules.checks import try_rules
 from stratafl.rules.registry import method_label
 from stratafl.simulation.checked import Checked, checked
-from stratafl.simulation.evaluate import OwnTest
+from stratafl.simulation.evaluate import ClientTestData
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.simulation import Simulation
 from stratafl.simulation.waiting import run_clock
@@ -103,7 +103,7 @@ class Placed:
     subject: Subject
     train: Supply
     test: Pair | None
-    own_test: OwnTest | None
+    own_test: ClientTestData | None
     objective: Objective
     few: Pair
     """Some samples of one client."""
@@ -128,7 +128,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
             validation.model_fits(name, subject, *pair, unnamed)
-    chosen, stops = metrics_of(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
+    chosen, stops = parse_metrics(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
     objective = validation.objective_fits(subject, chosen, test, *stops)
     inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
     few = plain(inputs), plain(targets)
@@ -141,14 +141,14 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     return Placed(subject, train, test, own, objective, few, augment)
 
 
-def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> OwnTest | None:
+def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientTestData | None:
     """Each client's own test data where it is evaluated; not twice where it is that of all."""
     own = given.own_test
     if own is None or own.parts is None:
         return None
     is_same = given.test is not None and own.supply is given.test.supply
     pair = test if is_same and test is not None else held(own, given.device, dtype)
-    return OwnTest(pair, [torch.as_tensor(part, device=given.device) for part in own.parts])
+    return ClientTestData(pair, [torch.as_tensor(part, device=given.device) for part in own.parts])
 
 
 def held(given: Given, device: torch.device, dtype: torch.dtype) -> Pair:
@@ -166,7 +166,7 @@ class Sharded:
 
     federation: Federation
     home: LocalParameters
-    traffic: Traffic
+    traffic: CommunicationMeter
     drift: Drift | None
     training: ClientTraining
     workload: Workload
@@ -202,7 +202,7 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
         augment=here.augment,
         first=first,
     )
-    traffic, drift = Traffic(tree), _drift(federation, home, given.evaluation.diagnose, training)
+    traffic, drift = CommunicationMeter(tree), _drift(federation, home, given.evaluation.diagnose, training)
     federation.watchers = [traffic] if drift is None else [traffic, drift]
     return Sharded(federation, home, traffic, drift, training, workload, clock)
 

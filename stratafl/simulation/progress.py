@@ -26,30 +26,32 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def is_watched() -> bool:
+def is_interactive() -> bool:
     """Whether somebody sees what is printed now: at a terminal, or in a notebook."""
     return in_notebook() or sys.stderr.isatty()
 
 
-def is_dumb() -> bool:
+def cannot_rewrite_lines() -> bool:
     """Whether a terminal cannot write over what it shows."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-class Display:
+class ProgressBar:
     """Writes to the error stream, so that what a command prints can be piped; in a notebook below
     the cell."""
 
     def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
         self.title, self.rounds, self.quiet, self.done = title, rounds, quiet, done
         self._bar = None if quiet or in_notebook() else _bar()
-        self._rewrites = not quiet and self._bar is None and (in_notebook() or (is_watched() and not is_dumb()))
+        self._rewrites = (
+            not quiet and self._bar is None and (in_notebook() or (is_interactive() and not cannot_rewrite_lines()))
+        )
         self._task = None if self._bar is None else self._bar.add_task(
             _escaped(title), total=rounds, completed=done, done=done, inside="", metrics=""
         )  # fmt: skip
         self._metrics, self._width = "", 0
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressBar:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -126,7 +128,7 @@ def _bar() -> Any:
     except ImportError:
         return None
     console = Console(stderr=True)
-    if not console.is_terminal or is_dumb():
+    if not console.is_terminal or cannot_rewrite_lines():
         return None
 
     def text(words: str) -> TextColumn:

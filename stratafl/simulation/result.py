@@ -22,7 +22,7 @@ WIDE, HIGH, LINE = 160, 32, 1.5
 """The little curve of a card, in pixels."""
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> Any:
+def to_frame(records: Sequence[Mapping[str, Any]]) -> Any:
     """Records as a pandas table with a row per round and a column per value
     ("metrics.accuracy")."""
     try:
@@ -32,7 +32,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> Any:
     return pandas.json_normalize(list(records))
 
 
-def curve(history: Sequence[RoundResult], metric: str | None = None) -> tuple[str, list[int], list[float]]:
+def metric_curve(history: Sequence[RoundResult], metric: str | None = None) -> tuple[str, list[int], list[float]]:
     """A metric's name, the rounds in which it was measured, and its values; the accuracy unless one
     is named, or whatever there is."""
     known = list(dict.fromkeys(name for record in history for name in record.metrics))
@@ -45,9 +45,9 @@ def curve(history: Sequence[RoundResult], metric: str | None = None) -> tuple[st
     return name, [round for round, _ in points], [value for _, value in points]
 
 
-def plotted(history: Sequence[RoundResult], metric: str | None, ax: Any, label: str) -> Any:
+def plot_metric(history: Sequence[RoundResult], metric: str | None, ax: Any, label: str) -> Any:
     """A metric over the rounds, on these axes of matplotlib's or on new ones, which it gives."""
-    name, rounds, values = curve(history, metric)
+    name, rounds, values = metric_curve(history, metric)
     if ax is None:
         try:
             from matplotlib import pyplot
@@ -60,7 +60,7 @@ def plotted(history: Sequence[RoundResult], metric: str | None, ax: Any, label: 
     return ax
 
 
-def numbers(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Metrics in a line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
@@ -70,7 +70,7 @@ def last_metrics(history: Sequence[RoundResult]) -> dict[str, float]:
     return next((record.metrics for record in reversed(history) if record.metrics), {})
 
 
-def card(title: str, facts: Mapping[str, object], history: Sequence[RoundResult]) -> str:
+def notebook_card(title: str, facts: Mapping[str, object], history: Sequence[RoundResult]) -> str:
     """A small table of facts with a metric's curve, as HTML that takes its colours from where it
     stands."""
     cell = 'style="text-align:left;padding:1px 12px 1px 0;border:0;background:none;color:inherit'
@@ -86,14 +86,14 @@ def card(title: str, facts: Mapping[str, object], history: Sequence[RoundResult]
 
 def _measured(history: Sequence[RoundResult]) -> dict[str, str]:
     metrics = last_metrics(history)
-    return {"last metrics": numbers(metrics)} if metrics else {}
+    return {"last metrics": format_metrics(metrics)} if metrics else {}
 
 
 def _sparkline(history: Sequence[RoundResult]) -> str:
     """A metric's curve as a little picture; nothing where there is no curve yet."""
     if sum(bool(record.metrics) for record in history) < 2:
         return ""
-    name, rounds, values = curve(history)
+    name, rounds, values = metric_curve(history)
     points = [(round, value) for round, value in zip(rounds, values, strict=True) if math.isfinite(value)]
     if len(points) < 2:
         return ""
@@ -133,7 +133,7 @@ class Result:
 
     def __repr__(self) -> str:
         told = f"<Result of {self.method or 'a run'} on {self.tree.leaves:,} clients after {len(self.history)} rounds"
-        metrics = numbers(last_metrics(self.history))
+        metrics = format_metrics(last_metrics(self.history))
         return f"{told}: {metrics}>" if metrics else f"{told}>"
 
     def _repr_html_(self) -> str:
@@ -141,17 +141,17 @@ class Result:
         facts |= {"parameters": f"{self.models[0].shape[1]:,}", "rounds": str(len(self.history))}
         if self.diverged is not None:
             facts["diverged"] = f"at round {self.diverged}"
-        return card("Result", facts, self.history)
+        return notebook_card("Result", facts, self.history)
 
     def frame(self) -> Any:
         """A pandas table with a row per round and a column per value: "round",
         "metrics.accuracy", "drift.1.drift" and so on, as a stored run's `frame` has them."""
-        return table([asdict(record) for record in self.history])
+        return to_frame([asdict(record) for record in self.history])
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
         """Draw a metric over the rounds, the accuracy unless one is named, on these axes of
         matplotlib's or on new ones; they are returned, and nothing is shown."""
-        return plotted(self.history, metric, ax, self.method)
+        return plot_metric(self.history, metric, ax, self.method)
 
     def model_of(self, name: str) -> nn.Module:
         """A named node's model as a module."""

@@ -29,18 +29,31 @@ from stratafl.distributed.communicator import Ranks
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters
 from stratafl.federation.update_checks import Refusal
-from stratafl.metrics.communication import Communication, Traffic
+from stratafl.metrics.communication import Communication, CommunicationMeter
 from stratafl.metrics.drift import Drift
-from stratafl.metrics.evaluation import Tally
+from stratafl.metrics.evaluation import EvaluationSums
 from stratafl.metrics.objective import Objective
-from stratafl.metrics.records import BEGINNING, PartialRound, RoundResult, Stretch, hopeless, record
+from stratafl.metrics.records import (
+    EMPTY_RECORD,
+    PartialRecord,
+    RankRecord,
+    RoundResult,
+    all_refused_error,
+    merge_records,
+)
 from stratafl.network.messages import Workload
 from stratafl.network.virtual_clock import RunClock
 from stratafl.simulation.callbacks import Tracker, tracking
-from stratafl.simulation.evaluate import OwnTest, evaluate_level, is_due, share_of, tally_of
+from stratafl.simulation.evaluate import (
+    ClientTestData,
+    evaluate_level,
+    evaluate_model,
+    is_evaluation_round,
+    shard_for_rank,
+)
 from stratafl.simulation.groups import Evaluation
-from stratafl.simulation.progress import Display, is_watched
-from stratafl.simulation.result import Result, card
+from stratafl.simulation.progress import ProgressBar, is_interactive
+from stratafl.simulation.result import Result, notebook_card
 
 
 class Shown:
@@ -78,29 +91,29 @@ class Shown:
     def _repr_html_(self) -> str:
         facts = {**self.facts(), "rounds": f"{len(self.history)} of {self.rounds}"}
         facts |= {"note": "; ".join(self.notes)} if self.notes else {}
-        return card("Simulation", facts, self.history)
+        return notebook_card("Simulation", facts, self.history)
 
 
 PARTS = ("federation", "traffic")
 """The parts of a run's state that have rows, which several ranks share."""
 
 
-class Within(NamedTuple):
+class RoundProgress(NamedTuple):
     """What was done of a global round."""
 
-    before: Stretch = BEGINNING
+    before: PartialRecord = EMPTY_RECORD
     meetings: int = 0
     seconds: float = 0.0
 
     @staticmethod
-    def read(values: StateDict, tree: Tree, meetings: int) -> Within:
+    def read(values: StateDict, tree: Tree, meetings: int) -> RoundProgress:
         """Read it from a state, or complain; meetings: those of a whole round."""
         kinds = {"meetings": int, "seconds": float, "refused": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
         if set(values) != set(kinds) or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
             raise InvalidInput("state.within", list(values), f"must be a table of {', '.join(kinds)}")
-        return Within(
-            Stretch.read(values, tree.whole, "state.within"),
+        return RoundProgress(
+            PartialRecord.read(values, tree.whole, "state.within"),
             check_integer("state.within.meetings", values["meetings"], at_least=1, at_most=meetings - 1),
             check_number("state.within.seconds", values["seconds"], at_least=0),
         )
@@ -122,7 +135,7 @@ def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, sev
         raise InvalidInput("state.history", len(history), "its rounds are not one after another")
     check_integer("state.step", state["step"], at_least=0)
     if "within" in state:
-        Within.read(state["within"], tree, meetings)
+        RoundProgress.read(state["within"], tree, meetings)
     if state["engine"] != engine.name:
         raise InvalidInput("state.engine", state["engine"], f"another engine's; this run has {engine.name}")
     if engine.chunk is not None or state["chunk"] is not None:
@@ -150,14 +163,14 @@ class Simulation(Shown):
         self,
         federation: Federation,
         home: LocalParameters,
-        traffic: Traffic,
+        traffic: CommunicationMeter,
         drift: Drift | None,
         engine: Engine,
         flat: FlatModule,
         schedule: Schedule,
         objective: Objective,
         test: Pair | None,
-        own_test: OwnTest | None,
+        own_test: ClientTestData | None,
         evaluation: Evaluation,
         ranks: Ranks,
         notes: Sequence[str] = (),
@@ -192,7 +205,7 @@ class Simulation(Shown):
         self._problem: InvalidInput | None = None
         self._refused: list[list[Refusal]] = []
         self._clipped_before: int | None = None
-        self._begin_round(Within())
+        self._begin_round(RoundProgress())
 
     @property
     def leaf(self) -> Leaf:
@@ -257,17 +270,17 @@ class Simulation(Shown):
             self._seconds += time.perf_counter() - began
             self.met(self.meetings, self.meetings_per_round)
             return None
-        test = self.test if is_due(round + 1, self.evaluate_every, self.rounds) else None
-        parts = [PartialRound(**each) for each in self.ranks.all(vars(self._seen(renewed, test)))]
+        test = self.test if is_evaluation_round(round + 1, self.evaluate_every, self.rounds) else None
+        parts = [RankRecord(**each) for each in self.ranks.all(vars(self._seen(renewed, test)))]
         seconds = self._seconds + time.perf_counter() - began
         tree = self.federation.tree.whole
         rate, steps = float(self.leaf.lr(round)), self.mean_steps
-        result = record(tree, parts, self.objective, round + 1, steps, rate, seconds, self._before)
+        result = merge_records(tree, parts, self.objective, round + 1, steps, rate, seconds, self._before)
         if self.clock is not None:
             result = self.clock.record(result)
-        self._begin_round(Within())
+        self._begin_round(RoundProgress())
         self.history.append(result)
-        self._problem = hopeless(tree, self.history, self.ranks.is_first)
+        self._problem = all_refused_error(tree, self.history, self.ranks.is_first)
         return result
 
     def _one_meeting(self, round: int) -> tuple[int, bool]:
@@ -293,9 +306,9 @@ class Simulation(Shown):
         self.meetings += 1
         return top, met.renewed
 
-    def _seen(self, renewed: bool, test: Pair | None) -> PartialRound:
+    def _seen(self, renewed: bool, test: Pair | None) -> RankRecord:
         """What this process saw since it was last asked."""
-        seen = PartialRound(
+        seen = RankRecord(
             refused=self._refused,
             renewed=renewed,
             tally=None if test is None else self._tally_of_root(test),
@@ -308,7 +321,7 @@ class Simulation(Shown):
         self._look_from_here()
         return seen
 
-    def _begin_round(self, done: Within) -> None:
+    def _begin_round(self, done: RoundProgress) -> None:
         """Go on with a round of which so much is done."""
         self._before, self.meetings, self._seconds = done
         self._look_from_here()
@@ -355,8 +368,8 @@ class Simulation(Shown):
     def _within(self) -> StateDict:
         """What was done of the round under way."""
         tree = self.federation.tree.whole
-        parts = [PartialRound(**each) for each in self.ranks.all(vars(self._seen(False, None)))]
-        self._before = self._before.then(Stretch.of(tree, parts))
+        parts = [RankRecord(**each) for each in self.ranks.all(vars(self._seen(False, None)))]
+        self._before = self._before.then(PartialRecord.of(tree, parts))
         return {"meetings": self.meetings, "seconds": self._seconds, **asdict(self._before)}
 
     def restore(self, state: StateDict) -> None:
@@ -382,7 +395,9 @@ class Simulation(Shown):
             self.drift.take()
         is_within = "within" in known
         self._begin_round(
-            Within.read(known["within"], federation.tree, self.meetings_per_round) if is_within else Within()
+            RoundProgress.read(known["within"], federation.tree, self.meetings_per_round)
+            if is_within
+            else RoundProgress()
         )
 
     def save(
@@ -418,12 +433,12 @@ class Simulation(Shown):
         callbacks: who is told of the beginning, every round and the end, on the first of several
             ranks: see `simulation.callbacks`.
         """
-        quiet = not (self.ranks.is_first and (is_watched() if progress is None else progress))
+        quiet = not (self.ranks.is_first and (is_interactive() if progress is None else progress))
         title = "run" if self._recorder is None else self._recorder.name
         before = self.met
         with (
             nullcontext() if self._recorder is None else self._recorder.listening(),
-            Display(title, self.rounds, quiet, len(self.history)) as display,
+            ProgressBar(title, self.rounds, quiet, len(self.history)) as display,
             tracking(callbacks if self.ranks.is_first else (), self.facts()) as follow,
         ):
             self.met = before if quiet else display.met
@@ -461,10 +476,10 @@ class Simulation(Shown):
             communication.restore(copy.deepcopy(joined))
         return communication
 
-    def _tally_of_root(self, test: Pair) -> Tally:
+    def _tally_of_root(self, test: Pair) -> EvaluationSums:
         """The root's tally on this rank's share of the test data."""
         (x_P,), (b_B,) = self.rows(0)
-        return tally_of(self.flat, self.objective, share_of(self.ranks, self.objective, test), x_P, b_B)
+        return evaluate_model(self.flat, self.objective, shard_for_rank(self.ranks, self.objective, test), x_P, b_B)
 
     def rows(self, level: int) -> tuple[Tensor, Tensor]:
         """The models and the buffers of all nodes of a level, whole. On several ranks, all must

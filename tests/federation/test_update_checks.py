@@ -16,7 +16,7 @@ from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
 from stratafl.federation.update_checks import DEFAULT_RATIO, Refusal, update_limits
 from stratafl.metrics.objective import Objective
-from stratafl.metrics.records import LOST_ROUNDS, PartialRound, hopeless, record
+from stratafl.metrics.records import LOST_ROUNDS, RankRecord, all_refused_error, merge_records
 from stratafl.simulation.result import Result
 from tests.problems import without
 
@@ -328,12 +328,14 @@ def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
     half = count // 2
     refusals = [Refusal(name, False) for name in tree.names[-1]]
     parts = [
-        PartialRound([refusals[part]] * 2, False, None, [], 0, [(2, "drift", [1.0], [1.0])], None, 1)
+        RankRecord([refusals[part]] * 2, False, None, [], 0, [(2, "drift", [1.0], [1.0])], None, 1)
         for part in (slice(half, None), slice(half))
     ]
     began = time.perf_counter()
-    history = [record(tree, parts, Objective(nn.CrossEntropyLoss()), round, round, 0.1, 0.0) for round in (1, 2, 3)]
-    assert hopeless(tree, history, aloud=False) is not None
+    history = [
+        merge_records(tree, parts, Objective(nn.CrossEntropyLoss()), round, round, 0.1, 0.0) for round in (1, 2, 3)
+    ]
+    assert all_refused_error(tree, history, aloud=False) is not None
     result = Result(tree, nn.Identity(), [], [], history, None, None, [])  # type: ignore[arg-type]
     assert set(result.refused.values()) == {6} and len(result.refused) == count
     # each takes half a minute or more where every name is searched for

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from stratafl.core.losses import Loss
-from stratafl.metrics.evaluation import CHUNK, Predict, metrics, tally
+from stratafl.metrics.evaluation import CHUNK, Predict, evaluate, finalize_metrics
 from stratafl.metrics.metrics import Metric
 
 
@@ -20,4 +20,4 @@ def evaluated(
     further: Sequence[Metric] = (),
 ) -> dict[str, float]:
     """The metrics of a model on test data, as a run takes them."""
-    return metrics([tally(predict, loss, inputs, targets, chunk, further)], further)
+    return finalize_metrics([evaluate(predict, loss, inputs, targets, chunk, further)], further)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stratafl import simulate
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
-from stratafl.metrics.evaluation import metrics, tally
+from stratafl.metrics.evaluation import evaluate, finalize_metrics
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import diverged, measured
 from stratafl.paper.reproduce.claims import claims_of
@@ -63,11 +63,11 @@ def test_a_score_of_minus_infinity_rules_a_class_out() -> None:
 
 
 def test_parts_with_one_that_is_no_number_add_up_to_none() -> None:
-    good = tally(lambda rows: torch.eye(2)[TARGETS], F.cross_entropy, torch.arange(4), TARGETS)
-    bad = tally(lambda rows: torch.full((4, 2), NAN), lambda outputs, targets: torch.tensor(1.0), TARGETS, TARGETS)
+    good = evaluate(lambda rows: torch.eye(2)[TARGETS], F.cross_entropy, torch.arange(4), TARGETS)
+    bad = evaluate(lambda rows: torch.full((4, 2), NAN), lambda outputs, targets: torch.tensor(1.0), TARGETS, TARGETS)
     for parts in ([good, bad], [bad, good]):
         sent = [type(good)(*json.loads(json.dumps(part))) for part in parts]  # as between ranks
-        assert math.isnan(metrics(sent)["accuracy"]) and math.isfinite(metrics(sent)["loss"])
+        assert math.isnan(finalize_metrics(sent)["accuracy"]) and math.isfinite(finalize_metrics(sent)["loss"])
 
 
 def records(*losses: float | None) -> list[dict]:

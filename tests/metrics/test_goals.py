@@ -14,7 +14,7 @@ from torch import nn
 from stratafl import InvalidInput, Simulation, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.metrics.objective import Goal, default_metric, goals_of, one_goal
+from stratafl.metrics.objective import Goal, default_metric, parse_goal, parse_goals
 from stratafl.runs import StoredRun, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import Plan, table
@@ -49,7 +49,7 @@ GIVEN = [
 
 @pytest.mark.parametrize(("given", "goals"), GIVEN, ids=[str(each[0]) for each in GIVEN])
 def test_how_a_goal_is_written(given: Any, goals: tuple[Goal, ...]) -> None:
-    assert goals_of("stop_when", given) == goals
+    assert parse_goals("stop_when", given) == goals
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_how_a_goal_is_written(given: Any, goals: tuple[Goal, ...]) -> None:
 )  # fmt: skip
 def test_what_is_no_goal_is_refused(given: Any) -> None:
     with pytest.raises(InvalidInput, match="stop_when"):
-        goals_of("stop_when", given)
+        parse_goals("stop_when", given)
 
 
 def test_a_goal_knows_which_way_it_lies() -> None:
@@ -70,11 +70,11 @@ def test_a_goal_knows_which_way_it_lies() -> None:
     assert Goal("loss", 0.5, "<=").first([2, 4, 6], [1.0, 0.5, 0.1]) == 4
     assert str(Goal("loss", 0.5, "<=")) == "loss <= 0.5"
     with pytest.raises(InvalidInput, match="one metric"):
-        one_goal("target", {"a": 1, "b": 2})
+        parse_goal("target", {"a": 1, "b": 2})
 
 
 def test_a_number_alone_is_a_value_of_the_default_metric() -> None:
-    assert one_goal("--target", "2.5", "f1") == Goal("f1", 2.5)
+    assert parse_goal("--target", "2.5", "f1") == Goal("f1", 2.5)
     assert default_metric(["loss", "auc", "accuracy"]) == "accuracy"
     assert default_metric(["loss", "f1", "auc"]) == "auc" and default_metric(["loss"]) == "loss"
 

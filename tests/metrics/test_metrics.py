@@ -19,8 +19,8 @@ from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.losses import parse_loss
 from stratafl.metrics import evaluation as measuring
-from stratafl.metrics.evaluation import Tally, metrics, tally
-from stratafl.metrics.metrics import Metric, directions, metrics_of
+from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
+from stratafl.metrics.metrics import Metric, metric_directions, parse_metrics
 from tests.metrics.evaluated import evaluated
 
 random = torch.Generator().manual_seed(4)
@@ -35,7 +35,7 @@ CLASSES = parse_loss(None)
 def measured(given: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
     """Of a model that hands through what it is given, by its number."""
     numbers = torch.arange(len(targets))
-    return evaluated(lambda each: outputs[each], parse_loss(loss), numbers, targets, chunk, metrics_of(given))
+    return evaluated(lambda each: outputs[each], parse_loss(loss), numbers, targets, chunk, parse_metrics(given))
 
 
 SKLEARN = {
@@ -108,7 +108,7 @@ def test_torchmetrics_agree_and_remember_nothing() -> None:
         "top2": torchmetrics.classification.MulticlassAccuracy(6, top_k=2, average="micro"),
         "calibration": torchmetrics.classification.MulticlassCalibrationError(6),
     }
-    made = metrics_of(objects)
+    made = parse_metrics(objects)
     assert {metric.name: metric.better for metric in made} == {"f1": "higher", "top2": "higher", "calibration": "lower"}
     once = measured(objects, SCORES, LABELS)
     assert measured(objects, SCORES, LABELS) == once, "nothing is left from the last time"
@@ -141,13 +141,13 @@ def test_which_way_is_better() -> None:
         "f1": "f1", "mae": error, "mine": error, "low": {"fn": error, "better": "lower"},
         "up": {"name": "rmse", "better": "higher"}, "top": {"name": "topk", "k": 2},
     }  # fmt: skip
-    ways = directions(metrics_of(given), accuracy=False)
+    ways = metric_directions(parse_metrics(given), accuracy=False)
     assert ways == {
         "loss": "lower", "f1": "higher", "mae": "lower", "mine": "higher", "low": "lower", "up": "higher",
         "top": "higher",
     }  # fmt: skip
-    assert list(directions((), accuracy=True)) == ["loss", "accuracy"]
-    assert [each.name for each in metrics_of(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
+    assert list(metric_directions((), accuracy=True)) == ["loss", "accuracy"]
+    assert [each.name for each in parse_metrics(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
 
 
 @pytest.mark.parametrize("given", [["f1"], ["mae"], {"mine": lambda outputs, targets: 1.0}])
@@ -167,14 +167,16 @@ def test_a_value_that_is_not_finite_is_none() -> None:
 
 def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ranks put them together: also where one has nothing to look at."""
-    chosen = metrics_of(["f1", "top2", "perplexity"])
+    chosen = parse_metrics(["f1", "top2", "perplexity"])
     cuts = (0, 70, 70, 200)
     parts = [
-        tally(lambda each: SCORES[each], CLASSES, torch.arange(a, b), LABELS[a:b], metrics=chosen)
+        evaluate(lambda each: SCORES[each], CLASSES, torch.arange(a, b), LABELS[a:b], metrics=chosen)
         for a, b in itertools.pairwise(cuts)
     ]
-    sent = [Tally(*part) for part in parts]
-    assert metrics(sent, chosen) == pytest.approx(measured(["f1", "top2", "perplexity"], SCORES, LABELS), rel=1e-6)
+    sent = [EvaluationSums(*part) for part in parts]
+    assert finalize_metrics(sent, chosen) == pytest.approx(
+        measured(["f1", "top2", "perplexity"], SCORES, LABELS), rel=1e-6
+    )
 
 
 WRONG = [
@@ -196,7 +198,7 @@ WRONG = [
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
 def test_what_is_wrong_is_said(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        metrics_of(given)
+        parse_metrics(given)
 
 
 X = torch.randn(40, 5, generator=random)
@@ -288,5 +290,5 @@ def test_a_config_names_them(tmp_path: Path) -> None:
 
 
 def test_a_metric_is_plain_data_and_functions() -> None:
-    (one,) = metrics_of("f1")
+    (one,) = parse_metrics("f1")
     assert isinstance(one, Metric) and one.adds_up and one.whole is None

@@ -24,7 +24,7 @@ from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs.launch import Launch
 from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, check_trackers, trackers_for
-from stratafl.simulation.callbacks import scalars, tracking
+from stratafl.simulation.callbacks import to_scalars, tracking
 from tests.commands import CONFIG
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2
@@ -253,7 +253,7 @@ def test_mlflow_takes_any_name_and_a_run_without_an_id(tmp_path: Path, monkeypat
     client = mlflow.MlflowClient(tracking_uri=place)
     runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert len(runs) == 2
-    assert all(len(run.data.metrics) == len(scalars(record)) for run in runs)
+    assert all(len(run.data.metrics) == len(to_scalars(record)) for run in runs)
 
 
 def test_a_tracker_that_cannot_begin_does_not_end_the_run(

@@ -20,7 +20,7 @@ from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment
 from stratafl.data.partition.partition import Labels, like_train
 from stratafl.metrics.records import RoundResult, over_nodes
-from stratafl.simulation.evaluate import OwnTest
+from stratafl.simulation.evaluate import ClientTestData
 
 random = torch.Generator().manual_seed(5)
 X = torch.randn(60, 4, generator=random)
@@ -116,7 +116,7 @@ def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytes
     tree, asked = Tree.of([[2, 1], [3], [1, 2, 2]]), []
     ancestors = Tree.ancestors
     monkeypatch.setattr(Tree, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
-    own = OwnTest((torch.arange(11), torch.arange(11)), [torch.tensor([leaf]) for leaf in range(11)])
+    own = ClientTestData((torch.arange(11), torch.arange(11)), [torch.tensor([leaf]) for leaf in range(11)])
     for level in range(4):
         for number in range(tree.sizes[level]):
             below = [leaf for leaf, name in enumerate(tree.names[3]) if name in tree.subtree(level, number)]

@@ -15,7 +15,7 @@ from torch import nn
 from stratafl import RoundResult, Simulation, simulate
 from stratafl.cli.display import SweepDisplay
 from stratafl.simulation import progress
-from stratafl.simulation.progress import Display
+from stratafl.simulation.progress import ProgressBar
 
 RECORD = RoundResult(3, 60, 0.1, {"loss": 0.123456, "accuracy": 0.98765}, {}, ("0/1",), 10.0, 1.25)
 
@@ -35,7 +35,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bar_is_one_line_and_moves_inside_a_round(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = functools.partial(rich.console.Console, file=io.StringIO(), force_terminal=True, width=width)
     monkeypatch.setattr(rich.console, "Console", terminal)
-    display = Display("a [name] that is rather long for a run", 20, done=2)
+    display = ProgressBar("a [name] that is rather long for a run", 20, done=2)
     display.show(RECORD)
     shown = [drawn(display)]
     display.met(12, 30)
@@ -51,7 +51,7 @@ def test_a_bar_is_one_line_and_moves_inside_a_round(width: int, monkeypatch: pyt
         assert "sync" not in shown[0]
 
 
-def drawn(display: Display) -> str:
+def drawn(display: ProgressBar) -> str:
     console = display._bar.console
     (line,) = console.render_lines(display._bar.make_tasks_table(display._bar.tasks), pad=False)
     return "".join(segment.text for segment in line)
@@ -62,14 +62,14 @@ def test_plain_lines_on_a_terminal_that_cannot_write_over_them(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Display("study", 20) as display:
+    with ProgressBar("study", 20) as display:
         display.show(RECORD)
     assert capsys.readouterr().err.startswith("study: round 3/20  accuracy 0.9877")
     assert not SweepDisplay("sweep", 3).live
 
 
 def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
-    with Display("study", 20) as display:
+    with ProgressBar("study", 20) as display:
         display.met(12, 30)
         display.show(RECORD)
         display.say("something")
@@ -79,7 +79,7 @@ def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_nothing_at_all(capsys: pytest.CaptureFixture) -> None:
-    with Display("study", 20, quiet=True) as display:
+    with ProgressBar("study", 20, quiet=True) as display:
         display.met(12, 30)
         display.show(RECORD)
         display.say("something")
@@ -102,8 +102,8 @@ def test_one_line_in_a_notebook(notebook: None, capsys: pytest.CaptureFixture) -
 
 def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(progress, "_bar", lambda: None)
-    monkeypatch.setattr(progress, "is_watched", lambda: True)
-    with Display("study", 20) as display:
+    monkeypatch.setattr(progress, "is_interactive", lambda: True)
+    with ProgressBar("study", 20) as display:
         display.met(1, 2)
         display.say("something")
         display.show(RECORD)

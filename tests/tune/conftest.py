@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.metrics.objective import one_goal
+from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.tune.output import write
 from stratafl.tune.result import Made, make
@@ -58,7 +58,7 @@ def ask(file: Path) -> Asking:
     def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> Question:
         config = Config.load(file)
         given = {
-            "target": one_goal("--target", rest.pop("target", TARGET)),
+            "target": parse_goal("--target", rest.pop("target", TARGET)),
             "minimise": "seconds",
             "seeds": 2,
             "trials": 7,

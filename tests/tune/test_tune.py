@@ -17,7 +17,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import price
-from stratafl.metrics.objective import one_goal
+from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.runs import format
 from stratafl.runs.launch import Launch
@@ -249,7 +249,7 @@ def test_what_failed_in_another_precision_is_tried_again(
     def planned(precision: str) -> tuple[Made, list[str]]:
         config, said = Config.load(file, [f"run.precision={precision}", "run.rounds=1"]), list[str]()
         space = space_of(config, {"defaults": False, "periods": [[2], [3, 6]]})
-        goal, where = one_goal("--target", "0.01"), [network(NETWORKS[0])]
+        goal, where = parse_goal("--target", "0.01"), [network(NETWORKS[0])]
         question = Question.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
         return make(question, tmp_path, say=said.append, show=lambda event: None), said
 
@@ -287,7 +287,7 @@ def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path
         config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
         space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
         question = Question.of(
-            config, space, [network("lan_wan")], one_goal("--target", "0.99"), minimise="seconds", seeds=1
+            config, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
         )
         plan = make(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
         return [id for id, _ in _runs(plan)], said

@@ -117,7 +117,7 @@ def _question(
     """What was asked, if it can be."""
     from stratafl.base.validation import check_choice
     from stratafl.config.schema import PLAN, Config, read_tables
-    from stratafl.metrics.objective import one_goal
+    from stratafl.metrics.objective import parse_goal
     from stratafl.network.specification import network as found_network
     from stratafl.tune.space import space_of
     from stratafl.tune.task import COSTS, Question, budgets_of
@@ -127,7 +127,7 @@ def _question(
     if target is None:
         raise InvalidInput("--target", None, "must be given, such as accuracy=0.75")
     kind, limits = check_choice("--minimise", minimise, COSTS), budgets_of(budgets)
-    goal, chosen = one_goal("--target", target), [found_network(each) for each in networks]
+    goal, chosen = parse_goal("--target", target), [found_network(each) for each in networks]
     check_integer("--trials", trials, at_least=1, at_most=10_000)
     check_integer("--seeds", seeds, at_least=1, at_most=1000)
     tables = read_tables(file, changes)

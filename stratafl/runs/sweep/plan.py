@@ -17,7 +17,7 @@ from stratafl.base.files import read_json, remove_tree, write_json
 from stratafl.base.validation import check_integer, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
-from stratafl.metrics.objective import Goal, one_goal
+from stratafl.metrics.objective import Goal, parse_goal
 from stratafl.runs import format
 
 KEYS = ("config", "base", "variants", "grid", "target")
@@ -74,7 +74,7 @@ class Plan:
             check_plain(base)
             base = anchored(base, path.parent)
         _merge(base, _table("base", values.get("base", {})))
-        target = one_goal("target", values["target"]) if values.get("target") is not None else None
+        target = parse_goal("target", values["target"]) if values.get("target") is not None else None
         variants = _table("variants", values.get("variants", {})) or {"": {}}
         axes = _axes(_table("grid", values.get("grid", {})))
         runs = len(variants)

@@ -35,7 +35,7 @@ from stratafl.metrics.records import RoundResult
 from stratafl.report.page_data import payload
 from stratafl.runs import format, read_run, round_log
 from stratafl.runs.launch import Launch
-from stratafl.simulation.callbacks import scalars
+from stratafl.simulation.callbacks import to_scalars
 from tests.deploy.trees import MemoryLink
 
 ROUNDS = 2
@@ -241,7 +241,7 @@ def test_who_was_absent_or_refused_is_shown(folders: dict[str, Path], monkeypatc
     assert [(column["title"], column["cells"][0]["text"]) for column in last] == [("refused", "1"), ("absent", "4")]
     lines = shown["settings"][0]["runs"][0]["notes"]
     assert {"refused: 0 in round 2", "absent: 1 in rounds 1-2, 4"} < set(lines)
-    assert scalars(RoundResult.of(stored.rounds[1]))["run/absent"] == 2
+    assert to_scalars(RoundResult.of(stored.rounds[1]))["run/absent"] == 2
     monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(root.parent)])
     with pytest.raises(SystemExit):
         main()
