@@ -31,7 +31,7 @@ from stratafl.bench.engines import LR, SEED, Contender, make
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import Held
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine.factory import default_engine
 from stratafl.engine.module_profile import operations
 from stratafl.models.registry import build
@@ -171,7 +171,7 @@ def measured(job: Job, threads: int, turns: int) -> dict[str, Any]:
 
 def chosen(job: Job) -> dict[str, Any]:
     """What the default is, and by which properties."""
-    supply = Held(job.inputs, job.targets)
+    supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
         FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
     )  # fmt: skip

@@ -30,7 +30,7 @@ from stratafl.bench.table import OURS, Row, Table
 from stratafl.core.client_training import Augment, ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import Held
+from stratafl.data.dataset import InMemorySamples
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import Name, drift_kernel, make_engine
 from stratafl.engine.precision import COMPUTES, HALF, Compute, computing
@@ -281,7 +281,7 @@ def _engine(name: Name, job: Job, precision: Compute) -> Contender:
     training = ClientTraining(
         flat,
         F.cross_entropy,
-        Held(job.inputs, job.targets),
+        InMemorySamples(job.inputs, job.targets),
         job.partition,
         chain,
         job.batch,

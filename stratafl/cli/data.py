@@ -13,7 +13,7 @@ from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.data.partition.statistics import Report
+    from stratafl.data.partition.statistics import HeterogeneityReport
 
 data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args_is_help=True)
 
@@ -105,7 +105,7 @@ def show_command(
         print(f"picture: {path}")
 
 
-def _print_report(title: str, report: Report) -> None:
+def _print_report(title: str, report: HeterogeneityReport) -> None:
     titles = ("level", "nodes", "to parent", "to all", "classes", "samples")
     rows = [
         (

@@ -19,13 +19,13 @@ from stratafl.config.own_data import find, is_own, refuse
 from stratafl.config.schema import DataConfig
 from stratafl.core.client_training import Augment
 from stratafl.data.catalog import prepare
-from stratafl.data.catalog.storage import Dataset
+from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.catalog.synthetic import synthetic
-from stratafl.data.dataset import Given, Held, given, is_several, one_each
+from stratafl.data.dataset import Given, InMemorySamples, is_per_client, load_dataset, load_per_client
 from stratafl.data.inputs import Inputs, Shape, shape_of, tensors_of
 from stratafl.data.partition.partition import Labels, Partition, check_partition, like_train, partition
 from stratafl.data.transforms import channels_first, flip_and_crop, normalise, rotate
-from stratafl.data.user_files import Found, codes
+from stratafl.data.user_files import Found, encode_labels
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Labelled(NamedTuple):
     name: str
     y_train: np.ndarray
     classes: tuple[str, ...]
-    stored: Dataset | None
+    stored: StoredDataset | None
     """The whole, where it is one of the library's own."""
 
 
@@ -105,7 +105,7 @@ def prepared(config: DataConfig, tree: Tree, seed: int) -> PreparedData:
     return replace(_seen(config, found.stored, _divided(config, found.stored, tree, seed), seed), whole=True)
 
 
-def _stored(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
+def _stored(config: DataConfig, tree: Tree, seed: int) -> tuple[StoredDataset, Partition]:
     """Load a prepared data set, or make a synthetic one, and split it over the tree."""
     if config.name == "synthetic":
         if config.partition:
@@ -115,7 +115,7 @@ def _stored(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partiti
     return dataset, _divided(config, dataset, tree, seed)
 
 
-def _divided(config: DataConfig, dataset: Dataset, tree: Tree, seed: int) -> Partition:
+def _divided(config: DataConfig, dataset: StoredDataset, tree: Tree, seed: int) -> Partition:
     return _partition(config, dataset.y_train, dataset.owner_train, tree, seed)
 
 
@@ -128,7 +128,7 @@ def _partition(config: DataConfig, labels: np.ndarray, owner: np.ndarray | None,
         raise InvalidInput(f"data.{field}", error.value, error.allowed) from None
 
 
-def _seen(config: DataConfig, dataset: Dataset, parts: Partition, seed: int) -> PreparedData:
+def _seen(config: DataConfig, dataset: StoredDataset, parts: Partition, seed: int) -> PreparedData:
     """A data set of the library's own: turned where asked for, channels first, normalised."""
     augment = augment_of(config)
     if dataset.kind != "image" and (config.rotation is not None or config.augment != "none"):
@@ -142,15 +142,15 @@ def _seen(config: DataConfig, dataset: Dataset, parts: Partition, seed: int) -> 
     def seen(x: Tensor) -> Tensor:
         return normalise(channels_first(x), dataset.mean, dataset.std) if dataset.kind == "image" else x
 
-    train = Given(Held(seen(x_train), arrays.y_train))
-    test = Given(Held(seen(arrays.x_test), arrays.y_test))
+    train = Given(InMemorySamples(seen(x_train), arrays.y_train))
+    test = Given(InMemorySamples(seen(arrays.x_test), arrays.y_test))
     own = None
     if wants_own_test(config):
         labels = Labels(dataset.y_train, dataset.y_test, dataset.owner_train, dataset.owner_test)
         own_parts, x = like_train(labels, parts.leaves, seed), arrays.x_test.clone()
         for leaf, angle in enumerate(() if parts.angles is None else parts.angles):
             x[own_parts[leaf]] = rotate(x[own_parts[leaf]], float(angle))
-        own = Given(Held(seen(x), arrays.y_test), own_parts)
+        own = Given(InMemorySamples(seen(x), arrays.y_test), own_parts)
     return PreparedData(train, test, dataset.classes, parts, augment, own_test=own)
 
 
@@ -170,7 +170,7 @@ def _own_like_train(config: DataConfig, found: Found, train: Given, test: Given 
     owner, others = found.owner if found.owner is not None else train.owner, test.owner
     labels = Labels(*targets)
     if owner is not None and others is not None:
-        labels = Labels(*targets, *np.split(codes("owner", [*owner, *others])[0], [len(owner)]))
+        labels = Labels(*targets, *np.split(encode_labels("owner", [*owner, *others])[0], [len(owner)]))
     return test._replace(parts=like_train(labels, parts.leaves, parts.seed))
 
 
@@ -181,7 +181,7 @@ def _own(config: DataConfig, found: Found, tree: Tree, seed: int) -> PreparedDat
     columns = config.columns or None
 
     def made(field: str, data: object, lazy: bool = False) -> Given:
-        read = one_each if is_several(data) else given
+        read = load_per_client if is_per_client(data) else load_dataset
         return read(field, data, columns=columns, lazy=lazy, seed=seed)
 
     train = made("data", found.train, config.lazy)
@@ -212,7 +212,7 @@ def _split_own(config: DataConfig, found: Found, train: Given, tree: Tree, seed:
                 raise InvalidInput(f"data.partition[{m}]", method, allowed)
         labels = np.zeros(len(labels), dtype=np.int64)
     owner = found.owner if found.owner is not None else train.owner
-    return _partition(config, labels, None if owner is None else codes("owner", owner)[0], tree, seed)
+    return _partition(config, labels, None if owner is None else encode_labels("owner", owner)[0], tree, seed)
 
 
 def _are_labels(targets: np.ndarray) -> bool:
@@ -238,7 +238,7 @@ def augment_of(config: DataConfig) -> Augment | None:
     return AUGMENT[config.augment]
 
 
-def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[Dataset, Partition]:
+def _synthetic(config: DataConfig, tree: Tree, seed: int) -> tuple[StoredDataset, Partition]:
     known = set(inspect.signature(synthetic).parameters) - {"parents", "seed"}
     for key in config.synthetic:
         if key not in known:

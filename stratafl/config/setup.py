@@ -31,7 +31,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import parse_loss
 from stratafl.core.schedule import Schedule
 from stratafl.data import batches
-from stratafl.data.dataset import BatchKey, Held
+from stratafl.data.dataset import BatchKey, InMemorySamples
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
@@ -158,7 +158,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> ClientT
     """
     import_plugins(config.run.plugins)
     start = initial_model(config, shape_of(data[0]), outputs)
-    supply = Held(*data).to(CPU, start.flat.dtype)
+    supply = InMemorySamples(*data).to(CPU, start.flat.dtype)
     subject = _subject(config, start)
     model_fits("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
     batch, sampling = batches.check_batching(config.leaf.batch or None, config.leaf.sampling)

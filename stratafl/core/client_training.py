@@ -23,8 +23,8 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import Loss, unwrap_loss
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows
-from stratafl.data.batches import Sampling, steps_of_pass
-from stratafl.data.dataset import BatchKey, Supply
+from stratafl.data.batches import Sampling, steps_per_epoch
+from stratafl.data.dataset import BatchKey, SampleSource
 from stratafl.data.inputs import Pair
 
 Augment = Callable[[Any, int, int | Tensor, int | Tensor], Any]
@@ -39,7 +39,7 @@ class ClientTraining:
 
     flat: FlatModule
     loss: Loss
-    supply: Supply
+    supply: SampleSource
     """The samples, which a leaf's part has the numbers of."""
     partition: Sequence[Tensor]
     leaf: Leaf
@@ -60,7 +60,7 @@ class ClientTraining:
     def steps(self, leaf: Leaf, client: int, count: int) -> int:
         """A client's own steps, of so many that a schedule counts: these are passes over its data
         where the chain says so."""
-        return count if leaf.epochs is None else count * steps_of_pass(len(self.partition[client]), self.batch)
+        return count if leaf.epochs is None else count * steps_per_epoch(len(self.partition[client]), self.batch)
 
     def owners(self) -> dict[CodeType, str]:
         """Whose each function is that a user may have written."""

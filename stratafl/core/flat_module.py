@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors, describe_exception, unknown_name
 from stratafl.base.rng import Stream, derive_seed, seeded_rng
 from stratafl.core.losses import Loss, check_loss_value
-from stratafl.data.inputs import Inputs, arguments, peculiar, tensor
+from stratafl.data.inputs import Inputs, as_tensor, call_arguments, unusable_because
 
 FROZEN = "frozen weights"
 
@@ -283,7 +283,7 @@ class _ModuleOnRow:
 
 def call_module(module: nn.Module, inputs: Inputs) -> Any:
     """What a module makes of these: of one tensor, or of several as keywords."""
-    positional, keywords = arguments(inputs)
+    positional, keywords = call_arguments(inputs)
     return module(*positional, **keywords)
 
 
@@ -401,7 +401,7 @@ def read_state_dict(given: object, field: str = "initial") -> dict[str, Tensor]:
     for name, value in given.items():
         if not isinstance(name, str):
             raise InvalidInput(f"{field} key", name, "must be a text")
-        values[name] = tensor(f"{field}.{name}", value)
+        values[name] = as_tensor(f"{field}.{name}", value)
         if values[name].is_complex():
             raise InvalidInput(f"{field}.{name}", str(values[name].dtype), "must hold real numbers")
     return values
@@ -436,7 +436,7 @@ def build_flat_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> 
             module = model()
     flat = FlatModule(module)
     for name, value in {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}.items():
-        odd = peculiar(value)
+        odd = unusable_because(value)
         if odd:
             raise InvalidInput("model", type(flat.module).__name__, f"{name} {odd}")
     return flat

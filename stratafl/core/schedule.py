@@ -11,7 +11,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.validation import check_integer, plain
-from stratafl.data.batches import steps_of_pass
+from stratafl.data.batches import steps_per_epoch
 
 MOST_STEPS = 1_000_000
 """Local steps in a global round: nothing is shown before it ends, and no study needs more."""
@@ -106,7 +106,7 @@ def check_drawn(schedule: Schedule, clients: float, largest: int, batch: int | N
     """Why a period's batches cannot be held by an engine that draws those of all clients in one go,
     if they cannot. `passes`: over a client's data, in the place of steps."""
     steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
-    steps *= steps_of_pass(largest, batch) if passes else 1
+    steps *= steps_per_epoch(largest, batch) if passes else 1
     if clients * steps * places <= MOST_DRAWN:
         return ""
     each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"

@@ -16,7 +16,7 @@ from stratafl.base.validation import check_choice, check_integer
 Sampling = Literal["epochs", "replacement"]
 
 
-def batches(
+def batch_indices(
     seed: int,
     client: int,
     size: int,
@@ -51,7 +51,7 @@ def batches(
     return chosen
 
 
-def steps_of_pass(size: int, batch: int | None) -> int:
+def steps_per_epoch(size: int, batch: int | None) -> int:
     """How many steps one pass over so many samples takes."""
     return 1 if batch is None else -(-size // min(batch, size))
 
@@ -65,7 +65,7 @@ def batch_lengths(size_C: np.ndarray, step_CH: np.ndarray, batch: int | None, sa
     return np.minimum(full_C1, size_C1 - step_CH % -(-size_C1 // full_C1) * full_C1)
 
 
-class Stack(NamedTuple):
+class PaddedBatches(NamedTuple):
     """The batches of many clients and steps, padded to the longest."""
 
     position_CHB: Tensor
@@ -77,7 +77,7 @@ class Stack(NamedTuple):
     """The batches' own lengths, kept on the host so that nobody has to ask the device for them."""
 
 
-def stacked_batches(
+def padded_batches(
     seed: int,
     clients: Sequence[int],
     sizes: Sequence[int],
@@ -87,7 +87,7 @@ def stacked_batches(
     sampling: Sampling = "epochs",
     device: str | torch.device = "cpu",
     places: int | None = None,
-) -> Stack:
+) -> PaddedBatches:
     """What `batches` gives each of these clients, in tensors on the device and without a loop.
 
     `first` is one step for all, or each client's own; `places` is the length to pad to, that of the
@@ -135,11 +135,11 @@ def stacked_batches(
     begin_CH = _on(device, start_S[shuffle_CH] + taken_CH)
     mask_CHB = place_B < _on(device, length_CH)[..., None]
     where_CHB = begin_CH[..., None] + torch.where(mask_CHB, place_B, 0)
-    return Stack(order_T[where_CHB], mask_CHB, length_CH)
+    return PaddedBatches(order_T[where_CHB], mask_CHB, length_CH)
 
 
-def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> Stack:
-    return Stack(torch.where(mask_CHB, position_CHB, position_CHB[..., :1]), mask_CHB, length_CH)
+def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> PaddedBatches:
+    return PaddedBatches(torch.where(mask_CHB, position_CHB, position_CHB[..., :1]), mask_CHB, length_CH)
 
 
 def _on(device: str | torch.device, array: np.ndarray) -> Tensor:

@@ -16,7 +16,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import CPU, Stream, derive_seed, rng_states, seeded_rng
-from stratafl.data.inputs import Fields, Inputs, Pair, is_array, merged, named_inputs, targets, tensors_of, typed
+from stratafl.data.inputs import (
+    Inputs,
+    NamedInputs,
+    Pair,
+    as_type,
+    combine,
+    is_array,
+    parse_inputs,
+    targets,
+    tensors_of,
+)
 
 
 class Classes(NamedTuple):
@@ -54,7 +64,7 @@ class BatchKey(NamedTuple):
     step: int
 
 
-class Supply(Protocol):
+class SampleSource(Protocol):
     """The samples of a run, by their numbers."""
 
     @property
@@ -70,7 +80,7 @@ class Supply(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Supply:
+    def to(self, device: torch.device, dtype: torch.dtype) -> SampleSource:
         """The samples on a device, real numbers in this type."""
         ...
 
@@ -91,7 +101,7 @@ class Supply(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class InMemorySamples:
     """Samples that are held in memory: a batch is an index."""
 
     inputs_N: Inputs
@@ -102,8 +112,8 @@ class Held:
     def device(self) -> torch.device:
         return self.inputs_N.device
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Held:
-        return Held(typed(self.inputs_N, dtype, device), typed(self.targets_N, dtype, device))
+    def to(self, device: torch.device, dtype: torch.dtype) -> InMemorySamples:
+        return InMemorySamples(as_type(self.inputs_N, dtype, device), as_type(self.targets_N, dtype, device))
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
         return self.inputs_N[index_B], self.targets_N[index_B]
@@ -118,7 +128,7 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Lazy:
+class LazySamples:
     """Read anew for every batch."""
 
     read: Callable[[Sequence[int]], Pair]
@@ -134,8 +144,8 @@ class Lazy:
     def device(self) -> torch.device:
         return self.place
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Lazy:
-        return replace(self, targets_N=typed(self.targets_N, dtype, device), place=device, dtype=dtype)
+    def to(self, device: torch.device, dtype: torch.dtype) -> LazySamples:
+        return replace(self, targets_N=as_type(self.targets_N, dtype, device), place=device, dtype=dtype)
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
         with seeded_rng(derive_seed(key.seed, Stream.READ, key.client, key.step)):
@@ -143,7 +153,7 @@ class Lazy:
         self._check(index_B, targets)
         if self.dtype is None:
             return inputs, targets
-        return typed(inputs, self.dtype, self.place), typed(targets, self.dtype, self.place)
+        return as_type(inputs, self.dtype, self.place), as_type(targets, self.dtype, self.place)
 
     def stack(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
@@ -157,7 +167,7 @@ class Lazy:
             inputs, targets = self.batch(index_B[: int(length)], BatchKey(seed, client, step))
             place_B = place_B.to(self.place)
             pairs.append((inputs[place_B], targets[place_B]))
-        return merged(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
+        return combine(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
 
     def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
         """Refuse a label that is no class: a sample may have another one than when all were
@@ -247,7 +257,7 @@ class Sample(NamedTuple):
 class Given(NamedTuple):
     """Data as a run takes it."""
 
-    supply: Held | Lazy
+    supply: InMemorySamples | LazySamples
     parts: list[np.ndarray] | None = None
     """Each client's sample numbers, where data was given client by client."""
     owner: list[Any] | None = None
@@ -257,7 +267,7 @@ class Given(NamedTuple):
     """What the class numbers stand for, where the data sets say so."""
 
 
-def is_items(data: object) -> bool:
+def is_map_style(data: object) -> bool:
     """Whether data is read item by item."""
     return _is_set(data) and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
@@ -266,11 +276,11 @@ def _is_set(data: object) -> bool:
     return isinstance(data, Dataset) or hasattr(data, "column_names")
 
 
-def is_several(data: object) -> bool:
+def is_per_client(data: object) -> bool:
     """Whether these are the data sets of several clients."""
     if not isinstance(data, list | tuple) or not data:
         return False
-    return all(is_items(each) or _is_pair(each) for each in data)
+    return all(is_map_style(each) or _is_pair(each) for each in data)
 
 
 def _is_pair(data: object) -> bool:
@@ -283,33 +293,34 @@ def _is_list_of_pairs(data: object) -> bool:
     return isinstance(data, list) and all(isinstance(each, tuple) and _is_pair(each) for each in data)
 
 
-def given(field: str, data: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
+def load_dataset(field: str, data: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
     """One data set, unless it is made already. lazy: read its items anew for every batch."""
     if isinstance(data, Given):
         return data
-    if is_items(data):
-        items = _Items(field, data, Columns.of(f"{field} columns" if field == "test" else "columns", columns))
+    if is_map_style(data):
+        items = _ItemReader(field, data, Columns.of(f"{field} columns" if field == "test" else "columns", columns))
         return _read(field, [items], lazy, seed)
     if lazy:
         raise InvalidInput("lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}")
-    return Given(Held(*_pair(field, data)))
+    return Given(InMemorySamples(*_pair(field, data)))
 
 
-def one_each(field: str, several: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
+def load_per_client(field: str, several: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
     """One data set for each client, as one of all and the samples of each."""
     if not isinstance(several, Sequence) or isinstance(several, str | bytes) or not several:
         raise InvalidInput(field, type(several).__name__, "must be a list, one data set per client")
     named = [f"{field}[{number}]" for number in range(len(several))]
-    if all(is_items(each) for each in several):
+    if all(is_map_style(each) for each in several):
         chosen = Columns.of("columns", columns)
-        items = [_Items(name, each, chosen) for name, each in zip(named, several, strict=True)]
+        items = [_ItemReader(name, each, chosen) for name, each in zip(named, several, strict=True)]
         made = _read(field, items, lazy, seed)
         sizes = [len(each) for each in items]
     else:
         found = [
-            given(name, each, columns=columns, lazy=lazy, seed=seed) for name, each in zip(named, several, strict=True)
+            load_dataset(name, each, columns=columns, lazy=lazy, seed=seed)
+            for name, each in zip(named, several, strict=True)
         ]
-        held = [each.supply for each in found if isinstance(each.supply, Held)]
+        held = [each.supply for each in found if isinstance(each.supply, InMemorySamples)]
         joined = _joined(field, "clients", [(each.inputs_N, each.targets_N) for each in held], torch.cat)
         names = one_numbering((name, each.class_names) for name, each in zip(named, found, strict=True))
         made = Given(joined, notes=tuple(note for each in found for note in each.notes), class_names=names)
@@ -320,9 +331,9 @@ def one_each(field: str, several: object, *, columns: object = None, lazy: bool 
 
 def _pair(field: str, data: Any) -> Pair:
     is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
-    if not is_pair or any(_way(each) or is_items(each) for each in data) or _is_list_of_pairs(data):
+    if not is_pair or any(_way(each) or is_map_style(each) for each in data) or _is_list_of_pairs(data):
         raise _unusable(field, data)
-    inputs, targets_N = named_inputs(field, data[0]), targets(field, data[1])
+    inputs, targets_N = parse_inputs(field, data[0]), targets(field, data[1])
     parts = [*tensors_of(inputs).values(), targets_N]
     if any(each.ndim == 0 or len(each) != len(targets_N) or len(each) == 0 for each in parts[::-1]):
         shapes = tuple(tuple(each.shape) for each in parts)
@@ -334,7 +345,7 @@ def _unusable(field: str, data: object) -> InvalidInput:
     """The complaint about what is no data set: of a list, about the first entry that is none."""
     is_list = isinstance(data, list)
     for place, each in enumerate(data if isinstance(data, list | tuple) else ()):
-        if _way(each) or (is_list and not (is_items(each) or _is_pair(each))):
+        if _way(each) or (is_list and not (is_map_style(each) or _is_pair(each))):
             return InvalidInput(f"{field}[{place}]", type(each).__name__, _way(each) or WANTED)
     if is_list and data:
         return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
@@ -347,12 +358,12 @@ def _way(data: object) -> str:
         return "give loader.dataset: a run draws its own batches"
     if isinstance(data, str | Path):
         return "is no data: load it first, or name it in a config, [data] name"
-    if _is_set(data) and not is_items(data):
+    if _is_set(data) and not is_map_style(data):
         return "is read in its own order alone: give a map-style data set, whose samples have numbers"
     return ""
 
 
-class _Items:
+class _ItemReader:
     """A map-style data set, read item by item."""
 
     def __init__(self, field: str, data: Any, columns: Columns):
@@ -389,13 +400,13 @@ class _Items:
             chosen = columns.chosen(field, known)
             inputs = item[chosen] if isinstance(chosen, str) else {name: item[name] for name in chosen}
             owner = None if columns.owner is None else item[_known(field, columns.owner, known)]
-            return Sample(named_inputs(field, inputs), targets(field, item[columns.target(field, known)]), owner)
+            return Sample(parse_inputs(field, inputs), targets(field, item[columns.target(field, known)]), owner)
         if not isinstance(item, Sequence) or len(item) != 2:
             raise InvalidInput(field, self.kind, WANTED)
-        return Sample(named_inputs(field, item[0]), targets(field, item[1]))
+        return Sample(parse_inputs(field, item[0]), targets(field, item[1]))
 
 
-def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
+def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Given:
     """Everything once; of what is lazy, only the targets are kept."""
     where = [(items, number) for items in sets for number in range(len(items))]
     kind = sets[0].kind
@@ -410,7 +421,7 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
         return held.inputs_N, held.targets_N
 
     samples: list[Sample] = []
-    nothing = Fields({})
+    nothing = NamedInputs({})
     key = derive_seed(seed, Stream.READ)
     with seeded_rng(key):
         before = rng_states()
@@ -424,9 +435,11 @@ def _read(field: str, sets: Sequence[_Items], lazy: bool, seed: int) -> Given:
     supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
     names = one_numbering([(each.field, each.class_names) for each in sets])
     if not lazy:
-        return Given(supply, owner=owner, notes=(_frozen(field, kind),) if draws else (), class_names=names)
-    notes = _unrepeatable(field, kind, sample, key)
-    return Given(Lazy(read, supply.targets_N), owner=owner, notes=notes, class_names=names)
+        return Given(
+            supply, owner=owner, notes=(_warn_frozen_transforms(field, kind),) if draws else (), class_names=names
+        )
+    notes = _warn_unseeded(field, kind, sample, key)
+    return Given(LazySamples(read, supply.targets_N), owner=owner, notes=notes, class_names=names)
 
 
 def one_numbering(told: Iterable[tuple[str, Mapping[int, str]]]) -> Mapping[int, str]:
@@ -441,7 +454,7 @@ def one_numbering(told: Iterable[tuple[str, Mapping[int, str]]]) -> Mapping[int,
     return known
 
 
-def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> Held:
+def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> InMemorySamples:
     kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
     if len(kinds) > 1:
         raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
@@ -453,7 +466,7 @@ def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[T
             told = "must be all whole or all real numbers"
             raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
     with convert_errors(field, kind, "its samples must be of one shape (pad those that are shorter)"):
-        return Held(merged(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
+        return InMemorySamples(combine(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 
 
 def _same(one: Sample, other: Sample) -> bool:
@@ -461,14 +474,14 @@ def _same(one: Sample, other: Sample) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*parts, strict=False))
 
 
-def _frozen(field: str, kind: str) -> str:
+def _warn_frozen_transforms(field: str, kind: str) -> str:
     told = f"{field}: reading an item of {kind} draws random numbers, and each is read once"
     if field == "test":
         return f"{told}: every evaluation sees the same"
     return f"{told}: every epoch sees the same; lazy (lazy=True, or a config's data.lazy) reads anew for every batch"
 
 
-def _unrepeatable(field: str, kind: str, sample: Callable[[int], Sample], key: int) -> tuple[str, ...]:
+def _warn_unseeded(field: str, kind: str, sample: Callable[[int], Sample], key: int) -> tuple[str, ...]:
     """What keeps a run that reads lazily from being repeated, if anything does."""
     found = []
     for _ in range(2):

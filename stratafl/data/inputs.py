@@ -17,37 +17,37 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 
 
-class Fields:
+class NamedInputs:
     """Tensors of the same samples by name, such as a text's codes and its mask."""
 
     def __init__(self, named: Mapping[str, Tensor]):
         self.named = dict(named)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Fields:
-        return Fields({name: function(value) for name, value in self.named.items()})
+    def map(self, function: Callable[[Tensor], Tensor]) -> NamedInputs:
+        return NamedInputs({name: function(value) for name, value in self.named.items()})
 
     def __len__(self) -> int:
         return len(next(iter(self.named.values())))
 
-    def __getitem__(self, index: Any) -> Fields:
+    def __getitem__(self, index: Any) -> NamedInputs:
         return self.map(lambda value: value[index])
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.named.values())).device
 
-    def clone(self) -> Fields:
+    def clone(self) -> NamedInputs:
         return self.map(torch.clone)
 
-    def split(self, size: int) -> list[Fields]:
+    def split(self, size: int) -> list[NamedInputs]:
         return [self[first : first + size] for first in range(0, len(self), size)]
 
-    def tensor_split(self, parts: int) -> list[Fields]:
+    def tensor_split(self, parts: int) -> list[NamedInputs]:
         split = {name: value.tensor_split(parts) for name, value in self.named.items()}
-        return [Fields({name: pieces[part] for name, pieces in split.items()}) for part in range(parts)]
+        return [NamedInputs({name: pieces[part] for name, pieces in split.items()}) for part in range(parts)]
 
 
-Inputs = Tensor | Fields
+Inputs = Tensor | NamedInputs
 Kind = TypeVar("Kind", bound=Inputs)
 Pair = tuple[Inputs, Tensor]
 """Inputs and targets."""
@@ -57,42 +57,42 @@ AS_GIVEN = (torch.bool, torch.uint8, torch.int64)
 """Whole numbers that are left as they are: masks, and what losses take."""
 
 
-def mapped(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
+def map_tensors(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
     """A function of a tensor, of each tensor there is."""
-    return cast(Kind, inputs.map(function) if isinstance(inputs, Fields) else function(inputs))
+    return cast(Kind, inputs.map(function) if isinstance(inputs, NamedInputs) else function(inputs))
 
 
-def merged(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
+def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
     """One of several alike, by a function such as `torch.cat`."""
-    tables = [each.named for each in several if isinstance(each, Fields)]
+    tables = [each.named for each in several if isinstance(each, NamedInputs)]
     if not tables:
         return function([each for each in several if isinstance(each, Tensor)])
-    return Fields({name: function([table[name] for table in tables]) for name in tables[0]})
+    return NamedInputs({name: function([table[name] for table in tables]) for name in tables[0]})
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
     """Every tensor there is by its name; one alone has none."""
-    return inputs.named if isinstance(inputs, Fields) else {"": inputs}
+    return inputs.named if isinstance(inputs, NamedInputs) else {"": inputs}
 
 
-def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def call_arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """What a module is called with: one argument, or keywords."""
-    return ((), inputs.named) if isinstance(inputs, Fields) else ((inputs,), {})
+    return ((), inputs.named) if isinstance(inputs, NamedInputs) else ((inputs,), {})
 
 
-def typed(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
+def as_type(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
     """Real numbers in this type, on a device."""
 
     def changed(each: Tensor) -> Tensor:
         return each.to(device or each.device, dtype if each.is_floating_point() else each.dtype)
 
-    return mapped(changed, inputs)
+    return map_tensors(changed, inputs)
 
 
 def shape_of(inputs: Inputs) -> Shape:
     """The shape of a sample."""
     shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
-    return shapes if isinstance(inputs, Fields) else shapes[""]
+    return shapes if isinstance(inputs, NamedInputs) else shapes[""]
 
 
 def sample_bytes(inputs: Inputs) -> int:
@@ -100,7 +100,7 @@ def sample_bytes(inputs: Inputs) -> int:
     return sum(each[:1].nbytes for each in tensors_of(inputs).values())
 
 
-def tensor(field: str, value: object) -> Tensor:
+def as_tensor(field: str, value: object) -> Tensor:
     """A dense tensor with values, from one, from an array, from an image or from a pandas table."""
     if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array__"):
         value = np.asarray(value)
@@ -113,7 +113,7 @@ def tensor(field: str, value: object) -> Tensor:
         made = torch.as_tensor(value).detach()
     except Exception:
         raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
-    odd = peculiar(made)
+    odd = unusable_because(made)
     if odd:
         raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {odd}")
     return made
@@ -130,7 +130,7 @@ def targets(field: str, value: object) -> Tensor:
     if _are_texts(value):
         allowed = "are texts: number the classes, as numpy.unique(targets, return_inverse=True)[1] does"
         raise InvalidInput(f"{field} targets", type(value).__name__, allowed)
-    made = tensor(f"{field} targets", value)
+    made = as_tensor(f"{field} targets", value)
     return made if made.is_floating_point() or made.is_complex() or made.dtype in AS_GIVEN else made.long()
 
 
@@ -143,7 +143,7 @@ def _are_texts(value: object) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and isinstance(next(array.flat, None), str))
 
 
-def peculiar(given: Tensor) -> str:
+def unusable_because(given: Tensor) -> str:
     """What keeps a tensor from being used like any other, if anything does."""
     if given.is_nested:
         return "is nested: pad its rows to one length"
@@ -156,13 +156,13 @@ def peculiar(given: Tensor) -> str:
     return ""
 
 
-def named_inputs(field: str, value: object) -> Inputs:
+def parse_inputs(field: str, value: object) -> Inputs:
     """Inputs from a tensor or an array, or from a table of them by name."""
     if not isinstance(value, Mapping):
-        return tensor(field, value)
+        return as_tensor(field, value)
     for name in value:
         if not isinstance(name, str) or not name.isidentifier():
             raise InvalidInput(f"{field} input", name, "must be the name of an argument of the model")
     if not value:
         raise InvalidInput(field, dict(value), "has no inputs")
-    return Fields({name: tensor(f"{field} input {name}", each) for name, each in value.items()})
+    return NamedInputs({name: as_tensor(f"{field} input {name}", each) for name, each in value.items()})

@@ -13,7 +13,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
-from stratafl.data.catalog.storage import Dataset, Samples, complete
+from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import Columns
 from stratafl.data.formats.archive import Files, open_files
 from stratafl.data.formats.hub import load
@@ -32,11 +32,11 @@ class Found:
     """Whose each sample is."""
     partition: object = None
     """Each client's sample numbers, where the data comes with them."""
-    stored: Dataset | None = None
+    stored: StoredDataset | None = None
     """The whole as one of the library's own data sets, where it can be one."""
 
 
-def codes(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Each value as its place among all that occur, and what they are called."""
     array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
     if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
@@ -45,7 +45,7 @@ def codes(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray
     return numbers.astype(np.int64), tuple(map(str, known))
 
 
-def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
+def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the samples to train and to test on; the same in every run, whatever its
     seed."""
     tested = round(check_number(field, share, above=0, below=1) * count)
@@ -55,7 +55,7 @@ def held_out(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndar
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 
-def needs_test(field: str, path: Path) -> InvalidInput:
+def missing_test_error(field: str, path: Path) -> InvalidInput:
     """The complaint about data with which nothing says what to test on."""
     allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
     return InvalidInput(field, str(path), allowed)
@@ -79,7 +79,7 @@ def read_arrays(path: Path, test: object) -> Found:
     if test is None or isinstance(test, str):
         tested = None if test is None else _pair("data.test", Path(test), _arrays("data.test", Path(test)))
         return Found(train=(x, y), test=tested, owner=owner)
-    first, second = held_out("data.test", len(y), test)
+    first, second = train_test_split("data.test", len(y), test)
     return Found(train=(x[first], y[first]), test=(x[second], y[second]), owner=None if owner is None else owner[first])
 
 
@@ -164,7 +164,7 @@ def read_images(path: Path, test: object) -> Found:
         allowed = "has a folder train: leave test out where there is a folder test beside it, or name both folders"
         raise InvalidInput("data.name", str(path), f'{allowed}: name = ".../train", test = ".../..."')
     elif test is None:
-        raise needs_test("data.name", path)
+        raise missing_test_error("data.name", path)
     else:
         train = _images("data.name", path)
         tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
@@ -173,12 +173,14 @@ def read_images(path: Path, test: object) -> Found:
     if tested:
         (x_train, y_train), (x_test, y_test) = (x, y), _together(tested, classes)
     else:
-        first, second = held_out("data.test", len(y), test)
+        first, second = train_test_split("data.test", len(y), test)
         (x_train, y_train), (x_test, y_test) = (x[first], y[first]), (x[second], y[second])
     if x_test.shape[1:] != x_train.shape[1:]:
         raise InvalidInput("data.test", x_test.shape[1:], f"must be images of {x_train.shape[1:]}")
-    samples = Samples(kind="image", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
-    stored = complete(path.name, "image folder", samples)
+    samples = DatasetArrays(
+        kind="image", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes
+    )
+    stored = add_statistics(path.name, "image folder", samples)
     return Found(train=(x_train, y_train), test=(x_test, y_test), classes=classes, stored=stored)
 
 
@@ -249,7 +251,7 @@ def read_table(path: Path, test: object, columns: Columns) -> Found:
     elif test is None:
         first, second = np.arange(len(frame)), np.arange(0)
     else:
-        first, second = held_out("data.test", len(frame), test)
+        first, second = train_test_split("data.test", len(frame), test)
     owner = None if columns.owner is None else _values(frame, columns.owner)[first]
     tested = None if test is None else (x[second], y[second])
     return Found(train=(x[first], y[first]), test=tested, classes=classes, owner=owner)
@@ -312,4 +314,4 @@ def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
             told = f"must be {kind}, as the targets to train on are: write both files alike"
             raise InvalidInput("data.test targets", other, told)
     values = np.concatenate(parts)
-    return (values.astype(np.float32)[:, None], ()) if kind == REAL else codes("targets", values)
+    return (values.astype(np.float32)[:, None], ()) if kind == REAL else encode_labels("targets", values)

@@ -11,8 +11,8 @@ from torch import Tensor
 from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import Stream, derive_seed, device_generator, preserve_rng, rng_states, torch_as_before
 from stratafl.core.client_training import Augment
-from stratafl.data.dataset import Held, Supply
-from stratafl.data.inputs import Fields, Inputs, mapped, merged, named_inputs, tensors_of
+from stratafl.data.dataset import InMemorySamples, SampleSource
+from stratafl.data.inputs import Inputs, NamedInputs, combine, map_tensors, parse_inputs, tensors_of
 from stratafl.engine import precision
 from stratafl.engine.random_streams import ClientStream
 
@@ -20,8 +20,8 @@ from stratafl.engine.random_streams import ClientStream
 def of_fields(augment: Augment) -> Augment:
     """A user's transform of a table of tensors, as one of inputs that have names."""
 
-    def transform(inputs: Fields, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
-        return named_inputs("augment", augment(dict(inputs.named), seed, client, step))
+    def transform(inputs: NamedInputs, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
+        return parse_inputs("augment", augment(dict(inputs.named), seed, client, step))
 
     return transform
 
@@ -42,9 +42,9 @@ def _drawn(device: torch.device) -> object:
 def _same_for_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
     client_C = torch.arange(2, device=inputs_B.device)
     try:
-        twice_CB = mapped(lambda each: each.expand(2, *each.shape), inputs_B)
+        twice_CB = map_tensors(lambda each: each.expand(2, *each.shape), inputs_B)
         together_CB = tensors_of(augment(twice_CB, seed, client_C, torch.ones_like(client_C[0])))
-        alone_CB = tensors_of(merged(torch.stack, [augment(inputs_B, seed, client, 1) for client in range(2)]))
+        alone_CB = tensors_of(combine(torch.stack, [augment(inputs_B, seed, client, 1) for client in range(2)]))
         same = (torch.equal(together_CB[name], each) for name, each in alone_CB.items())
         return together_CB.keys() == alone_CB.keys() and all(same)
     except Exception as problem:
@@ -64,14 +64,14 @@ def one_by_one(
             device_generator(device).manual_seed(derive_seed(seed, Stream.MODULE, client, int(step)))
             own_B: Inputs = augment(inputs_B[:length], seed, client, step)
         missing = len(inputs_B) - length
-        padded_B = mapped(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
+        padded_B = map_tensors(lambda each: torch.cat([each, each[:1].expand(missing, *each.shape[1:])]), own_B)
         changed.append(padded_B)
-    return merged(torch.stack, changed)
+    return combine(torch.stack, changed)
 
 
-def images_of(supply: Supply, dtype: torch.dtype) -> Tensor | None:
+def images_of(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
     """The samples as the kernels take images, if that is what they are."""
-    images = supply.inputs_N if isinstance(supply, Held) else None
+    images = supply.inputs_N if isinstance(supply, InMemorySamples) else None
     if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
         return None
     return images if images.is_contiguous() and images.is_cuda else None
@@ -98,7 +98,7 @@ class Batch(NamedTuple):
 def widened(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
     """Images that were fetched in 16 bits as wide as the module's own numbers."""
     halves = tuple(precision.HALF.values())
-    return mapped(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
+    return map_tensors(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
 
 
 def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:

@@ -15,7 +15,7 @@ from stratafl.base.validation import check_choice
 from stratafl.core.client_training import ClientTraining, Engine, TrainRequest
 from stratafl.core.client_update import StandardChain
 from stratafl.core.rows import DriftKernel, IndexedRows
-from stratafl.data.batches import batch_lengths, steps_of_pass
+from stratafl.data.batches import batch_lengths, steps_per_epoch
 from stratafl.data.inputs import shape_of
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import operations
@@ -56,7 +56,7 @@ def default_engine(whole: ClientTraining, clients: float, precision: Compute) ->
 def lengths_at_once(whole: ClientTraining) -> float:
     """How many lengths the clients' batches have in a step, on average over the longest pass."""
     size_N = np.array([len(part) for part in whole.partition])
-    steps = min(LOOKED_AT, steps_of_pass(int(size_N.max()), whole.batch))
+    steps = min(LOOKED_AT, steps_per_epoch(int(size_N.max()), whole.batch))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
     length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
     return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))

@@ -14,7 +14,7 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
 from stratafl.core.rows import IndexedRows
-from stratafl.data.inputs import Inputs, arguments, mapped, tensors_of
+from stratafl.data.inputs import Inputs, call_arguments, map_tensors, tensors_of
 from stratafl.engine import ops, precision
 from stratafl.engine.batches import Batch, by_length, widened
 from stratafl.engine.chunk import ALONE, NEAR, Gradients, Wanted, room
@@ -171,7 +171,7 @@ class Recorded:
         if known is None:
             while len(self._programs) >= KEPT:
                 self._programs.pop(next(iter(self._programs)))
-            one = mapped(lambda each: each[0], inputs_CB)
+            one = map_tensors(lambda each: each[0], inputs_CB)
             known = BatchedProgram(self.flat, one, self._whole, self._apart)
         self._programs[key] = known
         return known
@@ -303,7 +303,7 @@ class Mapped:
         for length, mine in by_length(batch.length_C):
             inputs = widened(batch.inputs_CB[mine, :length], self.flat.dtype)
             targets = batch.targets_CB[mine, :length]
-            some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *arguments(inputs), targets)
+            some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
                 Vocabulary.check(beyond)
             else:

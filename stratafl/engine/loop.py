@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, torch_as_before
 from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, move_decay_behind_clip
 from stratafl.core.client_update import CorrectionFn, Stage, apply_transforms
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 from stratafl.engine.module_profile import counters, draws
 from stratafl.engine.precision import Casting, Compute, computing
 from stratafl.engine.random_streams import ClientStream, client_rng
@@ -114,7 +114,9 @@ class LoopEngine:
         given, mine = self.training, self.training.partition[client]
         for start in range(first, first + steps, AHEAD):
             some = min(AHEAD, first + steps - start)
-            chosen = batches(given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling)
+            chosen = batch_indices(
+                given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling
+            )
             yield from (mine[positions.to(mine.device)] for positions in chosen)
 
     def _gradient(

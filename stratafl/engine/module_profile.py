@@ -18,7 +18,7 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule, equal_with_nan
 from stratafl.core.losses import Loss
 from stratafl.data.dataset import BatchKey
-from stratafl.data.inputs import Inputs, Kind, mapped
+from stratafl.data.inputs import Inputs, Kind, map_tensors
 
 FEW = 4
 """Samples that a module is tried on."""
@@ -73,7 +73,7 @@ def plain(samples: Kind) -> Kind:
         noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
         return torch.where(values.abs() < ORDINARY, values, noise)
 
-    return mapped(ordinary, samples)
+    return map_tensors(ordinary, samples)
 
 
 def habits(flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor) -> Habits:

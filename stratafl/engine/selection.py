@@ -15,7 +15,7 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.base.rng import preserve_rng
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores
-from stratafl.data.inputs import Inputs, mapped, typed
+from stratafl.data.inputs import Inputs, as_type, map_tensors
 from stratafl.engine import ops, precision
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.capture import Unsupported
@@ -133,7 +133,7 @@ def trials(
 
 def _typed(batch: Batch, dtype: torch.dtype) -> Batch:
     """Real numbers in this type."""
-    return batch._replace(inputs_CB=typed(batch.inputs_CB, dtype), targets_CB=typed(batch.targets_CB, dtype))
+    return batch._replace(inputs_CB=as_type(batch.inputs_CB, dtype), targets_CB=as_type(batch.targets_CB, dtype))
 
 
 def perturbed(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ def _batches(inputs: Inputs, targets: Tensor) -> list[Batch]:
     def turned(each: Tensor) -> Tensor:
         return torch.stack([each.roll(client, 0) for client in range(CLIENTS)])
 
-    inputs_CB, targets_CB = mapped(turned, inputs), turned(targets)
+    inputs_CB, targets_CB = map_tensors(turned, inputs), turned(targets)
     place_B = torch.arange(count, device=inputs.device)
     batches = []
     for second in (count, count - 1) if count > 2 else (count,):
@@ -271,7 +271,7 @@ def _kinds(
         if not known.writes and all(each.requires_grad for each in flat.module.parameters()):
             yield Kind(
                 name,
-                lambda flat, compute: Stacked(flat, loss, typed(inputs, flat.dtype), compute, labels),
+                lambda flat, compute: Stacked(flat, loss, as_type(inputs, flat.dtype), compute, labels),
                 is_last=False,
             )
         if (

@@ -24,7 +24,7 @@ from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult
 from stratafl.core.client_update import PLAIN
 from stratafl.core.rows import IndexedRows
-from stratafl.data.batches import stacked_batches
+from stratafl.data.batches import padded_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.transforms import flip_and_crop
@@ -227,7 +227,7 @@ class StackedEngine:
         given, sizes = self.training, [self._sizes[leaf] for leaf in active]
         numbers = [given.first + leaf for leaf in active]
         first, most = self._steps(active, step), int(self._steps(active, steps).max(initial=0))
-        stack = stacked_batches(
+        stack = padded_batches(
             given.seed, numbers, sizes, first, most, given.batch, given.sampling, self._device, self._places
         )
         start_A = self._start_N[to_device(active, self._device)]

@@ -16,7 +16,7 @@ from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
 from stratafl.data.dataset import Classes
-from stratafl.data.inputs import Inputs, Pair, mapped, shape_of, tensors_of
+from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
 from stratafl.metrics.objective import Objective, stops_at
@@ -170,7 +170,7 @@ def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Aug
     """Try a gradient on a few samples of one client, with and without `augment`: it may fail where
     an evaluation does not, and there may be none."""
     if len(inputs) == 1:  # whether one is enough is another question
-        inputs, targets = mapped(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
+        inputs, targets = map_tensors(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
     with convert_errors("model", kind, "cannot be trained"), torch.enable_grad():

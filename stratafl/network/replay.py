@@ -11,7 +11,7 @@ import torch
 from stratafl.base.topology import Tree
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.schedule import Schedule
-from stratafl.data.batches import steps_of_pass
+from stratafl.data.batches import steps_per_epoch
 from stratafl.federation.events import GradientsExchanged, LevelSynchronized, RoundBegan
 from stratafl.federation.sync import AggregationResult, AggregatorState
 from stratafl.metrics.communication import CommunicationMeter, LinkCounts
@@ -318,7 +318,7 @@ def leaf_steps(
     samples_N = held_N if batch is None else np.minimum(batch, np.where(held_N > 0, held_N, batch))
     if not passes:
         return np.full(len(held_N), period), samples_N
-    return np.array([period * steps_of_pass(max(int(held), 1), batch) for held in held_N]), samples_N
+    return np.array([period * steps_per_epoch(max(int(held), 1), batch) for held in held_N]), samples_N
 
 
 def at_once(story: Story) -> int:

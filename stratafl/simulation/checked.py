@@ -21,8 +21,8 @@ from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule, check_levels
 from stratafl.data import batches
 from stratafl.data.batches import Sampling
-from stratafl.data.dataset import Given, is_several, one_each, one_numbering
-from stratafl.data.dataset import given as given_data
+from stratafl.data.dataset import Given, is_per_client, load_per_client, one_numbering
+from stratafl.data.dataset import load_dataset as given_data
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
 from stratafl.distributed.communicator import Ranks
@@ -125,7 +125,7 @@ def _data(problem: Problem, seed: int) -> Given:
     lazy = problem.lazy
     if not isinstance(lazy, bool):
         raise InvalidInput("lazy", lazy, "must be True or False")
-    read = one_each if problem.partition is None and is_several(problem.data) else given_data
+    read = load_per_client if problem.partition is None and is_per_client(problem.data) else given_data
     made = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
     if problem.partition is None and made.parts is None:
         raise InvalidInput("partition", None, "is left out only where data is a list, one data set per client")
@@ -136,7 +136,7 @@ def _test(problem: Problem, seed: int) -> Given | None:
     """The samples to test on, which are read once; several data sets are the clients' own."""
     if problem.test is None:
         return None
-    read = one_each if is_several(problem.test) else given_data
+    read = load_per_client if is_per_client(problem.test) else given_data
     return read("test", problem.test, columns=problem.columns, seed=seed)
 
 

@@ -13,7 +13,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import is_additive
-from stratafl.data.dataset import Given, is_several, one_each
+from stratafl.data.dataset import Given, is_per_client, load_per_client
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
 from stratafl.distributed.communicator import Ranks
@@ -63,8 +63,8 @@ def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed:
         wanted = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
         raise InvalidInput("test_partition", given, wanted)
     present = [each for each in given if each is not None]
-    if is_several(present):
-        made = one_each("test_partition", present, columns=columns, seed=seed)
+    if is_per_client(present):
+        made = load_per_client("test_partition", present, columns=columns, seed=seed)
         parts = iter(made.parts or ())
         return made._replace(parts=[np.empty(0, dtype=np.int64) if each is None else next(parts) for each in given])
     if test is None:

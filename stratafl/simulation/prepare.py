@@ -24,9 +24,9 @@ from stratafl.core.client_update import dry_run_client_update
 from stratafl.core.flat_module import FROZEN, FlatModule
 from stratafl.core.losses import parse_loss
 from stratafl.core.participation import expected_share
-from stratafl.data.batches import steps_of_pass
-from stratafl.data.dataset import BatchKey, Given, Lazy, Supply
-from stratafl.data.inputs import Fields, Pair
+from stratafl.data.batches import steps_per_epoch
+from stratafl.data.dataset import BatchKey, Given, LazySamples, SampleSource
+from stratafl.data.inputs import NamedInputs, Pair
 from stratafl.distributed.assignment import deal, leaf_work
 from stratafl.distributed.subtree import Branch
 from stratafl.engine import validation
@@ -101,7 +101,7 @@ class Placed:
     """Model and data where the run is computed."""
 
     subject: Subject
-    train: Supply
+    train: SampleSource
     test: Pair | None
     own_test: ClientTestData | None
     objective: Objective
@@ -123,7 +123,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     subject = Subject(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
     classes = validation.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
-    if isinstance(train, Lazy):
+    if isinstance(train, LazySamples):
         train = replace(train, classes=classes)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
@@ -133,7 +133,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
     few = plain(inputs), plain(targets)
     augment = problem.augment
-    if callable(augment) and isinstance(inputs, Fields):
+    if callable(augment) and isinstance(inputs, NamedInputs):
         augment = of_fields(augment)
     validation.model_trains(subject, *few, augment, given.seed)
     sizes = dict(zip(given.tree.names[-1], given.samples, strict=True))
@@ -235,7 +235,7 @@ def _part(given: Checked) -> tuple[Tree, int]:
         return tree, 0
     work_N = leaf_work(given.samples, given.batch, given.sampling) * expected_share(given.participation, tree)
     if given.leaf.epochs is not None:
-        work_N = work_N * [steps_of_pass(size, given.batch) for size in given.samples]
+        work_N = work_N * [steps_per_epoch(size, given.batch) for size in given.samples]
     cuts = deal(tree, work_N, given.schedule.meetings, ranks.count)
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from stratafl import InvalidInput, UserCodeError
-from stratafl.data.user_files import codes
+from stratafl.data.user_files import encode_labels
 from tests.config.conftest import data_of
 
 X, Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
@@ -128,7 +128,7 @@ def test_arrays_to_test_on_have_targets_of_the_kind_of_those_to_train_on(folder:
 )
 def test_owners_are_of_one_kind_and_none_is_missing(owner: list) -> None:
     with pytest.raises(InvalidInput, match=r"owner = .*must be all numbers or all texts, and none missing"):
-        codes("owner", owner)
+        encode_labels("owner", owner)
 
 
 def test_owners_of_arrays_are_as_many_as_samples(folder: Path) -> None:

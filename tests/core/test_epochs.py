@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, leaf, mtgc, scaffold, simulate
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, schedule_of
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.engine import pairs
 from tests.problems import LeastSquares, root
@@ -42,7 +42,7 @@ def transcribed(problem: LeastSquares, method: str, E: int, epochs: int, lr: flo
                     "scaffold": server[parents[i]] - control[i],
                     "hfedavg": 0 * z[i],
                 }[method]
-                for chosen in batches(SEED, i, size, passes * each, epochs * each, BATCH):
+                for chosen in batch_indices(SEED, i, size, passes * each, epochs * each, BATCH):
                     A, b = problem.A[i][chosen.numpy()], problem.b[i][chosen.numpy()]
                     d = A.T @ (A @ mine[i] - b) / len(b) + added
                     mine[i] = mine[i] - lr * d

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl.data.batches import batches, stacked_batches
+from stratafl.data.batches import batch_indices, padded_batches
 
 
 def positions(**changes) -> list[list[int]]:
     call = {"seed": 0, "client": 0, "size": 10, "first": 0, "steps": 6, "batch": 4, **changes}
-    return [batch.tolist() for batch in batches(**call)]
+    return [batch.tolist() for batch in batch_indices(**call)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -107,11 +107,11 @@ def test_all_clients_at_once_get_what_each_gets_alone(
     places: int | None,
 ) -> None:
     clients = [skip * place for place in range(len(sizes))]
-    stack = stacked_batches(seed, clients, sizes, first, steps, batch, sampling, places=places)
+    stack = padded_batches(seed, clients, sizes, first, steps, batch, sampling, places=places)
     assert stack.position_CHB.shape == stack.mask_CHB.shape
     assert stack.position_CHB.shape[:2] == (len(sizes), steps) == stack.length_CH.shape
     for place, (client, size) in enumerate(zip(clients, sizes, strict=True)):
-        for step, alone in enumerate(batches(seed, client, size, first, steps, batch, sampling)):
+        for step, alone in enumerate(batch_indices(seed, client, size, first, steps, batch, sampling)):
             position_B, mask_B = stack.position_CHB[place, step], stack.mask_CHB[place, step]
             assert position_B[mask_B].tolist() == alone.tolist()
             assert mask_B.sum() == len(alone) == stack.length_CH[place, step]

@@ -16,12 +16,12 @@ import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.data.catalog import storage
-from stratafl.data.catalog.storage import Dataset, Samples, complete, read, write
+from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics, read, write
 
 
-def _images(seed: int = 0, shape: tuple[int, ...] = (6, 5, 3)) -> Dataset:
+def _images(seed: int = 0, shape: tuple[int, ...] = (6, 5, 3)) -> StoredDataset:
     rng = np.random.default_rng(seed)
-    samples = Samples(
+    samples = DatasetArrays(
         kind="image",
         x_train=rng.integers(0, 256, (20, *shape), np.uint8),
         y_train=rng.integers(0, 3, 20),
@@ -30,12 +30,12 @@ def _images(seed: int = 0, shape: tuple[int, ...] = (6, 5, 3)) -> Dataset:
         classes=("a", "b", "ü"),
         notes=("made up",),
     )
-    return complete("cifar10", "a form", samples)
+    return add_statistics("cifar10", "a form", samples)
 
 
-def _sequences() -> Dataset:
+def _sequences() -> StoredDataset:
     rng = np.random.default_rng(1)
-    samples = Samples(
+    samples = DatasetArrays(
         kind="sequence",
         x_train=rng.integers(0, 9, (6, 4), np.uint8),
         y_train=rng.integers(0, 9, 6),
@@ -46,11 +46,11 @@ def _sequences() -> Dataset:
         owner_test=np.arange(2, dtype=np.int32),
         owners=("HAMLET", "OPHELIA"),
     )
-    return complete("shakespeare", "a form", samples)
+    return add_statistics("shakespeare", "a form", samples)
 
 
 @pytest.mark.parametrize("dataset", [_images(), _images(shape=(7, 7)), _sequences()])
-def test_what_is_written_comes_back(tmp_path: Path, dataset: Dataset) -> None:
+def test_what_is_written_comes_back(tmp_path: Path, dataset: StoredDataset) -> None:
     write(dataset, "somewhere", tmp_path)
     back = read(dataset.name, tmp_path, verify=True)
     for field, value in vars(dataset).items():
@@ -142,9 +142,9 @@ def test_meta_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(field: str, value: object, complaint: str) -> None:
-    fields = {name: getattr(_images(), name) for name in Samples.__dataclass_fields__}
+    fields = {name: getattr(_images(), name) for name in DatasetArrays.__dataclass_fields__}
     with pytest.raises(InvalidInput, match=complaint):
-        complete("cifar10", "a form", Samples(**fields | {field: value}))
+        add_statistics("cifar10", "a form", DatasetArrays(**fields | {field: value}))
 
 
 @pytest.mark.parametrize("before", [False, True])

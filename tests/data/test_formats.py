@@ -19,7 +19,7 @@ from PIL import Image
 
 from stratafl.base.errors import InvalidInput
 from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, FASHION
-from stratafl.data.catalog.prepare import Description, load, prepare
+from stratafl.data.catalog.prepare import DatasetStatus, load, prepare
 
 TRAIN, TEST = 40, 20
 
@@ -209,7 +209,7 @@ CASES: dict[Case, str] = {
 def test_each_form_is_recognised_and_read(root: Path, tmp_path: Path, case: Case) -> None:
     name, source, parts = case(tmp_path)
     found = prepare(name, source, allow_partial=True)
-    assert isinstance(found, Description)
+    assert isinstance(found, DatasetStatus)
     assert (found.state, found.form, found.where) == ("prepared", CASES[case], str(source))
     assert (found.train, found.test) == (TRAIN, TEST)
     assert any(note.startswith("partial: expected") for note in found.notes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.data.partition import methods
-from stratafl.data.partition.label_skew import apportion, flattening, keeping
+from stratafl.data.partition.label_skew import apportion, fill_fixed_priors, fill_released_code
 from stratafl.data.partition.partition import Partition, partition
 from stratafl.data.partition.statistics import class_counts, heterogeneity
 
@@ -78,7 +78,7 @@ def test_every_sample_goes_to_one_leaf_or_is_counted(problem):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from([keeping, flattening]),
+    st.sampled_from([fill_fixed_priors, fill_released_code]),
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
     st.integers(1, 6),
     st.sampled_from([0.001, 0.003, 0.1, 5.0]),
@@ -148,7 +148,7 @@ def test_release_dirichlet_agrees_with_the_literal_procedure():
     pool, sizes = np.full(6, 40), np.full(6, 40)
     runs = 60
     shape = {}
-    for fill in (flattening, literal_release, keeping):
+    for fill in (fill_released_code, literal_release, fill_fixed_priors):
         rng = np.random.default_rng(7)
         counts = np.stack([fill(pool, sizes, 0.2, rng) for _ in range(runs)])
         # How much of each class the fullest sibling has (the mangled prior favours late classes
@@ -165,7 +165,7 @@ def test_a_kept_prior_survives_the_end_of_its_favourite_class():
     # the small class must go on with its second choice alone.
     rng = np.random.default_rng(0)
     for _ in range(20):
-        counts = keeping(np.array([10, 5000, 5000]), np.array([600, 600]), 0.001, rng)
+        counts = fill_fixed_priors(np.array([10, 5000, 5000]), np.array([600, 600]), 0.001, rng)
         assert (counts.max(axis=1) >= 580).all()
 
 

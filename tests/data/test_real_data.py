@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, usual_places
-from stratafl.data.catalog.prepare import Description, load, prepare
-from stratafl.data.catalog.storage import Dataset
+from stratafl.data.catalog.prepare import DatasetStatus, load, prepare
+from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.formats.shakespeare import ALPHABET, LENGTH
 
 pytestmark = pytest.mark.real_data
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Description, Dataset]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[DatasetStatus, StoredDataset]]:
     folder: Path = tmp_path_factory.mktemp("real")
 
-    def get(name: str) -> tuple[Description, Dataset]:
+    def get(name: str) -> tuple[DatasetStatus, StoredDataset]:
         if not any(usual_places(name, folder)):
             pytest.skip(f"{name} is not at hand: set {ORIGINALS_VARIABLE} to a folder that has it")
         return prepare(name, root=folder), load(name, root=folder, verify=True)
@@ -32,7 +32,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Desc
     return get
 
 
-Real = Callable[[str], tuple[Description, Dataset]]
+Real = Callable[[str], tuple[DatasetStatus, StoredDataset]]
 
 
 def test_fashion_mnist(real: Real) -> None:

@@ -10,7 +10,7 @@ import pytest
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.partition.figures import contact_sheet, split_figure
 from stratafl.data.partition.partition import partition
-from stratafl.data.partition.statistics import Range, class_counts, heterogeneity, total_variation
+from stratafl.data.partition.statistics import MinMedianMax, class_counts, heterogeneity, total_variation
 
 PARENTS = [np.empty(0, int), np.array([0, 0]), np.array([0, 0, 1])]
 
@@ -25,8 +25,8 @@ def test_report_of_a_partition_made_by_hand():
     assert groups.to_global == groups.to_parent == pytest.approx(0.5)
     assert clients.to_parent == pytest.approx((0.5 + 0.5 + 0.0) / 3)
     assert clients.to_global == pytest.approx((0.75 + 0.75 + 0.5) / 3)
-    assert groups.classes == Range(1, 1.5, 2) and clients.classes == Range(1, 1.0, 1)
-    assert groups.sizes == Range(4, 4.0, 4) and clients.sizes == Range(2, 2.0, 4)
+    assert groups.classes == MinMedianMax(1, 1.5, 2) and clients.classes == MinMedianMax(1, 1.0, 1)
+    assert groups.sizes == MinMedianMax(4, 4.0, 4) and clients.sizes == MinMedianMax(2, 2.0, 4)
 
 
 def test_counts_add_up_towards_the_root():

@@ -17,9 +17,9 @@ from stratafl import leaf
 from stratafl.core.client_training import ClientTraining, TrainRequest
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.rows import IndexedRows
-from stratafl.data.batches import batches
-from stratafl.data.dataset import Held
-from stratafl.data.inputs import Fields, Inputs, mapped, tensors_of, typed
+from stratafl.data.batches import batch_indices
+from stratafl.data.dataset import InMemorySamples
+from stratafl.data.inputs import Inputs, NamedInputs, as_type, map_tensors, tensors_of
 from stratafl.engine.factory import Name, make_engine
 from stratafl.engine.random_streams import ClientStream, client_rng
 from tests.engine.zoo.entry import Entry
@@ -71,7 +71,7 @@ def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = Fals
         with torch.no_grad():
             for parameter in trainable(module).values():
                 parameter.zero_()
-    inputs = mapped(lambda each: each.to(device), inputs)
+    inputs = map_tensors(lambda each: each.to(device), inputs)
     return Problem(entry, module.to(device), clients, inputs, targets.to(device), partition)
 
 
@@ -101,7 +101,7 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
         if not module.training:
             module.train()
         with torch.random.fork_rng():
-            for step, chosen in enumerate(batches(SEED, number, len(mine), 0, steps, BATCH)):
+            for step, chosen in enumerate(batch_indices(SEED, number, len(mine), 0, steps, BATCH)):
                 batch = mine[chosen]
                 # a module's own random numbers are a function of these, whoever trains it
                 draws = (
@@ -126,7 +126,7 @@ def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
 
 
 def _called(module: nn.Module, inputs: Inputs) -> Any:
-    return module(**inputs.named) if isinstance(inputs, Fields) else module(inputs)
+    return module(**inputs.named) if isinstance(inputs, NamedInputs) else module(inputs)
 
 
 class Ran(NamedTuple):
@@ -138,7 +138,7 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk
     """The same by an engine, which must leave everything that is the user's as it was, to the
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
-    inputs, targets = (typed(each.clone(), dtype) for each in (given.inputs, given.targets))
+    inputs, targets = (as_type(each.clone(), dtype) for each in (given.inputs, given.targets))
     flat = FlatModule(module)
     rows = [flat.row(client) for client in clients]
     x, b = (IndexedRows(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
@@ -147,7 +147,7 @@ def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = ClientTraining(
-        flat, given.entry.loss, Held(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED
+        flat, given.entry.loss, InMemorySamples(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED
     )
     trainer = make_engine(name, training, chunk=chunk)
     g_NP = trainer.gradients(work)

@@ -16,7 +16,7 @@ from stratafl.core import schedule
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import Leaf, corrections, leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import Held
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import FEWEST, default_engine, lengths_at_once, make_default
 from stratafl.models.registry import build
@@ -75,7 +75,9 @@ def training(
     data = torch.randn(clients * each, *shape, generator=random), torch.arange(clients * each) % 3
     module(data[0][:2])  # sizes that are found out
     parts = list(torch.arange(clients * each).split(each))
-    return ClientTraining(FlatModule(module), F.cross_entropy, Held(*data), parts, chain or leaf(), BATCH, "epochs", 0)
+    return ClientTraining(
+        FlatModule(module), F.cross_entropy, InMemorySamples(*data), parts, chain or leaf(), BATCH, "epochs", 0
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -97,7 +99,9 @@ def test_neither_threads_nor_samples_matter() -> None:
         for count in (1, 2):
             torch.set_num_threads(count)
             found |= {default_engine(given, CLIENTS, "fp32")}
-        huge = replace(given, supply=Held(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N))
+        huge = replace(
+            given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
+        )
         found |= {default_engine(huge, CLIENTS, "fp32")}
     finally:
         torch.set_num_threads(threads)

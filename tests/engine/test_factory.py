@@ -11,7 +11,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import Held
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import make_engine
 
@@ -25,7 +25,9 @@ def made(name: str, module: nn.Module | None = None, **more):
     flat = FlatModule(module or nn.Linear(3, 2))
     parts = list(torch.arange(12).split(4))
     data = torch.randn(12, 3), torch.randint(2, (12,))
-    return make_engine(name, ClientTraining(flat, F.cross_entropy, Held(*data), parts, leaf(), 2, "epochs", 0), **more)
+    return make_engine(
+        name, ClientTraining(flat, F.cross_entropy, InMemorySamples(*data), parts, leaf(), 2, "epochs", 0), **more
+    )
 
 
 WAYS = ["loop", "stacked", "vmap"]

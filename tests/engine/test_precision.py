@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stratafl import simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 from stratafl.engine import ops
 from stratafl.engine.gradients import Stacked
 from stratafl.engine.precision import HALF, Compute, computing, without_cudnn
@@ -65,7 +65,7 @@ def plain_rounds(module: nn.Module, precision: str) -> nn.Module:
         trained = []
         for client, part in enumerate(PARTS):
             mine = copy.deepcopy(module)
-            for chosen in batches(0, client, len(part), round * 3, 3, 4):
+            for chosen in batch_indices(0, client, len(part), round * 3, 3, 4):
                 numbers = torch.tensor(part)[chosen]
                 mine.zero_grad()
                 with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():

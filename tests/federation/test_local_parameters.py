@@ -16,7 +16,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 from stratafl.federation.local_parameters import match_local_parameters
 
 PARTS = torch.arange(48).chunk(4)
@@ -70,7 +70,7 @@ def fedbn_rounds(module: nn.Module) -> list[dict[str, Tensor]]:
         for _ in range(2):
             for number, part in enumerate(PARTS):
                 module.load_state_dict(clients[number])
-                for chosen in batches(0, number, len(part), step, 3, 5):
+                for chosen in batch_indices(0, number, len(part), step, 3, 5):
                     module.zero_grad()
                     F.cross_entropy(module(inputs[part[chosen]]), targets[part[chosen]]).backward()
                     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 from tests.mistakes.studies import INPUTS, LABELS, study
 
 
@@ -29,7 +29,7 @@ def test_batches_of_a_far_meeting_are_drawn_a_few_at_a_time(monkeypatch: pytest.
 
     def watched(seed: int, client: int, size: int, first: int, steps: int, *rest: object) -> list[Tensor]:
         drawn.append(steps)
-        return batches(seed, client, size, first, steps, *rest)
+        return batch_indices(seed, client, size, first, steps, *rest)
 
     monkeypatch.setattr("stratafl.engine.loop.AHEAD", 8)
     monkeypatch.setattr("stratafl.engine.loop.batches", watched)

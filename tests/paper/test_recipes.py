@@ -12,7 +12,7 @@ import pytest
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
-from stratafl.data.catalog.storage import Samples, complete, write
+from stratafl.data.catalog.storage import DatasetArrays, add_statistics, write
 from stratafl.models.registry import build
 from stratafl.paper.recipes import ALL, RECIPES, Case, Options, recipe, run_name, runs_of
 from stratafl.paper.recipes.appendix import SEARCH_SEED
@@ -66,16 +66,16 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name == "shakespeare":
             owner = np.repeat(np.arange(101), 1500)
             x, y = np.zeros((len(owner), 80), np.uint8), owner % classes
-            samples = Samples(kind="sequence", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10], owner_train=owner,
+            samples = DatasetArrays(kind="sequence", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10], owner_train=owner,
                               owner_test=owner[:10], owners=tuple(f"role {i}" for i in range(101)),
                               classes=tuple(map(str, range(classes))))  # fmt: skip
         else:
             size = shape[1:] if shape[0] == 1 else (*shape[1:], shape[0])
             x = random.integers(0, 256, (count, *size), dtype=np.uint8)
             y = np.arange(count) % classes
-            samples = Samples(kind="image", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20],
+            samples = DatasetArrays(kind="image", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20],
                               classes=tuple(map(str, range(classes))))  # fmt: skip
-        write(complete(name, "made up", samples), "nowhere", root)
+        write(add_statistics(name, "made up", samples), "nowhere", root)
     return root
 
 

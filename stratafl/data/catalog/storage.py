@@ -41,7 +41,7 @@ _OWNERS = ("owner_train", "owner_test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
+class DatasetArrays:
     """Inputs and labels as a reader hands them over.
 
     Images are uint8 (N, H, W) or (N, H, W, C), sequences uint8 codes (N, T), vectors float32
@@ -60,7 +60,7 @@ class Samples:
     notes: tuple[str, ...] = ()
 
 
-class Tensors(NamedTuple):
+class DatasetTensors(NamedTuple):
     """The four arrays on one device."""
 
     x_train: Tensor
@@ -70,7 +70,7 @@ class Tensors(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Samples):
+class StoredDataset(DatasetArrays):
     """A data set ready for use; its arrays may be memory-mapped and are then read-only.
 
     `mean` and `std` are per channel over the training images, of pixel / 255; else empty.
@@ -86,9 +86,9 @@ class Dataset(Samples):
         shapes = ", ".join(f"{name} {getattr(self, name).dtype}{list(getattr(self, name).shape)}" for name in _ARRAYS)
         return f"{type(self).__name__}({self.name!r}, {self.kind}, {len(self.classes)} classes: {shapes})"
 
-    def tensors(self, device: str | torch.device = "cpu") -> Tensors:
+    def tensors(self, device: str | torch.device = "cpu") -> DatasetTensors:
         """Copy the arrays to a device, each straight from its file."""
-        return Tensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))
+        return DatasetTensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -110,14 +110,14 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(means), tuple(stds)
 
 
-def complete(name: str, form: str, samples: Samples) -> Dataset:
+def add_statistics(name: str, form: str, samples: DatasetArrays) -> StoredDataset:
     """A checked data set with its statistics, from what a reader found."""
     _check(name, samples)
     mean, std = channel_statistics(samples.x_train) if samples.kind == "image" else ((), ())
-    return Dataset(name=name, form=form, mean=mean, std=std, **vars(samples))
+    return StoredDataset(name=name, form=form, mean=mean, std=std, **vars(samples))
 
 
-def _check(name: str, samples: Samples) -> None:
+def _check(name: str, samples: DatasetArrays) -> None:
     """Refuse arrays that do not fit together, whatever reader they came from."""
 
     def refuse(expected: str, found: object) -> InvalidInput:
@@ -142,7 +142,7 @@ def _check(name: str, samples: Samples) -> None:
         raise refuse(f"test inputs shaped {samples.x_train.shape[1:]}", samples.x_test.shape[1:])
 
 
-def write(dataset: Dataset, where: str, root: Path) -> Path:
+def write(dataset: StoredDataset, where: str, root: Path) -> Path:
     """Store a data set; it appears under its name complete and on disk, or not at all."""
     final = root / dataset.name
     try:
@@ -174,7 +174,7 @@ def _sweep(root: Path, name: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fill(folder: Path, dataset: Dataset, where: str) -> None:
+def _fill(folder: Path, dataset: StoredDataset, where: str) -> None:
     arrays: dict[str, dict[str, object]] = {}
     for field in (*_ARRAYS, *(_OWNERS if dataset.owners else ())):
         array = np.ascontiguousarray(getattr(dataset, field))
@@ -250,7 +250,7 @@ def read_meta(name: str, root: Path) -> dict[str, Any]:
     return meta
 
 
-def read(name: str, root: Path, verify: bool = False) -> Dataset:
+def read(name: str, root: Path, verify: bool = False) -> StoredDataset:
     """Open a stored data set, memory-mapped; `verify` also checks it against its checksums."""
     meta = read_meta(name, root)
     try:
@@ -259,7 +259,7 @@ def read(name: str, root: Path, verify: bool = False) -> Dataset:
             for field, entry in meta["arrays"].items()
             if field in (*_ARRAYS, *_OWNERS)
         }
-        dataset = Dataset(
+        dataset = StoredDataset(
             name=name,
             kind=meta["kind"],
             form=meta["source"]["form"],

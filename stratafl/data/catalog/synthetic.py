@@ -18,7 +18,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_integer, check_number
-from stratafl.data.catalog.storage import Dataset
+from stratafl.data.catalog.storage import StoredDataset
 
 MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
 """Numbers in all, features or classes, and how far a level may shift: memory ends, and float32
@@ -35,7 +35,7 @@ def synthetic(
     classes: int = 10,
     test_share: float = 0.2,
     seed: int = 0,
-) -> tuple[Dataset, list[np.ndarray]]:
+) -> tuple[StoredDataset, list[np.ndarray]]:
     """A data set for a tree, and the training samples of each leaf.
 
     `parents[m][i]` is the parent on level m - 1 of node i on level m; `parents[0]` is empty, as the
@@ -71,7 +71,7 @@ def synthetic(
             parts[f"y_{part}"].append((x @ model_CF1[:, :-1].T + model_CF1[:, -1]).argmax(1))
     arrays: dict[str, Any] = {field: np.concatenate(pieces) for field, pieces in parts.items()}
     owner = np.arange(leaves, dtype=np.int32)
-    dataset = Dataset(
+    dataset = StoredDataset(
         name="synthetic",
         kind="vector",
         form="generated",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.catalog.storage import Samples
+from stratafl.data.catalog.storage import DatasetArrays
 from stratafl.data.formats.archive import Files
 
 _IMAGES = r"(?:{prefix}-)?{part}-images[-.]idx3-ubyte(?:\.gz)?"
@@ -26,7 +26,7 @@ def fits_idx(files: Files, prefix: str) -> bool:
     )
 
 
-def read_idx(files: Files, prefix: str, classes: tuple[str, ...], nist: bool = False) -> Samples:
+def read_idx(files: Files, prefix: str, classes: tuple[str, ...], nist: bool = False) -> DatasetArrays:
     """The four files; NIST stores EMNIST's images transposed and counts letters from 1."""
     arrays: dict[str, Any] = {}
     for part, spelled in _PARTS.items():
@@ -43,7 +43,7 @@ def read_idx(files: Files, prefix: str, classes: tuple[str, ...], nist: bool = F
         arrays[f"x_{part}"] = x.transpose(0, 2, 1) if nist else x
         arrays[f"y_{part}"] = y - first
     notes = ("images transposed to stand upright, labels 1..26 stored as 0..25",) if nist else ()
-    return Samples(kind="image", classes=classes, notes=notes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)
 
 
 def array(files: Files, name: str, rank: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def fits_cifar(files: Files, classes: tuple[str, ...]) -> bool:
     return bool(files.matching(train) and files.matching(test))
 
 
-def read_cifar(files: Files, classes: tuple[str, ...]) -> Samples:
+def read_cifar(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
     """All record files; the archive's own list of class names, if it is there, must agree."""
     train, test, label_bytes, listing = _LAYOUTS[len(classes)]
     for name in files.matching(listing):
@@ -91,7 +91,7 @@ def read_cifar(files: Files, classes: tuple[str, ...]) -> Samples:
         parts = [_records(files, name, data, label_bytes, len(classes)) for name, data in sorted(records.items())]
         arrays[f"x_{part}"] = np.concatenate([x for x, _ in parts])
         arrays[f"y_{part}"] = np.concatenate([y for _, y in parts])
-    return Samples(kind="image", classes=classes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, **arrays)
 
 
 def _records(files: Files, name: str, data: bytes, label_bytes: int, classes: int) -> tuple[np.ndarray, np.ndarray]:

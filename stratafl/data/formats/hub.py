@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.catalog.storage import Samples
+from stratafl.data.catalog.storage import DatasetArrays
 from stratafl.data.formats.archive import Files
 from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
 
 
-class Table(NamedTuple):
+class HubColumns(NamedTuple):
     """Which columns hold the images and their labels."""
 
     image: str
@@ -51,7 +51,9 @@ def load(where: str | Path, split: str) -> Any:
         raise InvalidInput("source", str(where), f"{split} cannot be loaded: {text}") from error
 
 
-def read_images(where: str | Path, table: Table, classes: tuple[str, ...], mode: str, letters: bool = False) -> Samples:
+def read_images(
+    where: str | Path, table: HubColumns, classes: tuple[str, ...], mode: str, letters: bool = False
+) -> DatasetArrays:
     """Images and labels of the train and test splits; other splits are left alone."""
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
@@ -67,7 +69,7 @@ def read_images(where: str | Path, table: Table, classes: tuple[str, ...], mode:
     notes: tuple[str, ...] = ()
     if letters:
         notes = (f"images {_stand_up(arrays)}",)
-    return Samples(kind="image", classes=classes, notes=notes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)
 
 
 def _plain(name: str) -> str:
@@ -108,7 +110,7 @@ def _spread(profile: np.ndarray) -> float:
     return float(share @ place**2 - (share @ place) ** 2)
 
 
-def read_roles(where: str | Path) -> Samples:
+def read_roles(where: str | Path) -> DatasetArrays:
     """Shakespeare as (character_id, x, y) rows, each role's in time order."""
     rows = load(where, "train")
     expected = {"character_id", "x", "y"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.catalog.storage import Samples
+from stratafl.data.catalog.storage import DatasetArrays
 from stratafl.data.formats.archive import Files, numpy_archive
 
 _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
@@ -51,7 +51,7 @@ def fits_rows(files: Files) -> bool:
     return all(files.matching(p) for p in (*_ROWS.values(), *_ROW_LABELS.values()))
 
 
-def read_rows(files: Files, classes: tuple[str, ...]) -> Samples:
+def read_rows(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
     """Six sheets of rows and two lists of labels."""
     arrays: dict[str, Any] = {}
     for part, pattern in _ROWS.items():
@@ -67,7 +67,7 @@ def read_rows(files: Files, classes: tuple[str, ...]) -> Samples:
         if len(y) != len(x):
             raise files.broken(label_name, f"{len(x):,} labels, one per row", f"{len(y):,}")
         arrays[f"x_{part}"], arrays[f"y_{part}"] = x, y
-    return Samples(kind="image", classes=classes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, **arrays)
 
 
 def _integers(files: Files, name: str) -> np.ndarray:
@@ -85,7 +85,7 @@ def fits_tiles(files: Files) -> bool:
     return all(files.matching(p) for p in (*_TILES.values(), r"labels\.npz"))
 
 
-def read_tiles(files: Files, classes: tuple[str, ...]) -> Samples:
+def read_tiles(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
     """The sheets in the order of their numbers, and the labels that go with them."""
     label_name = files.one(r"labels\.npz", "labels")
     labels = numpy_archive(files, label_name, ("y_train", "y_test", "fine_names"))
@@ -111,7 +111,7 @@ def read_tiles(files: Files, classes: tuple[str, ...]) -> Samples:
                 f"{len(x):,} on {len(sheets)} sheets",
             )
         arrays[f"x_{part}"], arrays[f"y_{part}"] = x, y
-    return Samples(kind="image", classes=classes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, **arrays)
 
 
 def fits_arrays(files: Files, stem: str) -> bool:
@@ -119,13 +119,13 @@ def fits_arrays(files: Files, stem: str) -> bool:
     return bool(files.matching(stem))
 
 
-def read_arrays(files: Files, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> Samples:
+def read_arrays(files: Files, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> DatasetArrays:
     """The four arrays of an .npz, images as they are."""
     name = files.one(stem, "arrays")
     arrays: dict[str, Any] = numpy_archive(files, name, ("x_train", "y_train", "x_test", "y_test"))
     for part in ("train", "test"):
         arrays[f"y_{part}"] = arrays[f"y_{part}"].astype(np.int64)
-    return Samples(kind="image", classes=classes, notes=notes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)
 
 
 def fits_folder(files: Files, classes: tuple[str, ...]) -> bool:
@@ -139,7 +139,7 @@ def _place(name: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def read_folder(files: Files, classes: tuple[str, ...]) -> Samples:
+def read_folder(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
     """Single images sorted into folders by part and class; validation images are left alone."""
     numbers = {label: number for number, label in enumerate(classes)}
     parts: dict[str, list[str]] = {"train": [], "test": []}
@@ -162,4 +162,4 @@ def read_folder(files: Files, classes: tuple[str, ...]) -> Samples:
         part, row = where[name]
         arrays[f"x_{part}"][row] = picture(files, name, data, (32, 32))
     notes = ("train/ and test/ only: a valid/ folder is not used",)
-    return Samples(kind="image", classes=classes, notes=notes, **arrays)
+    return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.storage import Samples
+from stratafl.data.catalog.storage import DatasetArrays
 from stratafl.data.formats.archive import Files
 
 LENGTH = 80
@@ -71,7 +71,7 @@ def in_time_order(x: np.ndarray, y: np.ndarray) -> bool:
     return bool((follows | (x[1:] == ALPHABET.index(" ")).all(1)).all())
 
 
-def split_roles(roles: Iterable[Role]) -> Samples:
+def split_roles(roles: Iterable[Role]) -> DatasetArrays:
     """Keep roles long enough; the first 1,500 sequences train, up to 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     seen = 0
@@ -112,7 +112,7 @@ def split_roles(roles: Iterable[Role]) -> Samples:
     for array in arrays.values():
         array[array == _OUTSIDE] = ALPHABET.index(" ")
     owner = np.arange(len(names), dtype=np.int32)
-    return Samples(
+    return DatasetArrays(
         kind="sequence",
         x_train=arrays["x_train"],
         y_train=arrays["y_train"].astype(np.int64),
@@ -156,7 +156,7 @@ def fits_roles(files: Files) -> bool:
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
 
 
-def read_roles(files: Files) -> Samples:
+def read_roles(files: Files) -> DatasetArrays:
     """{"roles": {name: text}}"""
     name = files.one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
     roles = _document(files, name).get("roles")
@@ -184,7 +184,7 @@ def fits_leaf(files: Files) -> bool:
     return bool(parts["all_data"] or (parts["train"] and parts["test"]))
 
 
-def read_leaf(files: Files) -> Samples:
+def read_leaf(files: Files) -> DatasetArrays:
     """LEAF's own split where there is one, else ours."""
     parts = _leaf_parts(files)
     if parts["train"] and parts["test"]:

@@ -38,7 +38,7 @@ def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndar
 ROUNDS = 200
 
 
-def choose_classes(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
+def assign_classes(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """A random table of who holds which class: k per child, larger classes with more holders."""
     if k > len(pool_K):
         raise InvalidInput("k", k, f"a node to be split holds only {len(pool_K)} classes")
@@ -75,7 +75,9 @@ def _holders(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np
     return quota_K
 
 
-def share_out(pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, sizes_N: np.ndarray | None) -> np.ndarray:
+def allocate_counts(
+    pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, sizes_N: np.ndarray | None
+) -> np.ndarray:
     """How many samples of each class each holder gets.
 
     Without sizes each class is divided over its holders by their leaves. With sizes, that table is
@@ -98,16 +100,16 @@ def share_out(pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, si
         table_NK *= np.minimum(1.0, pool_K / np.maximum(table_NK.sum(axis=0), 1e-300))
     # Whole numbers that floating point left just below themselves stay what they are.
     counts_NK = np.floor(table_NK + 1e-9).astype(np.int64)
-    _settle(counts_NK, pool_K, holds_NK, sizes_N)
+    _fill_remaining(counts_NK, pool_K, holds_NK, sizes_N)
     return counts_NK
 
 
-def _settle(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndarray, sizes_N: np.ndarray) -> None:
+def _fill_remaining(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndarray, sizes_N: np.ndarray) -> None:
     """Give every child the samples it still lacks, in place."""
     for child in range(len(sizes_N)):
         while lacks := int(sizes_N[child] - counts_NK[child].sum()):
             spare_K = pool_K - counts_NK.sum(axis=0)
-            path = _path(counts_NK, holds_NK, np.flatnonzero(holds_NK[child]), spare_K)
+            path = _augmenting_path(counts_NK, holds_NK, np.flatnonzero(holds_NK[child]), spare_K)
             if not path:
                 raise InvalidInput("sizes", sizes_N.tolist(), "the classes the nodes hold cannot give these sizes")
             moved = min(lacks, int(spare_K[path[-1][0]]))
@@ -119,7 +121,9 @@ def _settle(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndarray, siz
                 counts_NK[giver, d] += moved
 
 
-def _path(counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray) -> list[tuple[int, int]]:
+def _augmenting_path(
+    counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray
+) -> list[tuple[int, int]]:
     """Classes from `start` to one with samples to spare, each with the child that changes to it."""
     came: dict[int, tuple[int, int]] = {int(c): (-1, -1) for c in start}
     queue = list(came)
@@ -147,7 +151,7 @@ BLOCK = 1 << 16
 WhenEmpty = Callable[[int, int, list[int]], int]
 
 
-def keeping(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def fill_fixed_priors(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """How many of each class each sibling gets: priors kept, renormalised over the classes left."""
     log_NK = log_dirichlet(len(sizes_N), len(pool_K), alpha, rng)
     weights_NK = np.exp(log_NK - log_NK.max(axis=1, keepdims=True))
@@ -162,7 +166,7 @@ def keeping(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.rando
     return _fill(pool_K, sizes_N, cumulative, when_empty, rng)
 
 
-def flattening(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def fill_released_code(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """A Dirichlet split by the procedure of the paper's released code, which flattens the priors as
     it goes.
 

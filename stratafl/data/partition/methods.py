@@ -11,7 +11,13 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import check_choice, check_integer, check_number, name_and_params
-from stratafl.data.partition.label_skew import apportion, choose_classes, flattening, keeping, share_out
+from stratafl.data.partition.label_skew import (
+    allocate_counts,
+    apportion,
+    assign_classes,
+    fill_fixed_priors,
+    fill_released_code,
+)
 
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
 
@@ -20,7 +26,7 @@ MOST = 1 << 31
 
 
 @dataclass(frozen=True)
-class Equal:
+class EqualSizes:
     """Every leaf below the node gets the same number; what does not divide is dropped.
 
     A child's share is therefore its number of leaves, so unequal groups still have equal clients.
@@ -49,7 +55,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True)
-class Counts:
+class GivenSizes:
     """The counts given, one for each node of the level; samples nobody asked for are dropped."""
 
     counts: tuple[int, ...]
@@ -59,7 +65,7 @@ class Counts:
         return np.array(self.counts[nodes], dtype=np.int64)
 
 
-Sizes = Equal | LogNormal | Counts
+Sizes = EqualSizes | LogNormal | GivenSizes
 
 
 def parse_sizes(value: object) -> Sizes | None:
@@ -69,7 +75,7 @@ def parse_sizes(value: object) -> Sizes | None:
     if isinstance(value, str):
         if value != "equal":
             raise unknown_name("sizes", value, ["equal", "lognormal"])
-        return Equal()
+        return EqualSizes()
     if isinstance(value, Mapping):
         if set(value) != {"lognormal"}:
             raise InvalidInput("sizes", dict(value), ALLOWED)
@@ -77,7 +83,7 @@ def parse_sizes(value: object) -> Sizes | None:
     counts = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(counts, Sequence) or isinstance(counts, bytes):
         raise InvalidInput("sizes", value, ALLOWED)
-    return Counts(tuple(check_integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
+    return GivenSizes(tuple(check_integer("sizes", count, at_least=1, at_most=MOST) for count in counts))
 
 
 def non_negative(field: str, value: object) -> float:
@@ -93,7 +99,7 @@ DROPPED = -1
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeSamples:
     """What a split sees of the node it divides."""
 
     labels_S: np.ndarray
@@ -104,14 +110,14 @@ class Node:
     sizes: Callable[[int, np.random.Generator], np.ndarray] | None  # None: as the method makes them
 
 
-class Split(NamedTuple):
+class PartitionMethod(NamedTuple):
     """How the children of each node of a level share its samples."""
 
     name: str
     params: Mapping[str, Any]
     sizes: Sizes | None  # as asked for
     otherwise: Sizes | None  # where nothing was asked for; None: as the method makes them
-    assign: Callable[[Node, np.random.Generator], np.ndarray]
+    assign: Callable[[NodeSamples, np.random.Generator], np.ndarray]
 
     @property
     def text(self) -> str:
@@ -121,34 +127,34 @@ class Split(NamedTuple):
         return " ".join(part for part in parts if part)
 
 
-def iid(sizes: object = None) -> Split:
+def iid(sizes: object = None) -> PartitionMethod:
     """Samples at random, whatever their class."""
 
-    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+    def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         sizes_N = _wanted(node, len(node.labels_S), rng)
         child_S = np.full(len(node.labels_S), DROPPED)
         child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
         return rng.permutation(child_S)
 
-    return Split("iid", {}, parse_sizes(sizes), Equal(), assign)
+    return PartitionMethod("iid", {}, parse_sizes(sizes), EqualSizes(), assign)
 
 
-def lognormal(sigma: float) -> Split:
+def lognormal(sigma: float) -> PartitionMethod:
     """Samples at random, numbers log-normal: `iid` with such sizes under a name of its own."""
     return iid({"lognormal": sigma})._replace(name="lognormal")
 
 
-def dirichlet(alpha: float, sizes: object = None) -> Split:
+def dirichlet(alpha: float, sizes: object = None) -> PartitionMethod:
     """Each child draws classes from its own symmetric Dirichlet(alpha) prior, which it keeps.
 
     A class that has run out leaves the prior, the rest is renormalised: alpha means what it says.
     """
     alpha = _alpha(alpha)
-    assign = _by_class(lambda pool_K, sizes_N, rng: keeping(pool_K, sizes_N, alpha, rng))
-    return Split("dirichlet", {"alpha": alpha}, parse_sizes(sizes), Equal(), assign)
+    assign = _by_class(lambda pool_K, sizes_N, rng: fill_fixed_priors(pool_K, sizes_N, alpha, rng))
+    return PartitionMethod("dirichlet", {"alpha": alpha}, parse_sizes(sizes), EqualSizes(), assign)
 
 
-def release_dirichlet(alpha: float, sizes: object = None) -> Split:
+def release_dirichlet(alpha: float, sizes: object = None) -> PartitionMethod:
     """The procedure of the paper's released code: milder, since priors flatten on the way.
 
     With alpha 0.1 on both levels, 50,000 samples of 10 classes over 10 x 10 nodes, label
@@ -156,11 +162,11 @@ def release_dirichlet(alpha: float, sizes: object = None) -> Split:
     with `dirichlet` 0.38 and 0.58.
     """
     alpha = _alpha(alpha)
-    assign = _by_class(lambda pool_K, sizes_N, rng: flattening(pool_K, sizes_N, alpha, rng))
-    return Split("release_dirichlet", {"alpha": alpha}, parse_sizes(sizes), Equal(), assign)
+    assign = _by_class(lambda pool_K, sizes_N, rng: fill_released_code(pool_K, sizes_N, alpha, rng))
+    return PartitionMethod("release_dirichlet", {"alpha": alpha}, parse_sizes(sizes), EqualSizes(), assign)
 
 
-def classes(k: int, sizes: object = None) -> Split:
+def classes(k: int, sizes: object = None) -> PartitionMethod:
     """Label shift: each child holds k of its parent's classes.
 
     Larger classes get more holders, so that a child has about as many samples of each of its
@@ -169,18 +175,18 @@ def classes(k: int, sizes: object = None) -> Split:
     """
     k = check_integer("k", k, at_least=1, at_most=MOST)
 
-    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+    def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
-        holds_NK = choose_classes(pool_K, len(node.leaves_N), k, rng)
+        holds_NK = assign_classes(pool_K, len(node.leaves_N), k, rng)
         pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
         sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
-        counts_NK = share_out(pool_K, holds_NK, node.leaves_N, sizes_N)
+        counts_NK = allocate_counts(pool_K, holds_NK, node.leaves_N, sizes_N)
         return _handed_out(class_S, counts_NK, rng)
 
-    return Split("classes", {"k": k}, parse_sizes(sizes), None, assign)
+    return PartitionMethod("classes", {"k": k}, parse_sizes(sizes), None, assign)
 
 
-def natural(samples: int | None = None) -> Split:
+def natural(samples: int | None = None) -> PartitionMethod:
     """One owner (a role, a writer, a hospital) per node, random among those with enough samples.
 
     On several levels in a row, a node holds as many owners as it has nodes below it on the last of
@@ -190,7 +196,7 @@ def natural(samples: int | None = None) -> Split:
     if samples is not None:
         samples = check_integer("samples", samples, at_least=1, at_most=MOST)
 
-    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+    def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         if node.owner_S is None:
             raise InvalidInput("name", "natural", "this data set does not say who owns a sample")
         _, owner_S, count_O = np.unique(node.owner_S, return_inverse=True, return_counts=True)
@@ -213,17 +219,17 @@ def natural(samples: int | None = None) -> Split:
             child_S[rank_S >= samples] = DROPPED
         return child_S
 
-    return Split("natural", {"samples": samples}, None, None, assign)
+    return PartitionMethod("natural", {"samples": samples}, None, None, assign)
 
 
-SPLITS: dict[str, Callable[..., Split]] = {
+SPLITS: dict[str, Callable[..., PartitionMethod]] = {
     function.__name__: function for function in (iid, lognormal, dirichlet, release_dirichlet, classes, natural)
 }
 
 
-def parse(spec: object, field: str) -> Split:
+def parse(spec: object, field: str) -> PartitionMethod:
     """A split from its config form: a name, a table with name and parameters, or a split."""
-    if isinstance(spec, Split):
+    if isinstance(spec, PartitionMethod):
         return spec
     if isinstance(spec, Mapping) and "name" in spec:
         check_choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
@@ -244,8 +250,8 @@ def parse(spec: object, field: str) -> Split:
 
 def _by_class(
     allocate: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray],
-) -> Callable[[Node, np.random.Generator], np.ndarray]:
-    def assign(node: Node, rng: np.random.Generator) -> np.ndarray:
+) -> Callable[[NodeSamples, np.random.Generator], np.ndarray]:
+    def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
         sizes_N = _wanted(node, len(class_S), rng)
         return _handed_out(class_S, allocate(pool_K, sizes_N, rng), rng)
@@ -253,7 +259,7 @@ def _by_class(
     return assign
 
 
-def _wanted(node: Node, total: int, rng: np.random.Generator) -> np.ndarray:
+def _wanted(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
     if node.sizes is None:
         raise TypeError("this split has no sizes of its own")
     return node.sizes(total, rng)

@@ -16,7 +16,7 @@ from stratafl.base.rng import Stream, generator
 from stratafl.base.topology import Tree, balanced_hint, groups_of
 from stratafl.base.validation import check_integer, check_number
 from stratafl.data.partition import methods as sizing
-from stratafl.data.partition.methods import Node, Split, parse
+from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
 
 
 class Labels(NamedTuple):
@@ -164,7 +164,7 @@ def partition(
         children: list[np.ndarray] = []
         for number, samples in enumerate(held):
             nodes = slice(int(firsts[number]), int(firsts[number + 1]))
-            node = Node(
+            node = NodeSamples(
                 labels[samples],
                 None if owner is None else owner[samples],
                 below[level][nodes],
@@ -181,7 +181,7 @@ def partition(
 
 
 def _children(
-    samples: np.ndarray, node: Node, method: Split, stream: np.random.Generator, where: str, first: int
+    samples: np.ndarray, node: NodeSamples, method: PartitionMethod, stream: np.random.Generator, where: str, first: int
 ) -> list[np.ndarray]:
     """A node's samples, divided over its children; `where` is the method's place in the config, and
     `first` the number of the first child, for complaints."""
@@ -199,7 +199,7 @@ def _children(
 
 
 def _sizes_of(
-    method: Split, leaves_N: np.ndarray, nodes: slice
+    method: PartitionMethod, leaves_N: np.ndarray, nodes: slice
 ) -> Callable[[int, np.random.Generator], np.ndarray] | None:
     sizes = method.sizes
     if sizes is None:
@@ -216,7 +216,7 @@ def _sizes_of(
     return draw
 
 
-def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
+def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[PartitionMethod]:
     depth = len(tree) - 1
     if isinstance(levels, str | Mapping) or not isinstance(levels, Sequence):
         raise InvalidInput("levels", levels, "must be a list with one split per level")
@@ -226,7 +226,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
     counts: np.ndarray | None = None
     for level in range(depth, 0, -1):
         method = methods[level - 1]
-        if isinstance(method.sizes, sizing.Counts):
+        if isinstance(method.sizes, sizing.GivenSizes):
             counts = np.array(method.sizes.counts)
             if len(counts) != len(tree[level]):
                 raise InvalidInput(
@@ -237,7 +237,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Split]:
         elif method.sizes is not None or method.name == "natural":
             counts = None
         elif counts is not None:
-            methods[level - 1] = method._replace(sizes=sizing.Counts(tuple(counts.tolist())))
+            methods[level - 1] = method._replace(sizes=sizing.GivenSizes(tuple(counts.tolist())))
         else:
             methods[level - 1] = method._replace(sizes=method.otherwise)
         if counts is not None:
@@ -255,7 +255,7 @@ def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarra
 
 
 def _owners_wanted(
-    methods: list[Split], tree: list[np.ndarray], below: list[np.ndarray]
+    methods: list[PartitionMethod], tree: list[np.ndarray], below: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[int]]:
     """Per edge level: how many owners each node holds, and how many samples each of them needs.
 

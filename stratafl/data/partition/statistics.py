@@ -17,7 +17,7 @@ from stratafl.base.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Range:
+class MinMedianMax:
     """Smallest, middle and largest of a level."""
 
     least: int
@@ -25,37 +25,37 @@ class Range:
     most: int
 
     @staticmethod
-    def of(values: np.ndarray) -> Range:
-        return Range(int(values.min()), float(np.median(values)), int(values.max()))
+    def of(values: np.ndarray) -> MinMedianMax:
+        return MinMedianMax(int(values.min()), float(np.median(values)), int(values.max()))
 
 
 @dataclass(frozen=True)
-class LevelReport:
+class LevelHeterogeneity:
     """One edge level; distances are means over its nodes, each counting the same."""
 
     level: int
     nodes: int
     to_parent: float
     to_global: float
-    classes: Range
-    sizes: Range
+    classes: MinMedianMax
+    sizes: MinMedianMax
 
 
 @dataclass(frozen=True)
-class Report:
+class HeterogeneityReport:
     """All levels, the root's children first."""
 
     samples: int
     dropped: int
     classes: int
-    levels: tuple[LevelReport, ...]
+    levels: tuple[LevelHeterogeneity, ...]
 
 
 def heterogeneity(
     labels: np.ndarray,
     leaves: Sequence[np.ndarray],
     parents: Sequence[Sequence[int] | np.ndarray],
-) -> Report:
+) -> HeterogeneityReport:
     """Measure a partition: `leaves` holds the samples of each leaf, `parents` is the tree."""
     counts = class_counts(labels, leaves, parents)
     levels = []
@@ -64,17 +64,17 @@ def heterogeneity(
         share_NK = _shares(counts_NK)
         parent_NK = _shares(counts[level - 1])[np.asarray(parents[level], dtype=np.int64)]
         levels.append(
-            LevelReport(
+            LevelHeterogeneity(
                 level,
                 len(counts_NK),
                 float(total_variation(share_NK, parent_NK).mean()),
                 float(total_variation(share_NK, _shares(counts[0])).mean()),
-                Range.of((counts_NK > 0).sum(axis=1)),
-                Range.of(counts_NK.sum(axis=1)),
+                MinMedianMax.of((counts_NK > 0).sum(axis=1)),
+                MinMedianMax.of(counts_NK.sum(axis=1)),
             )
         )
     kept = int(counts[0].sum())
-    return Report(kept, len(labels) - kept, int((counts[0] > 0).sum()), tuple(levels))
+    return HeterogeneityReport(kept, len(labels) - kept, int((counts[0] > 0).sum()), tuple(levels))
 
 
 def class_counts(

@@ -29,7 +29,7 @@ from stratafl.config.paths import anchored
 from stratafl.config.schema import Config
 from stratafl.config.setup import Study, rules_of, schedule_of
 from stratafl.core.flat_module import frozen_digest
-from stratafl.data.inputs import Fields
+from stratafl.data.inputs import NamedInputs
 from stratafl.deploy.protocol import seal
 from stratafl.deploy.protocol.bounds import largest_message
 from stratafl.deploy.protocol.job import Job
@@ -176,7 +176,7 @@ def _made(topology: Topology) -> tuple[Study, UserFiles, int]:
 def _one_input(made: Study) -> Tensor:
     """Some samples, as the model takes them, or the complaint."""
     inputs = made.data.inputs
-    if isinstance(inputs, Fields):
+    if isinstance(inputs, NamedInputs):
         raise InvalidInput("data inputs", list(inputs.named), "a deployed leaf's model takes one, which has no name")
     return inputs
 

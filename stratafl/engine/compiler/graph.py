@@ -22,7 +22,7 @@ from torch.func import functional_call
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import find_scores, output_tensors
 from stratafl.core.losses import map_outputs as replaced_in
-from stratafl.data.inputs import Fields, Inputs, arguments, tensors_of
+from stratafl.data.inputs import Inputs, NamedInputs, call_arguments, tensors_of
 from stratafl.engine.compiler.capture import BY_VALUES, OwnFunction, Unsupported, own_functions, traced
 from stratafl.engine.module_profile import written
 from stratafl.engine.random_streams import RANDOM_OP_HANDLERS
@@ -91,7 +91,7 @@ def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool 
         values = dict(zip(names, given, strict=False))
         before = dict(values)
         samples = dict(zip(kinds, given[len(names) :], strict=True))
-        positional, keywords = arguments(samples[""] if kinds == [""] else Fields(samples))
+        positional, keywords = call_arguments(samples[""] if kinds == [""] else NamedInputs(samples))
         outputs = functional_call(module, values, positional, keywords)
         if not whole:
             outputs = find_scores(outputs)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.inputs import mapped
+from stratafl.data.inputs import map_tensors
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.forms import axes, lookups, random, recurrent, samples
 from stratafl.engine.compiler.graph import Recording, packet, recorded
@@ -59,7 +59,8 @@ def pads(flat: FlatModule, batch: Batch, whole: bool = False) -> bool:
         return False
     try:
         one, two, all_of_them = (
-            recorded(flat, mapped(lambda each: each[0, :length], batch.inputs_CB), whole) for length in (1, 2, most)
+            recorded(flat, map_tensors(lambda each: each[0, :length], batch.inputs_CB), whole)
+            for length in (1, 2, most)
         )
     except Exception as problem:
         pass_on_no_room(problem)

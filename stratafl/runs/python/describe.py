@@ -28,7 +28,7 @@ from stratafl.base.tracebacks import is_installed
 from stratafl.core.flat_module import frozen_digest
 from stratafl.core.rule import Rule, average
 from stratafl.core.schedule import Schedule
-from stratafl.data.inputs import is_array, tensor
+from stratafl.data.inputs import as_tensor, is_array
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.simulation import Simulation
 
@@ -236,7 +236,7 @@ def _is_plain(value: object) -> bool:
 
 def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
     """A digest of an array's numbers, or of rows at equal distances where there are very many."""
-    rows = tensor("array", values)
+    rows = as_tensor("array", values)
     if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
         rows = rows[:: -(-rows.nbytes // MOST_BYTES)]
     return hashlib.sha256(rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.config.data import FEW, NO_CLASSES, LabelCounts
-from stratafl.data.dataset import Held, Supply
+from stratafl.data.dataset import InMemorySamples, SampleSource
 from stratafl.data.inputs import tensors_of
 from stratafl.runs.python.describe import digest
 from stratafl.simulation.simulation import Simulation
@@ -35,10 +35,10 @@ def label_counts(simulation: Simulation) -> LabelCounts:
     return LabelCounts(classes or NO_CLASSES, labels, hashlib.sha256(" ".join(whole).encode()).hexdigest())
 
 
-def _inputs(supply: Supply) -> list[str]:
+def _inputs(supply: SampleSource) -> list[str]:
     """Digests of the inputs: of all samples that are held, and of a few where they are read anew
     for every batch."""
-    inputs = supply.inputs_N if isinstance(supply, Held) else supply.first(FEW)
+    inputs = supply.inputs_N if isinstance(supply, InMemorySamples) else supply.first(FEW)
     return [f"{name} {digest(each)}" for name, each in tensors_of(inputs).items()]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import output_tensors
-from stratafl.data.inputs import mapped
+from stratafl.data.inputs import map_tensors
 from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.precision import computing
 from stratafl.engine.random_streams import ClientStream, RandomSource
@@ -33,7 +33,7 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     named = flat.named(*rows)
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
-    inputs_CB = mapped(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)
+    inputs_CB = map_tensors(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
     with computing("fp32", torch.device("cuda")), torch.no_grad():
         program = BatchedProgram(flat, one, whole=True)

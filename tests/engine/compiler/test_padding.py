@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import output_tensors
-from stratafl.data.inputs import mapped
+from stratafl.data.inputs import map_tensors
 from stratafl.engine.batches import Batch
 from stratafl.engine.compiler.padding import pads
 from stratafl.engine.compiler.program import BatchedProgram
@@ -65,7 +65,7 @@ def outputs(given: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
     named = flat.named(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
-    program = BatchedProgram(flat, mapped(lambda each: each[0], inputs_CB), whole=True)
+    program = BatchedProgram(flat, map_tensors(lambda each: each[0], inputs_CB), whole=True)
     with torch.no_grad():
         return output_tensors(
             program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0)))
@@ -89,7 +89,7 @@ def is_padded(name: str) -> bool:
     given = problem(ZOO[name])
     flat, (mine_CB, theirs_CB) = (
         FlatModule(given.module),
-        (mapped(way, given.inputs) for way in (some, with_another_last)),
+        (map_tensors(way, given.inputs) for way in (some, with_another_last)),
     )
     mask_CB, length_C = torch.ones(2, FEW, dtype=torch.bool), np.array([FEW, FEW])
     if not pads(flat, Batch(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), whole=True):

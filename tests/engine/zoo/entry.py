@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from stratafl.data.inputs import Fields
+from stratafl.data.inputs import NamedInputs
 
 Sampler = Callable[[int, Generator], Any]
 """(number of samples, generator) -> samples."""
@@ -27,7 +27,7 @@ def codes(vocabulary: int, *shape: int) -> Sampler:
 
 def fields(**samplers: Sampler) -> Sampler:
     """Inputs by name."""
-    return lambda count, random: Fields({name: each(count, random) for name, each in samplers.items()})
+    return lambda count, random: NamedInputs({name: each(count, random) for name, each in samplers.items()})
 
 
 CLASSES = codes(3)
