@@ -32,8 +32,8 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
-from stratafl.engine.factory import default_engine
-from stratafl.engine.module_profile import operations
+from stratafl.engine.factory import default_engine_name
+from stratafl.engine.module_profile import count_operations
 from stratafl.models.registry import build
 
 STEPS, ENGINES = 4, ("loop", "stacked")
@@ -175,10 +175,10 @@ def chosen(job: Job) -> dict[str, Any]:
     training = ClientTraining(
         FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
     )  # fmt: skip
-    seen = operations(training, job.partition[0][: job.batch])
+    seen = count_operations(training, job.partition[0][: job.batch])
     assert seen is not None
     mean = round(seen.given / seen.count / 1024, 1)
-    default = default_engine(training, len(job.partition), "fp32")
+    default = default_engine_name(training, len(job.partition), "fp32")
     return {"default": default, "kB an operation gives": mean, "pools images": seen.pools}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stratafl.core.client_update import leaf
-from stratafl.engine.factory import Name
+from stratafl.engine.factory import EngineName
 from stratafl.metrics.drift import Diagnose
 from stratafl.models.registry import build
 from stratafl.runs.python.simulate import simulate
@@ -24,7 +24,9 @@ SAMPLES = 100
 SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}
 
 
-def study(model: str, tree: str, periods: Sequence[int], engine: Name, device: str, diagnose: Diagnose) -> Simulation:
+def study(
+    model: str, tree: str, periods: Sequence[int], engine: EngineName, device: str, diagnose: Diagnose
+) -> Simulation:
     """The paper's leaf: batches of 50, corrections, clip 10, weight decay."""
     clients = int(np.prod([int(part) for part in tree.split("x")]))
     maker = torch.Generator().manual_seed(0)
@@ -94,7 +96,7 @@ def main() -> None:
     given = parser.parse_args()
     modes: list[Diagnose] = ["drift", "ideal"]
     big = given.device == "cuda"
-    engine: Name = "stacked" if big else "loop"
+    engine: EngineName = "stacked" if big else "loop"
     cases: list[tuple[str, str, list[int]]] = (
         [("cnn", "10x10", [5, 20]), ("mlp", "10x10", [5, 20]), ("mlp", "10x10", [20, 5])]
         if big

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from stratafl.base.plotting import COLOURS, pyplot, save
 from stratafl.bench.table import EnginePrecision, ratios
-from stratafl.engine.precision import COMPUTES
+from stratafl.engine.precision import PRECISIONS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -169,7 +169,7 @@ def with_rates(source: str) -> str:
     lines = []
     for name in (line.split('"')[1] for line in old.splitlines()):
         speeds = Measured.read(name).client_steps
-        rates = [f'"{kind}": {round(speeds["stacked", kind]):_}' for kind in COMPUTES if ("stacked", kind) in speeds]
+        rates = [f'"{kind}": {round(speeds["stacked", kind]):_}' for kind in PRECISIONS if ("stacked", kind) in speeds]
         lines.append(f'    "{name}": {{{", ".join(rates)}}},')
     return before + begin + "\n".join(lines) + end + after
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from stratafl.core.client_training import Augment
-from stratafl.engine.cuda_graphs import uncollected
+from stratafl.engine.cuda_graphs import garbage_collection_paused
 from stratafl.models.networks import Recurrent
 
 Round = Callable[[], None]
@@ -67,7 +67,7 @@ def graphed_loop(job: Job) -> Round:
             client.step(index_B)
     torch.cuda.current_stream().wait_stream(side)
     graphs: list[torch.cuda.CUDAGraph] = []
-    with uncollected():
+    with garbage_collection_paused():
         for client in clients:
             graph = torch.cuda.CUDAGraph()
             # one graph runs at a time, so they may share their memory
@@ -146,7 +146,7 @@ def _replayed(take: Callable[[Tensor], None], index_CB: Tensor) -> Callable[[Ten
             take(index_CB)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with uncollected(), torch.cuda.graph(graph):
+    with garbage_collection_paused(), torch.cuda.graph(graph):
         take(index_CB)
 
     def replay(chosen_CB: Tensor) -> None:

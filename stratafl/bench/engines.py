@@ -32,8 +32,8 @@ from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.factory import Name, drift_kernel, make_engine
-from stratafl.engine.precision import COMPUTES, HALF, Compute, computing
+from stratafl.engine.factory import EngineName, drift_kernel, make_engine
+from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision, float32_matmul_precision
 from stratafl.federation.federation import Federation
 from stratafl.models.registry import build, parameters
 from stratafl.rules.registry import rules_for
@@ -115,7 +115,7 @@ def contenders(device: str | torch.device) -> list[str]:
         return [f"{name}:fp32" for name in ("plain loop", "vmap", *jax, "stacked")]
     mapped = ("vmap", "graphed vmap", "compiled vmap")
     plain = [f"{name}:{kind}" for kind in ("tf32", "bf16") for name in ("plain loop", *mapped, *jax)]
-    return plain + [f"{name}:{kind}" for name in ("graphed loop", "stacked") for kind in COMPUTES]
+    return plain + [f"{name}:{kind}" for name in ("graphed loop", "stacked") for kind in PRECISIONS]
 
 
 def bench(
@@ -173,14 +173,14 @@ def row_of(way: str, job: Job, rounds: int = 2) -> Row:
     return _row(*_chosen(way, job.inputs.device), job, 0.0, rounds)
 
 
-def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
+def _chosen(name: str, device: torch.device) -> tuple[str, Precision]:
     """A way to train and its precision, if there are such."""
     way, _, kind = name.partition(":")
     precision: Any = kind or "fp32"
     if way not in (*PLAIN, *OURS):
         raise unknown_name("engine", way, [*PLAIN, *OURS])
-    if precision not in COMPUTES:
-        raise unknown_name("precision", precision, COMPUTES)
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
     if way.startswith("graphed") and device.type != "cuda":
         raise InvalidInput("engine", name, "a CUDA graph needs a GPU")
     if way == "jax" and precision not in jax_baseline.precisions(device):
@@ -188,7 +188,7 @@ def _chosen(name: str, device: torch.device) -> tuple[str, Compute]:
     return way, precision
 
 
-def _row(name: str, precision: Compute, job: Job, floor: float, rounds: int) -> Row:
+def _row(name: str, precision: Precision, job: Job, floor: float, rounds: int) -> Row:
     """One way to train, measured; `floor` is the seconds of a step at the device's own rates."""
     device, clients = job.inputs.device, len(job.partition)
     if device.type == "cuda":
@@ -226,7 +226,7 @@ def task_job(model: str, task: Task, clients: int, batch: int, steps: int, devic
     )  # fmt: skip
 
 
-PLAIN: dict[str, Callable[[Job, Compute], Round]] = {
+PLAIN: dict[str, Callable[[Job, Precision], Round]] = {
     "plain loop": lambda job, _: baselines.loop(job),
     "graphed loop": lambda job, _: baselines.graphed_loop(job),
     "vmap": lambda job, _: baselines.mapped(job),
@@ -252,26 +252,26 @@ class Contender(NamedTuple):
 
 
 @contextmanager
-def _plainly(name: str, precision: Compute, device: torch.device) -> Iterator[None]:
+def _plainly(name: str, precision: Precision, device: torch.device) -> Iterator[None]:
     """Plain PyTorch's switches for a precision; our engines set their own."""
     if name not in PLAIN:
         yield
         return
-    with computing(precision, device), ExitStack() as casting:
-        if precision in HALF:
+    with float32_matmul_precision(precision, device), ExitStack() as casting:
+        if precision in HALF_DTYPES:
             # a graph must hold the casts, so they are not remembered
-            casting.enter_context(torch.autocast(device.type, HALF[precision], cache_enabled=False))
+            casting.enter_context(torch.autocast(device.type, HALF_DTYPES[precision], cache_enabled=False))
         yield
 
 
-def make(name: Any, job: Job, precision: Compute) -> Contender:
+def make(name: Any, job: Job, precision: Precision) -> Contender:
     """The way to train of this name, set up."""
     if name in PLAIN:
         return Contender(name, {"round": PLAIN[name](job, precision)})
     return _engine(name, job, precision)
 
 
-def _engine(name: Name, job: Job, precision: Compute) -> Contender:
+def _engine(name: EngineName, job: Job, precision: Precision) -> Contender:
     """One of our own engines in a federation with MTGC on a tree of two levels."""
     device = job.inputs.device
     flat = FlatModule(job.module)

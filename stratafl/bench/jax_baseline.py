@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from stratafl.base.errors import InvalidInput
 from stratafl.bench.baselines import Job, Round
 from stratafl.data.transforms import PAD, flip_and_crop
-from stratafl.engine.precision import Compute
+from stratafl.engine.precision import Precision
 
 Array = Any
 """JAX's own type cannot be named without importing it."""
@@ -63,12 +63,12 @@ def available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "jaxlib"))
 
 
-def precisions(device: torch.device) -> tuple[Compute, ...]:
+def precisions(device: torch.device) -> tuple[Precision, ...]:
     """The precisions that JAX can be asked for on this device."""
     return ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
 
 
-def mapped(job: Job, precision: Compute = "fp32") -> Round:
+def mapped(job: Job, precision: Precision = "fp32") -> Round:
     """`jax.vmap`: one function of one client, mapped over all of them and compiled with the whole
     round around it."""
     return Clients(job, precision).round
@@ -77,7 +77,7 @@ def mapped(job: Job, precision: Compute = "fp32") -> Round:
 class Clients:
     """The weights of all clients, one row each, and their round."""
 
-    def __init__(self, job: Job, precision: Compute = "fp32"):
+    def __init__(self, job: Job, precision: Precision = "fp32"):
         jax = _jax()
         clients = len(job.partition)
         device = _device(job.inputs.device)
@@ -126,7 +126,7 @@ def images_last(inputs: Tensor) -> Array:
     return _array(inputs.permute(0, 2, 3, 1) if inputs.dim() == 4 else inputs)
 
 
-def _training(job: Job, network: Network, precision: Compute) -> Callable[..., tuple[Parameters, Array]]:
+def _training(job: Job, network: Network, precision: Precision) -> Callable[..., tuple[Parameters, Array]]:
     """The whole round as one function of arrays."""
     jax = _jax()
     jnp = jax.numpy

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stratafl.bench.baselines import Job
-from stratafl.engine.precision import HALF, Compute, computing
+from stratafl.engine.precision import HALF_DTYPES, Precision, float32_matmul_precision
 from stratafl.models.registry import parameters
 
 
@@ -31,12 +31,12 @@ class Rates:
     """A second, read and written by a copy."""
 
 
-def measured(precisions: Sequence[Compute], device: torch.device) -> Rates:
+def measured(precisions: Sequence[Precision], device: torch.device) -> Rates:
     """This device's rates."""
     return Rates({kind: _operations_rate(kind, device) for kind in precisions}, _bytes_rate(device))
 
 
-def counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, float]]:
+def counted(job: Job, precisions: Sequence[Precision]) -> tuple[float, dict[str, float]]:
     """Operations and bytes of one client's step.
 
     Operations are those of the products, forward and back. Of bytes a step needs at least: each
@@ -59,15 +59,15 @@ def counted(job: Job, precisions: Sequence[Compute]) -> tuple[float, dict[str, f
     job.module.zero_grad(set_to_none=True)
     rows = 7 * 4 * parameters(job.module) + job.batch * job.inputs[0].nbytes
     return float(counter.get_total_flops()), {
-        kind: float(rows + 4 * activations * (2 if kind in HALF else 4)) for kind in precisions
+        kind: float(rows + 4 * activations * (2 if kind in HALF_DTYPES else 4)) for kind in precisions
     }
 
 
-def _operations_rate(precision: Compute, device: torch.device) -> float:
+def _operations_rate(precision: Precision, device: torch.device) -> float:
     size = 8192 if device.type == "cuda" else 1024
-    dtype = HALF.get(precision, torch.float32)
+    dtype = HALF_DTYPES.get(precision, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    with computing(precision, device):
+    with float32_matmul_precision(precision, device):
         return 2.0 * size**3 / _best(lambda: a @ b, device)
 
 

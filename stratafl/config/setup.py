@@ -35,7 +35,7 @@ from stratafl.data.dataset import BatchKey, InMemorySamples
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.distributed.communicator import Ranks
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.validation import Subject, model_fits, objective_fits
+from stratafl.engine.validation import ModelUnderTest, build_objective, check_forward
 from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
 from stratafl.metrics.evaluation import finalize_metrics
 from stratafl.metrics.metrics import parse_metrics
@@ -160,7 +160,7 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> ClientT
     start = initial_model(config, shape_of(data[0]), outputs)
     supply = InMemorySamples(*data).to(CPU, start.flat.dtype)
     subject = _subject(config, start)
-    model_fits("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
+    check_forward("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
     batch, sampling = batches.check_batching(config.leaf.batch or None, config.leaf.sampling)
     nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
     training = ClientTraining(
@@ -184,9 +184,9 @@ def _home(config: Config, flat: FlatModule) -> LocalParameters:
     return LocalParameters(flat, names, config.leaf.chain(config.run.rounds), CPU)
 
 
-def _subject(config: Config, start: InitialModel) -> Subject:
+def _subject(config: Config, start: InitialModel) -> ModelUnderTest:
     """The model a run begins with, and the config's loss."""
-    return Subject(start.flat, start.x_P, start.b_B, parse_loss(config.objective.loss))
+    return ModelUnderTest(start.flat, start.x_P, start.b_B, parse_loss(config.objective.loss))
 
 
 # -- the model, and the root -----------------------------------------------------------------------
@@ -258,15 +258,17 @@ def root_of(config: Config) -> RootSetup:
     evaluation = checked_evaluation(_evaluation(config), tree.depth)
     subject = _subject(config, start)
     if test is not None:
-        model_fits("test", subject, *test, config.objective.loss is None)
+        check_forward("test", subject, *test, config.objective.loss is None)
     chosen = parse_metrics(evaluation.metrics)
-    objective = objective_fits(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
+    objective = build_objective(subject, chosen, test, evaluation.stop_at, evaluation.stop_when)
     home = _home(config, start.flat)
     workload = _workload(config, tree, data, subject, home)
     return RootSetup(tree, start, test, evaluation, objective, counts, home, workload)
 
 
-def _workload(config: Config, tree: Tree, data: PreparedData, subject: Subject, home: LocalParameters) -> Workload:
+def _workload(
+    config: Config, tree: Tree, data: PreparedData, subject: ModelUnderTest, home: LocalParameters
+) -> Workload:
     """The workload of leaves that have their parts of the config's data."""
     return measured(
         subject,

@@ -17,7 +17,7 @@ from stratafl.engine import precision
 from stratafl.engine.random_streams import ClientStream
 
 
-def of_fields(augment: Augment) -> Augment:
+def augment_fields(augment: Augment) -> Augment:
     """A user's transform of a table of tensors, as one of inputs that have names."""
 
     def transform(inputs: NamedInputs, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
@@ -26,7 +26,7 @@ def of_fields(augment: Augment) -> Augment:
     return transform
 
 
-def takes_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
+def supports_stacked_batches(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
     """Whether the transform of several clients' batches is the same as of each alone, tried on two;
     one that draws from torch's generator, or another that all share, takes one at a time."""
     with preserve_rng(inputs_B.device):
@@ -52,7 +52,7 @@ def _same_for_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
         return False
 
 
-def one_by_one(
+def augment_per_client(
     augment: Augment, inputs_CB: Inputs, seed: int, client_C: Tensor, step: int | Tensor, length_C: np.ndarray
 ) -> Inputs:
     """A transform that takes one client at a time, whose batch it must see without padding; from
@@ -69,7 +69,7 @@ def one_by_one(
     return combine(torch.stack, changed)
 
 
-def images_of(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
+def image_tensor(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
     """The samples as the kernels take images, if that is what they are."""
     images = supply.inputs_N if isinstance(supply, InMemorySamples) else None
     if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
@@ -77,7 +77,7 @@ def images_of(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
     return images if images.is_contiguous() and images.is_cuda else None
 
 
-class Batch(NamedTuple):
+class ClientBatches(NamedTuple):
     """One step's samples of all clients, padded to a common length."""
 
     inputs_CB: Inputs
@@ -88,20 +88,20 @@ class Batch(NamedTuple):
     stream: ClientStream | None = None
     """Where what the module draws comes from."""
 
-    def some(self, mine: slice | list[int], length: int) -> Batch:
+    def some(self, mine: slice | list[int], length: int) -> ClientBatches:
         """Some of the clients, whose batches have this length."""
         stream = None if self.stream is None else self.stream.some(mine)
         targets, mask = (each[mine, :length] for each in (self.targets_CB, self.mask_CB))
-        return Batch(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
+        return ClientBatches(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
 
 
-def widened(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
+def upcast_inputs(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
     """Images that were fetched in 16 bits as wide as the module's own numbers."""
-    halves = tuple(precision.HALF.values())
+    halves = tuple(precision.HALF_DTYPES.values())
     return map_tensors(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
 
 
-def by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
+def group_by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
     """Each length there is and who has it."""
     lengths = np.unique(length_C)
     if len(lengths) == 1:

@@ -15,30 +15,30 @@ from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
 from stratafl.engine.ops import Table, advance
-from stratafl.engine.parameter_layout import Layout
+from stratafl.engine.parameter_layout import ParameterLayout
 
-ALIGNED = 16
+ROW_ALIGNMENT = 16
 """Values: rows that begin at multiples of this are read and written in the widest words a GPU
 has."""
 
 
-def room(clients: int, values: int, like: Tensor) -> Tensor:
+def empty_rows(clients: int, values: int, like: Tensor) -> Tensor:
     """An empty matrix; on a GPU its rows are aligned, and the gaps between them are zero."""
     if like.device.type != "cuda":
         return like.new_empty(clients, values)
-    whole = like.new_empty(clients, -(-values // ALIGNED) * ALIGNED)
+    whole = like.new_empty(clients, -(-values // ROW_ALIGNMENT) * ROW_ALIGNMENT)
     whole[:, values:].zero_()
     return whole[:, :values]
 
 
-class Pulled(NamedTuple):
+class BoundLocalTerm(NamedTuple):
     """A rule's own direction, and the clients' edges."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
     edge: Edge
 
 
-class Rows(NamedTuple):
+class ChunkState(NamedTuple):
     """One chunk's part of the work, in memory of its own."""
 
     x_CP: Tensor
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     correction_CP: Tensor | None
     """The sum of all on a client's path to the root, and of what proximal pulls add in every step
     alike."""
-    pulls: tuple[Pulled, ...]
+    pulls: tuple[BoundLocalTerm, ...]
     stages: tuple[Stage, ...]
     """The leaf's chain, with what pulls add behind its clip."""
     strength: float = 0.0
@@ -61,29 +61,29 @@ class Rows(NamedTuple):
     """Room for the correction and strength * x together."""
 
     @staticmethod
-    def holding(work: TrainRequest, clients: int, leaf: Leaf) -> Rows:
+    def holding(work: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
         """Room for so many clients' part of this work."""
 
         def new(given: IndexedRows) -> Tensor:
-            return room(clients, given.rows_MP.shape[1], given.rows_MP)
+            return empty_rows(clients, given.rows_MP.shape[1], given.rows_MP)
 
         pulls, stages = move_decay_behind_clip(work.pulls, leaf.stages)
         anchors = _anchors(pulls)
         strength = sum((pull.local.strength for pull in pulls if anchors and isinstance(pull.local, Proximal)), 0.0)
-        return Rows(
+        return ChunkState(
             new(work.x),
             new(work.b),
             leaf.optimiser,
             _state(leaf.optimiser, work, clients),
             new(work.x) if work.has_path else None,
             new(work.x) if work.corrections or anchors else None,
-            () if anchors else tuple(Pulled(pull.local, pull.edge(new)) for pull in pulls),
+            () if anchors else tuple(BoundLocalTerm(pull.local, pull.edge(new)) for pull in pulls),
             stages,
             strength,
             new(work.x) if strength else None,
         )
 
-    def load(self, work: TrainRequest, leaves: Sequence[int], layout: Layout) -> None:
+    def load(self, work: TrainRequest, leaves: Sequence[int], layout: ParameterLayout) -> None:
         """Take over what these leaves start from; rows of parameters lie as this says from then
         on."""
         layout.into(self.x_CP, work.x, leaves)
@@ -108,7 +108,7 @@ class Rows(NamedTuple):
             for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
                 part.copy_(theirs)
 
-    def among(self, clients: int) -> Rows:
+    def among(self, clients: int) -> ChunkState:
         """The first so many clients' alone, in the same memory."""
         if clients == len(self.x_CP):
             return self
@@ -122,7 +122,7 @@ class Rows(NamedTuple):
             state={name: rows[:clients] for name, rows in self.state.items()},
             path_CP=cut(self.path_CP),
             correction_CP=cut(self.correction_CP),
-            pulls=tuple(Pulled(local, edge.among(clients)) for local, edge in self.pulls),
+            pulls=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.pulls),
             sum_CP=cut(self.sum_CP),
         )
 
@@ -145,7 +145,7 @@ class Rows(NamedTuple):
 def _state(optimiser: Optimiser, work: TrainRequest, clients: int) -> States:
     """Room for so many clients' states."""
     like = optimiser.init(work.x.rows_MP[:1])
-    return {name: room(clients, rows.shape[1], rows) for name, rows in like.items()}
+    return {name: empty_rows(clients, rows.shape[1], rows) for name, rows in like.items()}
 
 
 def _anchors(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
@@ -155,13 +155,13 @@ def _anchors(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
     return found if len(found) == len(pulls) else []
 
 
-def usual(rows: Rows) -> StandardChain | None:
+def fused_step_config(rows: ChunkState) -> StandardChain | None:
     """The usual chain, which has kernels that do all of it; None where it is another, rules have
     directions of their own, or the optimiser is a user's."""
     return None if rows.pulls or type(rows.optimiser) not in OPTIMIZERS.values() else StandardChain.of(rows.stages)
 
 
-class Wanted(NamedTuple):
+class GradientRequest(NamedTuple):
     """What gradients are wanted with, where the way they are computed can add it at no cost."""
 
     correction_CP: Tensor | None = None
@@ -169,10 +169,10 @@ class Wanted(NamedTuple):
     """Whether the sums of squares of the corrected gradients are wanted, for a clip."""
 
 
-ALONE = Wanted()
+PLAIN_REQUEST = GradientRequest()
 
 
-class Gradients(NamedTuple):
+class ClientGradients(NamedTuple):
     g_CP: Tensor
     """With the corrections that were wanted."""
     squares: tuple[Tensor, ...] = ()
@@ -183,43 +183,47 @@ class Gradients(NamedTuple):
     to keep it."""
 
 
-def step(
-    rows: Rows, gradients: Callable[[Wanted], Gradients], lr: float | Tensor, ops: Table, clipped: Tensor
+def apply_step(
+    rows: ChunkState,
+    gradients: Callable[[GradientRequest], ClientGradients],
+    lr: float | Tensor,
+    ops: Table,
+    clipped: Tensor,
 ) -> tuple[object, ...]:
     """One step of all rows, in place; to `clipped` is added how many of them a clip shortened.
     Returned is what a CUDA graph of it has to keep."""
-    chain, end = usual(rows), (rows.optimiser, rows.state, rows.path_CP)
+    chain, end = fused_step_config(rows), (rows.optimiser, rows.state, rows.path_CP)
     if chain is not None:
-        g_CP, squares, reads = gradients(Wanted(rows.added(rows.x_CP), chain.clip is not None))
+        g_CP, squares, reads = gradients(GradientRequest(rows.added(rows.x_CP), chain.clip is not None))
         ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
         return reads
-    g_CP, _, reads = gradients(ALONE)
+    g_CP, _, reads = gradients(PLAIN_REQUEST)
     direction_CP = apply_transforms(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
     advance(rows.x_CP, direction_CP, lr, *end)
     return reads
 
 
-MOST = 512
+MAX_GPU_CHUNK = 512
 """Clients at once on a GPU: more than fill it gain nothing, and their memory is better left to the
 rows."""
 
-SHARE = 0.4
+MEMORY_FRACTION = 0.4
 """Of the free memory: a captured step keeps memory of its own beside what the first, eager ones
 left behind."""
 
-CACHE = 16 << 20
+CPU_CHUNK_BYTES = 16 << 20
 """Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is
 quick."""
 
-NEAR = 4 << 20
+CPU_ACTIVATION_BYTES = 4 << 20
 """Bytes of an activation that a CPU's caches hold while the next operation comes."""
 
-WIDER = 4
+ACTIVATIONS_PER_INPUT = 4
 """Activations of a batch in terms of its inputs, roughly; it matters where a model has few
 parameters only."""
 
 
-def fitting(
+def max_chunk_size(
     device: torch.device,
     clients: int,
     row_bytes: int,
@@ -230,8 +234,8 @@ def fitting(
     """Clients at once; `value_bytes` are those of one client's largest activation, and `attempt`
     takes a step of so many, from which a GPU's need of memory is measured."""
     if device.type != "cuda":
-        near = NEAR // max(1, value_bytes)
-        return max(1, min(clients, near, CACHE // (row_bytes + WIDER * batch_bytes)))
+        near = CPU_ACTIVATION_BYTES // max(1, value_bytes)
+        return max(1, min(clients, near, CPU_CHUNK_BYTES // (row_bytes + ACTIVATIONS_PER_INPUT * batch_bytes)))
     few = min(clients, 8)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -241,4 +245,4 @@ def fitting(
     each = max(1, (torch.cuda.max_memory_allocated(device) - before) // few)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(clients, MOST, int(SHARE * free / each)))
+    return max(1, min(clients, MAX_GPU_CHUNK, int(MEMORY_FRACTION * free / each)))

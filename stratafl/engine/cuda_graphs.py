@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.engine.chunk import Rows
+from stratafl.engine.chunk import ChunkState
 
 
-class Samples(NamedTuple):
+class ChunkIndices(NamedTuple):
     """The samples of a chunk's steps."""
 
     client_C: Tensor
@@ -30,12 +30,12 @@ class Samples(NamedTuple):
     mask_CHB: Tensor
 
 
-class Fixed(NamedTuple):
+class StaticInputs(NamedTuple):
     """What a graph reads: a chunk's rows and samples, where its steps stand, and the learning
     rate."""
 
-    rows: Rows
-    samples: Samples
+    rows: ChunkState
+    samples: ChunkIndices
     number_1: Tensor
     """Which of the samples' steps comes next."""
     step: Tensor
@@ -43,7 +43,7 @@ class Fixed(NamedTuple):
     lr: Tensor
 
 
-class Recurring:
+class CapturePolicy:
     """Which kinds of step keep coming, so that capturing them is worth its time.
 
     A capture takes as long as many steps. Where parents wait by time, another number of clients
@@ -62,17 +62,17 @@ class Recurring:
         return is_often
 
 
-class Captured:
+class CapturedStep:
     """A captured step, with the rows it works on."""
 
-    def __init__(self, rows: Rows, samples: Samples, take: Callable[[Fixed], tuple[object, ...]]):
+    def __init__(self, rows: ChunkState, samples: ChunkIndices, take: Callable[[StaticInputs], tuple[object, ...]]):
         """`take` does one step on these rows and on samples that look like these, and gives what
         the graph of it has to keep; the rows must be loaded, and are used up."""
         device = rows.x_CP.device
         self.rows = rows
-        self._fixed = Fixed(
+        self._fixed = StaticInputs(
             rows,
-            Samples(*(torch.empty_like(each) for each in samples)),
+            ChunkIndices(*(torch.empty_like(each) for each in samples)),
             torch.zeros(1, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
             torch.zeros((), dtype=rows.x_CP.dtype, device=device),
@@ -87,15 +87,15 @@ class Captured:
             self._fixed.step.add_(1)
 
         self._fill(samples, 0, 0.0)
-        self._replay = _captured(once, device)
+        self._replay = _capture(once, device)
 
-    def run(self, samples: Samples, step: int, lr: float) -> None:
+    def run(self, samples: ChunkIndices, step: int, lr: float) -> None:
         """Do all the samples' steps on the rows as they are loaded."""
         self._fill(samples, step, lr)
         for _ in range(samples.index_CHB.shape[1]):
             self._replay()
 
-    def _fill(self, samples: Samples, step: int, lr: float) -> None:
+    def _fill(self, samples: ChunkIndices, step: int, lr: float) -> None:
         steps = samples.index_CHB.shape[1]
         self._fixed.samples.client_C.copy_(samples.client_C)
         self._fixed.samples.index_CHB[:, :steps].copy_(samples.index_CHB)
@@ -106,7 +106,7 @@ class Captured:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Nothing is collected meanwhile: to free what an earlier graph held would end the capture of
     another."""
     gc.collect()
@@ -119,7 +119,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """The same on the device alone."""
     # libraries set themselves up at their first calls, which a graph must not hold
     side = torch.cuda.Stream(device)
@@ -129,6 +129,6 @@ def _captured(once: Callable[[], None], device: torch.device) -> Callable[[], No
             once()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with uncollected(), torch.cuda.graph(graph):
+    with garbage_collection_paused(), torch.cuda.graph(graph):
         once()
     return graph.replay

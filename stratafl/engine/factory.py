@@ -18,58 +18,58 @@ from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.data.batches import batch_lengths, steps_per_epoch
 from stratafl.data.inputs import shape_of
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.module_profile import operations
+from stratafl.engine.module_profile import count_operations
 from stratafl.engine.ops import table
-from stratafl.engine.precision import COMPUTES, HALF, Compute
+from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision
 from stratafl.engine.stacked import StackedEngine
 
-FEWEST = 8
+MIN_CLIENTS = 8
 """Clients that train at once: of fewer a run is short, and setting up weighs more than it saves."""
 
-EVEN = 0.75
+MIN_BATCH_FILL = 0.75
 """Of the longest batch's samples, how many a batch has on average: shorter ones are padded."""
 
 
-LOOKED_AT = 100
+MAX_STEPS_COUNTED = 100
 """Steps of a pass whose batches' lengths are counted, at most."""
 
 
-def default_engine(whole: ClientTraining, clients: float, precision: Compute) -> Literal["loop", "stacked"]:
+def default_engine_name(whole: ClientTraining, clients: float, precision: Precision) -> Literal["loop", "stacked"]:
     """The one that is to be tried first.
 
     whole: with all clients of the tree, also where this process has a part of them; clients: how
     many train at once, on average.
     """
-    if clients < FEWEST or precision in HALF:
+    if clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
     # a stage of one's own may look at all rows it is given, and the loop gives it one
     if StandardChain.of(whole.leaf.stages) is None:
         return "loop"
     longest = max(whole.partition, key=len)
     places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
-    if sum(min(len(part), places) for part in whole.partition) < EVEN * places * len(whole.partition):
+    if sum(min(len(part), places) for part in whole.partition) < MIN_BATCH_FILL * places * len(whole.partition):
         return "loop"
-    seen = operations(whole, longest[:places])
+    seen = count_operations(whole, longest[:places])
     return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
 
 
-def lengths_at_once(whole: ClientTraining) -> float:
+def mean_distinct_batch_lengths(whole: ClientTraining) -> float:
     """How many lengths the clients' batches have in a step, on average over the longest pass."""
     size_N = np.array([len(part) for part in whole.partition])
-    steps = min(LOOKED_AT, steps_per_epoch(int(size_N.max()), whole.batch))
+    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), whole.batch))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
     length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
     return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
 
 
-Name = Literal["auto", "loop", "stacked", "vmap"]
+EngineName = Literal["auto", "loop", "stacked", "vmap"]
 
 
 CLIENTS, STEPS, TRIES = 16, 2, 3
 """What is measured: so many clients' steps at most, the best of so many times."""
 
 
-HELP = {
+FALLBACK_HINTS = {
     "hooks on": "without them all clients can train at once",
     "depends on values": "a module that decides by shapes alone lets all clients train at once",
     "draws random numbers by": "torch's own random numbers are each client's, and let all clients train at once",
@@ -81,7 +81,7 @@ HELP = {
 """What would help where only the loop can train, by a part of the reason."""
 
 
-_fastest: dict[object, Name] = {}
+_timings: dict[object, EngineName] = {}
 """What was measured in this process, by model, batch and clients."""
 
 
@@ -92,7 +92,7 @@ def drift_kernel(like: Tensor) -> DriftKernel | None:
 
 
 def make_engine(
-    name: Name, training: ClientTraining, *, chunk: int | None = None, precision: Compute = "fp32"
+    name: EngineName, training: ClientTraining, *, chunk: int | None = None, precision: Precision = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of this name.
 
@@ -100,8 +100,8 @@ def make_engine(
     GPU; on a CPU a few steps of all three are timed and the fastest one taken, once for each model,
     batch and number of clients in a process. They give the same result, up to rounding.
     """
-    check_choice("engine", name, get_args(Name))
-    check_choice("precision", precision, COMPUTES)
+    check_choice("engine", name, get_args(EngineName))
+    check_choice("precision", precision, PRECISIONS)
     if name == "loop":
         return _loop(training, precision)
     stacked = StackedEngine(
@@ -111,19 +111,19 @@ def make_engine(
         return _loop(training, precision, stacked.how)
     if name in ("stacked", "vmap") or training.supply.device.type != "cpu":
         return stacked
-    engines: dict[Name, LoopEngine | StackedEngine] = {"loop": _loop(training, precision)}
-    key = _key(training, precision)
-    if key in _fastest:
-        return make_engine(_fastest[key], training, chunk=chunk, precision=precision)
+    engines: dict[EngineName, LoopEngine | StackedEngine] = {"loop": _loop(training, precision)}
+    key = _timing_key(training, precision)
+    if key in _timings:
+        return make_engine(_timings[key], training, chunk=chunk, precision=precision)
     engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
     clients = min(len(training.partition), stacked.chunk or CLIENTS, CLIENTS)
-    seconds = {name: _seconds(engine, training, clients) for name, engine in engines.items()}
-    _fastest[key] = min(seconds, key=lambda name: seconds[name])
-    return engines[_fastest[key]]
+    seconds = {name: _time_engine(engine, training, clients) for name, engine in engines.items()}
+    _timings[key] = min(seconds, key=lambda name: seconds[name])
+    return engines[_timings[key]]
 
 
-def make_default(
-    training: ClientTraining, whole: ClientTraining, clients: float, precision: Compute = "fp32"
+def make_default_engine(
+    training: ClientTraining, whole: ClientTraining, clients: float, precision: Precision = "fp32"
 ) -> LoopEngine | StackedEngine:
     """The engine of a CPU where none is named: `default_engine` says which, and where that is the
     stacked one it must take the whole module, and where only clients whose batches are as long can
@@ -132,23 +132,23 @@ def make_default(
     whole: with all clients of the tree, so that every rank chooses alike; clients: how many train
     at once, on average.
     """
-    if default_engine(whole, clients, precision) == "loop":
+    if default_engine_name(whole, clients, precision) == "loop":
         return _loop(training, precision)
     stacked = StackedEngine(whole, precision=precision, ways=("stacked",))
-    if stacked.how != "stacked" or (stacked.by_length and clients < FEWEST * lengths_at_once(whole)):
+    if stacked.how != "stacked" or (stacked.by_length and clients < MIN_CLIENTS * mean_distinct_batch_lengths(whole)):
         return _loop(training, precision)
     return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
 
 
-def _loop(training: ClientTraining, precision: Compute, how: str = "loop") -> LoopEngine:
+def _loop(training: ClientTraining, precision: Precision, how: str = "loop") -> LoopEngine:
     """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
     engine = LoopEngine(training, how=how, precision=precision)
-    if engine.precision not in HALF:
+    if engine.precision not in HALF_DTYPES:
         return engine
 
     def finite(engine: LoopEngine) -> bool:
         with preserve_rng(training.supply.device):
-            return bool(engine.gradients(_first_work(training, 1)).isfinite().all())
+            return bool(engine.gradients(_probe_work(training, 1)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
         fits = finite(engine)
@@ -158,21 +158,21 @@ def _loop(training: ClientTraining, precision: Compute, how: str = "loop") -> Lo
     return engine
 
 
-def differences(engine: Engine, name: Name | None, precision: Compute) -> list[str]:
+def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision) -> list[str]:
     """What an engine does otherwise than it was asked to, in words for the user; None asks for
     nothing."""
     found = []
     if name not in (None, "auto") and engine.name != name:
         how = engine.how.replace(":", " trains the clients:", 1)
         other = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
-        help = next((text for part, text in HELP.items() if part in how), other)
+        help = next((text for part, text in FALLBACK_HINTS.items() if part in how), other)
         found.append(f"engine {name!r} was asked for, and {how}; {help} (engine = {engine.name!r} does not say this)")
     if engine.precision != precision:
         found.append(f"precision {precision!r} is not honoured: {engine.name} computes in {engine.precision} here")
     return found
 
 
-def _key(training: ClientTraining, precision: Compute) -> object:
+def _timing_key(training: ClientTraining, precision: Precision) -> object:
     flat, batch = training.flat, training.batch
     largest = max(len(part) for part in training.partition)
     shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
@@ -183,9 +183,9 @@ def _key(training: ClientTraining, precision: Compute) -> object:
     )  # fmt: skip
 
 
-def _seconds(engine: Engine, training: ClientTraining, clients: int) -> float:
+def _time_engine(engine: Engine, training: ClientTraining, clients: int) -> float:
     """The best time of a few steps of a few clients, from the module's own values."""
-    work = _first_work(training, clients)
+    work = _probe_work(training, clients)
     engine.train(work._replace(steps=1))
     best = float("inf")
     for _ in range(TRIES):
@@ -195,7 +195,7 @@ def _seconds(engine: Engine, training: ClientTraining, clients: int) -> float:
     return best
 
 
-def _first_work(training: ClientTraining, clients: int) -> TrainRequest:
+def _probe_work(training: ClientTraining, clients: int) -> TrainRequest:
     """A few steps of the first clients, from the module's own values."""
     x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
     shared = np.zeros(clients, dtype=np.int64)

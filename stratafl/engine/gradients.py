@@ -16,34 +16,36 @@ from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outpu
 from stratafl.core.rows import IndexedRows
 from stratafl.data.inputs import Inputs, call_arguments, map_tensors, tensors_of
 from stratafl.engine import ops, precision
-from stratafl.engine.batches import Batch, by_length, widened
-from stratafl.engine.chunk import ALONE, NEAR, Gradients, Wanted, room
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
+from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
-from stratafl.engine.parameter_layout import Layout
-from stratafl.engine.precision import Casting, scale_of
+from stratafl.engine.parameter_layout import ParameterLayout
+from stratafl.engine.precision import MixedPrecision, loss_scale
 from stratafl.engine.random_streams import RandomOverride, RandomSource
 from stratafl.engine.trace.lowering import Sinks
-from stratafl.engine.trace.program import Program
-from stratafl.engine.validation import Vocabulary
+from stratafl.engine.trace.program import TracedProgram
+from stratafl.engine.validation import EmbeddingRangeCheck
 
 
-class Differentiate(Protocol):
+class BatchedGradients(Protocol):
     """The gradient of each client's mean loss, with what is wanted added; where training changes
     the module's buffers, these are changed in their rows."""
 
-    layout: Layout
+    layout: ParameterLayout
     """How the rows lie that it takes and gives."""
     even: bool
     """Whether it reads the batches' lengths on the host, so that these must not change in a CUDA
     graph."""
-    compute: precision.Compute
+    compute: precision.Precision
     """What products are really computed in."""
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients: ...
+    def __call__(
+        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients: ...
 
 
-class Losses:
+class PerClientLoss:
     """The loss of each client's own samples, from the outputs for all of them."""
 
     def __init__(self, loss: Loss, dtype: torch.dtype, functions: ops.Table, labels: bool):
@@ -53,14 +55,14 @@ class Losses:
         self.even = not (labels and unwrap_loss(loss) is F.cross_entropy)
         self._maps = True
 
-    def __call__(self, outputs_CB: Any, batch: Batch, drawn: int = 0) -> Tensor:
+    def __call__(self, outputs_CB: Any, batch: ClientBatches, drawn: int = 0) -> Tensor:
         """`outputs_CB`: scores, or whatever a module returned, with the clients in front of every
         tensor; `drawn`: how many draws of the step came before."""
         if not self.even:
             op = self._ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
             return op(outputs_CB, batch.targets_CB, batch.mask_CB)
         losses, longest = [], batch.mask_CB.shape[1]
-        for length, mine in by_length(batch.length_C):
+        for length, mine in group_by_length(batch.length_C):
             # what has no entry for each sample is never padded
             outputs = self._some(outputs_CB, mine if length == longest else (mine, slice(length)))
             losses.append(self._own_losses(outputs, batch.some(mine, length), drawn))
@@ -74,7 +76,7 @@ class Losses:
 
         return map_outputs(outputs_CB, own)
 
-    def _own_losses(self, outputs_CB: Any, batch: Batch, drawn: int) -> Tensor:
+    def _own_losses(self, outputs_CB: Any, batch: ClientBatches, drawn: int) -> Tensor:
         """A user's loss of each client, none of whose batches is padded."""
         targets_CB, rows_CB = batch.targets_CB.clone(), output_tensors(outputs_CB)
 
@@ -111,7 +113,7 @@ KEPT = 64
 """Programs kept, one for each length of a batch."""
 
 
-class Recorded:
+class CompiledGradients:
     """One pass forward and one back for all clients whose batches are as long; for all clients
     where padding changes nothing."""
 
@@ -120,7 +122,7 @@ class Recorded:
         flat: FlatModule,
         loss: Loss,
         device: torch.device,
-        compute: precision.Compute = "fp32",
+        compute: precision.Precision = "fp32",
         labels: bool = False,
         pads: bool = False,
         apart: bool = False,
@@ -128,10 +130,10 @@ class Recorded:
         """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
         to the longest; `apart`: functions whose gradient is their own are called for one client
         after another."""
-        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
         self.flat, self.compute, self.pads = flat, self._casting.compute, pads
-        self.layout = Layout(flat)
-        self._losses = Losses(loss, flat.dtype, ops.PLAIN, labels)
+        self.layout = ParameterLayout(flat)
+        self._losses = PerClientLoss(loss, flat.dtype, ops.PLAIN, labels)
         self._whole, self._apart = not isinstance(loss, LossOnScores), apart
         self.even = not pads or self._losses.even
         self.poisoned = False
@@ -141,12 +143,14 @@ class Recorded:
         self.mapped: set[str] = set()
         """Operations that had no form and were mapped over the clients."""
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
-        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+    def __call__(
+        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients:
+        g_CP = empty_rows(len(x_CP), x_CP.shape[1], x_CP)
         if self.poisoned:
             g_CP.fill_(torch.nan)
         whole = batch.mask_CB.shape[1]
-        groups = [(whole, slice(None))] if self.pads else by_length(batch.length_C)
+        groups = [(whole, slice(None))] if self.pads else group_by_length(batch.length_C)
         programs = []
         for length, mine in groups:
             some = batch.some(mine, length)
@@ -161,11 +165,11 @@ class Recorded:
             g_CP[mine] = g
             if program.recording.written:
                 b_CZ[mine] = b
-        return Gradients(g_CP, reads=tuple(programs))
+        return ClientGradients(g_CP, reads=tuple(programs))
 
-    def program(self, batch: Batch) -> BatchedProgram:
+    def program(self, batch: ClientBatches) -> BatchedProgram:
         """For batches of this length; those that were used last are kept."""
-        inputs_CB = widened(batch.inputs_CB, self.flat.dtype)
+        inputs_CB = upcast_inputs(batch.inputs_CB, self.flat.dtype)
         key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
         known = self._programs.pop(key, None)
         if known is None:
@@ -181,13 +185,17 @@ class Recorded:
         program: BatchedProgram,
         x_CP: Tensor,
         b_CZ: Tensor,
-        batch: Batch,
+        batch: ClientBatches,
         correction_CP: Tensor | None,
         g_CP: Tensor,
     ) -> None:
         """On a CPU as many clients at a time as its nearer memory holds an activation of."""
         length = batch.mask_CB.shape[1]
-        few = len(x_CP) if x_CP.device.type != "cpu" else max(1, NEAR // max(1, program.recording.largest))
+        few = (
+            len(x_CP)
+            if x_CP.device.type != "cpu"
+            else max(1, CPU_ACTIVATION_BYTES // max(1, program.recording.largest))
+        )
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)
             correction = None if correction_CP is None else correction_CP[mine]
@@ -198,7 +206,7 @@ class Recorded:
         program: BatchedProgram,
         x_CP: Tensor,
         b_CZ: Tensor,
-        batch: Batch,
+        batch: ClientBatches,
         correction_CP: Tensor | None,
         g_CP: Tensor,
     ) -> None:
@@ -213,7 +221,7 @@ class Recorded:
         with torch.enable_grad(), self._casting.forward():
             # clones: a module may write into what it is given
             outputs_CB = program(
-                {**named, **written}, shared, widened(batch.inputs_CB, self.flat.dtype).clone(), source
+                {**named, **written}, shared, upcast_inputs(batch.inputs_CB, self.flat.dtype).clone(), source
             )
         with torch.enable_grad():
             losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
@@ -234,27 +242,29 @@ class Stacked:
     program."""
 
     def __init__(
-        self, flat: FlatModule, loss: Loss, inputs: Inputs, compute: precision.Compute = "fp32", labels: bool = False
+        self, flat: FlatModule, loss: Loss, inputs: Inputs, compute: precision.Precision = "fp32", labels: bool = False
     ):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.flat, self.compute = flat, compute
-        self.program = Program(flat, inputs)
+        self.program = TracedProgram(flat, inputs)
         if self.program.gives_more and not isinstance(loss, LossOnScores):
-            raise Unsupported("a loss of one's own, of an output that is no tensor")
+            raise UnsupportedModule("a loss of one's own, of an output that is no tensor")
         self.ops = ops.table(inputs.device, flat.dtype)
         reorder = self.ops.reorder
-        self.layout = Layout(flat) if reorder is None else Layout(flat, self.program.filters, reorder)
-        self._losses = Losses(loss, flat.dtype, self.ops, labels)
+        self.layout = ParameterLayout(flat) if reorder is None else ParameterLayout(flat, self.program.filters, reorder)
+        self._losses = PerClientLoss(loss, flat.dtype, self.ops, labels)
         self.even = self._losses.even
         self.poisoned = False
         """Whether the place for the gradients is filled with what is no number first, so that a
         trial shows whether every value is written."""
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
+    def __call__(
+        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients:
         named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
-        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
+        g_CP = empty_rows(len(x_CP), x_CP.shape[1], x_CP)
         if self.poisoned:
             g_CP.fill_(torch.nan)
         sinks = Sinks(
@@ -262,7 +272,7 @@ class Stacked:
             {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
             [] if wanted.squares and self.ops.squares else None,
         )
-        scale = scale_of(self.compute)
+        scale = loss_scale(self.compute)
         with torch.enable_grad():
             source = None if batch.stream is None else RandomSource(batch.stream)
             outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale, source)
@@ -275,21 +285,21 @@ class Stacked:
                 ops.settle(part, sink, sinks.corrections.get(name), scale)
                 if sinks.squares is not None:
                     sinks.squares.append(sink.flatten(1).square().sum(dim=1, keepdim=True))
-        return Gradients(g_CP, tuple(sinks.squares or ()))
+        return ClientGradients(g_CP, tuple(sinks.squares or ()))
 
     def _views(self, rows_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
         views = self.layout.named(rows_CP, b_CZ)
         return {name: views[name] for name in self.flat.names}
 
 
-class Mapped:
+class VmapGradients:
     """`torch.func` over the clients whose batches have the same length."""
 
     even = True
 
-    def __init__(self, flat: FlatModule, loss: Loss, device: torch.device, compute: precision.Compute = "fp32"):
-        self.flat, self.layout = flat, Layout(flat)
-        self._casting = Casting(compute, device, flat.dtype, keeps=False)
+    def __init__(self, flat: FlatModule, loss: Loss, device: torch.device, compute: precision.Precision = "fp32"):
+        self.flat, self.layout = flat, ParameterLayout(flat)
+        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
         self.compute = self._casting.compute
         self.loss = self._casting.scaled(loss)
         # of its own, in training mode: a module may keep what it computed, which is of no use
@@ -298,46 +308,50 @@ class Mapped:
         self._module = copy_module(flat.module, shared=flat.module.parameters())
         self._gradient = vmap(grad(self._one, has_aux=True), randomness="error")
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
-        g_CP = room(len(x_CP), x_CP.shape[1], x_CP)
-        for length, mine in by_length(batch.length_C):
-            inputs = widened(batch.inputs_CB[mine, :length], self.flat.dtype)
+    def __call__(
+        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients:
+        g_CP = empty_rows(len(x_CP), x_CP.shape[1], x_CP)
+        for length, mine in group_by_length(batch.length_C):
+            inputs = upcast_inputs(batch.inputs_CB[mine, :length], self.flat.dtype)
             targets = batch.targets_CB[mine, :length]
             some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
-                Vocabulary.check(beyond)
+                EmbeddingRangeCheck.check(beyond)
             else:
-                Vocabulary.mark(some_CP, beyond)
+                EmbeddingRangeCheck.mark(some_CP, beyond)
             g_CP[mine] = some_CP
         g_CP = self._casting.unscaled(g_CP)
-        return Gradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+        return ClientGradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
 
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        with Vocabulary() as vocabulary, self._casting.forward():
+        with EmbeddingRangeCheck() as vocabulary, self._casting.forward():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.beyond
 
 
-class ModuleOrder:
+class InModuleOrder:
     """Another method's gradients, of rows in the module's order and in that order."""
 
-    def __init__(self, method: Differentiate, flat: FlatModule):
-        self.method, self.layout = method, Layout(flat)
+    def __init__(self, method: BatchedGradients, flat: FlatModule):
+        self.method, self.layout = method, ParameterLayout(flat)
         self.even, self.compute = method.even, method.compute
 
-    def __call__(self, x_CP: Tensor, b_CZ: Tensor, batch: Batch, wanted: Wanted = ALONE) -> Gradients:
+    def __call__(
+        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients:
         inner = self.method.layout
-        own_CP, g_CP = (room(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
+        own_CP, g_CP = (empty_rows(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, IndexedRows(x_CP), range(len(x_CP)))
         found = self.method(own_CP, b_CZ, batch)
         inner.restore(found.g_CP, g_CP)
         g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
-        return Gradients(g_CP, reads=found.reads)
+        return ClientGradients(g_CP, reads=found.reads)
 
 
-def ordered(method: Differentiate, flat: FlatModule) -> Differentiate:
+def in_module_order(method: BatchedGradients, flat: FlatModule) -> BatchedGradients:
     """The same for rows in the module's order."""
-    return method if method.layout.plain else ModuleOrder(method, flat)
+    return method if method.layout.plain else InModuleOrder(method, flat)

@@ -14,23 +14,23 @@ from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, to
 from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, move_decay_behind_clip
 from stratafl.core.client_update import CorrectionFn, Stage, apply_transforms
 from stratafl.data.batches import batch_indices
-from stratafl.engine.module_profile import counters, draws
-from stratafl.engine.precision import Casting, Compute, computing
+from stratafl.engine.module_profile import counter_increments, is_random
+from stratafl.engine.precision import MixedPrecision, Precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
 
-SMALL = 100_000
+SINGLE_THREAD_BELOW = 100_000
 """Parameters below which one thread is faster than several."""
-AHEAD = 1024
+STEPS_DRAWN_AT_ONCE = 1024
 """Steps whose batches are drawn in one go: a meeting may be a million steps away."""
 
 
 @contextmanager
-def threaded(parameters: int) -> Iterator[None]:
+def limit_threads(parameters: int) -> Iterator[None]:
     """For a small model one thread, since sharing out its operations costs more than they do, and
     many times as much on a busy machine."""
     with PROCESS:
         threads = torch.get_num_threads()
-        if parameters < SMALL:
+        if parameters < SINGLE_THREAD_BELOW:
             torch.set_num_threads(1)
         try:
             yield
@@ -42,15 +42,15 @@ class LoopEngine:
     name = "loop"
     chunk: int | None = None
 
-    def __init__(self, training: ClientTraining, *, how: str = "loop", precision: Compute = "fp32"):
+    def __init__(self, training: ClientTraining, *, how: str = "loop", precision: Precision = "fp32"):
         """how: "loop", or "loop: why" where another engine was asked for; precision: what products
         are computed in."""
         self.training, self.leaf, self.how = training, training.leaf, how
-        self._casting = Casting(precision, training.supply.device, training.flat.dtype)
+        self._casting = MixedPrecision(precision, training.supply.device, training.flat.dtype)
         self.precision = self._casting.compute
         self._loss = self._casting.scaled(training.loss)
         self._clipped = torch.zeros((), dtype=torch.int64, device=training.supply.device)
-        self._counters, self._draws = counters(training), draws(training)
+        self._counters, self._draws = counter_increments(training), is_random(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
         # slower
         self._generator = device_generator(training.supply.device)
@@ -66,16 +66,16 @@ class LoopEngine:
             done = [self._train(work._replace(pulls=pulls), client, stages) for client in work.active]
         none_0P, none_0B = work.x.rows_MP[:0], work.b.rows_MP[:0]
         kept = {name: rows.rows_MP[:0] for name, rows in work.optimiser.items()}
-        return TrainResult.joined([TrainResult(none_0P, none_0B, _path(work, none_0P), kept), *done])
+        return TrainResult.joined([TrainResult(none_0P, none_0B, _empty_path(work, none_0P), kept), *done])
 
     def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """One client's steps."""
         lr, optimiser = float(self.leaf.lr(work.round)), self.leaf.optimiser
         x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
         first, steps, each = (self.training.steps(self.leaf, client, count) for count in (work.step, work.steps, 1))
-        integers, correct = self._integers(first), _correcting(work, client)
+        integers, correct = self._integers(first), _correction_fn(work, client)
         state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimiser.init(x_1P)
-        path_1P = _path(work, x_1P)
+        path_1P = _empty_path(work, x_1P)
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
             direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped)
@@ -102,7 +102,7 @@ class LoopEngine:
     def _quiet(self) -> Iterator[None]:
         """Leave torch's generator as it was, and the number of threads."""
         flat, device = self.training.flat, self.training.supply.device
-        with threaded(flat.parameters), torch_as_before(device), computing(self.precision, device):
+        with limit_threads(flat.parameters), torch_as_before(device), float32_matmul_precision(self.precision, device):
             yield
 
     def _integers(self, step: int) -> dict[str, Tensor]:
@@ -112,8 +112,8 @@ class LoopEngine:
 
     def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
         given, mine = self.training, self.training.partition[client]
-        for start in range(first, first + steps, AHEAD):
-            some = min(AHEAD, first + steps - start)
+        for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
+            some = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
             chosen = batch_indices(
                 given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling
             )
@@ -136,12 +136,12 @@ class LoopEngine:
         return self._casting.unscaled(g_P)[None]
 
 
-def _path(work: TrainRequest, x_NP: Tensor) -> Tensor:
+def _empty_path(work: TrainRequest, x_NP: Tensor) -> Tensor:
     """Where paths begin: zero, and no columns where nobody wants them."""
     return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
 
 
-def _correcting(work: TrainRequest, client: int) -> CorrectionFn:
+def _correction_fn(work: TrainRequest, client: int) -> CorrectionFn:
     """What adds everything the rules add to a leaf's direction."""
     corrections = [each.one(client) for each in work.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None

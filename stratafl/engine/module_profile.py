@@ -20,14 +20,14 @@ from stratafl.core.losses import Loss
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, Kind, map_tensors
 
-FEW = 4
+PROBE_SAMPLES = 4
 """Samples that a module is tried on."""
 
-ORDINARY = 1e6
+MAX_ORDINARY_VALUE = 1e6
 """What a sample's values are below."""
 
 
-class Observer(TorchDispatchMode):
+class OpObserver(TorchDispatchMode):
     """A mode that sees every operation."""
 
     @classmethod
@@ -46,7 +46,7 @@ def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     return [one for each in found for one in (each if isinstance(each, tuple | list) else [each])]
 
 
-class Habits(NamedTuple):
+class ModuleProfile(NamedTuple):
     """What a module did when its gradient was computed twice, from the same weights, samples and
     torch seed."""
 
@@ -63,7 +63,7 @@ class Habits(NamedTuple):
     """Whether both gradients are the same."""
 
 
-def plain(samples: Kind) -> Kind:
+def sanitise_samples(samples: Kind) -> Kind:
     """Samples to try a module on: what is no number there, or no ordinary one, says nothing about
     the module."""
 
@@ -71,12 +71,14 @@ def plain(samples: Kind) -> Kind:
         if not values.is_floating_point():
             return values.clone()
         noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0)).to(values)
-        return torch.where(values.abs() < ORDINARY, values, noise)
+        return torch.where(values.abs() < MAX_ORDINARY_VALUE, values, noise)
 
     return map_tensors(ordinary, samples)
 
 
-def habits(flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor) -> Habits:
+def profile_module(
+    flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor
+) -> ModuleProfile:
     """A module's habits in training, at these rows and samples; nothing that is given is
     changed."""
     flat.train()
@@ -84,7 +86,7 @@ def habits(flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Input
     drawn = False
     wrote: set[str] = set()
     before = flat.integers()
-    watched = _Watched(flat, inputs.device)
+    watched = _SideEffects(flat, inputs.device)
     with preserve_rng(inputs.device):
         _, numpy, python = rng_states()
         for _ in range(2):
@@ -104,10 +106,10 @@ def habits(flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Input
     first, second = (gradient.nan_to_num() for gradient in gradients)
     # a GPU may add up in another order each time
     close = bool((first - second).norm() <= 1e-3 * first.norm())
-    return Habits(drawn or bool(others), others, tuple(sorted(wrote)), watched.autocast, close)
+    return ModuleProfile(drawn or bool(others), others, tuple(sorted(wrote)), watched.autocast, close)
 
 
-class _Watched:
+class _SideEffects:
     """What a call does that its result need not show."""
 
     def __init__(self, flat: FlatModule, device: torch.device):
@@ -123,7 +125,7 @@ class _Watched:
                 watched.autocast = watched.autocast or torch.is_autocast_enabled(device.type) != outside
                 return func(*args, **(kwargs or {}))
 
-        class Writes(Observer):
+        class Writes(OpObserver):
             """Of the operations that functions come down to, those that write into what is the
             module's."""
 
@@ -140,7 +142,7 @@ class _Watched:
             yield
 
 
-class Rounding(Observer):
+class CoarsestDtype(OpObserver):
     """While it is on, notes how coarsely the coarsest of all results is rounded: some modules
     compute a part in a type of their own."""
 
@@ -156,7 +158,7 @@ class Rounding(Observer):
         return result
 
 
-def peculiarities(known: Habits) -> list[str]:
+def reproducibility_notes(known: ModuleProfile) -> list[str]:
     """What keeps a run with such a module from being repeated, in words for the user."""
     if known.draws_from:
         whose = " and ".join(known.draws_from)
@@ -169,10 +171,10 @@ def peculiarities(known: Habits) -> list[str]:
     return [f"{again}: it keeps something between calls, which all clients share, and this run cannot be repeated"]
 
 
-def draws(training: ClientTraining) -> bool:
+def is_random(training: ClientTraining) -> bool:
     """Whether the module or the loss draws from torch's generator in training."""
     flat, device = training.flat, training.supply.device
-    few = max(training.partition, key=len)[:FEW].to(device)
+    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
     with preserve_rng(device):
@@ -186,7 +188,7 @@ def draws(training: ClientTraining) -> bool:
         return not torch.equal(device_generator(device).get_state(), seeded)
 
 
-def counters(training: ClientTraining) -> dict[str, Tensor]:
+def counter_increments(training: ClientTraining) -> dict[str, Tensor]:
     """How much each integer buffer grows with every step, where that is always the same.
 
     So a client's counters follow from the number of the step, wherever and whenever it trains.
@@ -197,7 +199,7 @@ def counters(training: ClientTraining) -> dict[str, Tensor]:
     if not counts[0]:
         return {}
     device = training.supply.device
-    few = max(training.partition, key=len)[:FEW].to(device)
+    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
     with preserve_rng(device):
@@ -218,7 +220,7 @@ SMALL_BYTES = 128 << 10
 """Bytes that an operation on one client's batch gives on average, up to which it is small."""
 
 
-class Operations(Observer):
+class OpCounter(OpObserver):
     """Counts the operations that compute something, and how much they give."""
 
     def __init__(self) -> None:
@@ -242,9 +244,9 @@ class Operations(Observer):
         return self.given <= SMALL_BYTES * self.count
 
 
-def operations(training: ClientTraining, index_B: Tensor) -> Operations | None:
+def count_operations(training: ClientTraining, index_B: Tensor) -> OpCounter | None:
     """Those of a client's batch on the way forward; None where they cannot be seen."""
-    flat, device, seen = training.flat, training.supply.device, Operations()
+    flat, device, seen = training.flat, training.supply.device, OpCounter()
     x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))
     flat.train()
     with preserve_rng(device):

@@ -27,7 +27,7 @@ from stratafl.core.client_update import PLAIN as PLAIN_SGD
 from stratafl.core.optimizer import SGD, Optimiser
 from stratafl.core.rows import DriftKernel
 from stratafl.core.rule import Rows
-from stratafl.engine.precision import HALF, Compute, held
+from stratafl.engine.precision import HALF_DTYPES, Precision, cast_operand
 from stratafl.engine.random_streams import RandomSource
 
 Pair = tuple[int, int]
@@ -102,21 +102,21 @@ def linear(
     w_COI: Tensor,
     b_CO: Tensor | None,
     relu: bool = False,
-    compute: Compute = "fp32",
+    compute: Precision = "fp32",
     sink: Sink | None = None,
     grad_scale: float = 1.0,
 ) -> Tensor:
     """Gradients of what comes out arrive times `grad_scale`; those of the parameters are divided by
     it on the way."""
-    x_CBI, w = held(x_CBI, compute), held(w_COI, compute)
-    b = None if b_CO is None else held(b_CO, compute)
+    x_CBI, w = cast_operand(x_CBI, compute), cast_operand(w_COI, compute)
+    b = None if b_CO is None else cast_operand(b_CO, compute)
     if sink is not None:
         return _Linear.apply(x_CBI, w, b, relu, (sink, grad_scale))
     y_CBO = torch.bmm(x_CBI, w.mT) if b is None else torch.baddbmm(b[:, None], x_CBI, w.mT)
     return y_CBO.relu() if relu else y_CBO
 
 
-def linear_of_any(x_CMI: Tensor, w_COI: Tensor, b_CO: Tensor | None, compute: Compute = "fp32") -> Tensor:
+def linear_of_any(x_CMI: Tensor, w_COI: Tensor, b_CO: Tensor | None, compute: Precision = "fp32") -> Tensor:
     """The same for any number of axes between clients and features."""
     y = linear(x_CMI.flatten(1, -2), w_COI, b_CO, compute=compute)
     return y.view(*x_CMI.shape[:-1], -1)
@@ -128,12 +128,12 @@ def conv2d(
     b_CO: Tensor | None,
     stride: Size = 1,
     padding: Size = 0,
-    compute: Compute = "fp32",
+    compute: Precision = "fp32",
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    x, w = held(x_CBHWI, compute), held(w_COIhw, compute)
-    b = None if b_CO is None else held(b_CO, compute)
+    x, w = cast_operand(x_CBHWI, compute), cast_operand(w_COIhw, compute)
+    b = None if b_CO is None else cast_operand(b_CO, compute)
     clients, batch = x.shape[:2]
     if x.device.type == "cpu":
         # a filter set per client leaves a CPU nothing to share, and one call a client needs no
@@ -149,7 +149,7 @@ def conv2d(
 
 
 def conv2d_relu_pool(
-    x_CBHWI: Tensor, w_COIhw: Tensor, b_CO: Tensor | None, padding: Size = 0, compute: Compute = "fp32"
+    x_CBHWI: Tensor, w_COIhw: Tensor, b_CO: Tensor | None, padding: Size = 0, compute: Precision = "fp32"
 ) -> Tensor:
     """Convolution of stride 1, ReLU and the largest of each 2x2 pixels."""
     y = conv2d(x_CBHWI, w_COIhw, b_CO, 1, padding, compute)
@@ -193,7 +193,7 @@ def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | 
     return _affine(F.layer_norm(x, shape, eps=eps), w, b)
 
 
-def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Tensor:
+def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Precision = "fp32") -> Tensor:
     """Beyond a client's table lies the next one's: a code that is not in it is an error, or what is
     no number where the host must not wait for the device to find out."""
     clients, vocabulary, _ = w_CVE.shape
@@ -205,16 +205,18 @@ def embedding(codes_CBT: Tensor, w_CVE: Tensor, compute: Compute = "fp32") -> Te
     offset_C11 = torch.arange(0, clients * vocabulary, vocabulary, device=codes_CBT.device)[:, None, None]
     known_CBT = codes_CBT if on_cpu else codes_CBT.masked_fill(beyond_CBT, 0)
     y_CBTE = F.embedding(known_CBT + offset_C11, w_CVE.reshape(clients * vocabulary, -1))
-    return held(y_CBTE if on_cpu else y_CBTE.masked_fill(beyond_CBT[..., None], torch.nan), compute)
+    return cast_operand(y_CBTE if on_cpu else y_CBTE.masked_fill(beyond_CBT[..., None], torch.nan), compute)
 
 
-def recurrent(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Compute = "fp32") -> Tensor:
+def recurrent(
+    x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], compute: Precision = "fp32"
+) -> Tensor:
     """An LSTM's outputs at each place; its layers are (input weights, state weights, input bias,
     state bias)."""
     x_CBTI = x_CBTE
     for w_CGI, w_CGO, b_CG, c_CG in layers:
         gates_CBTG = linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute)
-        w_COG = held(w_CGO, compute).mT
+        w_COG = cast_operand(w_CGO, compute).mT
         hidden_CBO = torch.zeros_like(gates_CBTG[:, :, 0, : w_COG.shape[1]])
         cell_CBO = torch.zeros_like(hidden_CBO)
         outputs = []
@@ -231,7 +233,7 @@ def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Ten
     """Each client's mean over its own samples; labels may have further axes, then so have the
     logits after K."""
     logits = logits_CBK.flatten(0, 1)
-    wide = torch.float32 if logits.dtype in HALF.values() else logits.dtype
+    wide = torch.float32 if logits.dtype in HALF_DTYPES.values() else logits.dtype
     loss = F.cross_entropy(logits.to(wide), labels_CB.flatten(0, 1).long(), reduction="none")
     loss_CB = loss.view(*mask_CB.shape, -1).mean(dim=2)
     return (loss_CB * mask_CB).sum(dim=1) / mask_CB.sum(dim=1)

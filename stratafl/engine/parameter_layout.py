@@ -22,7 +22,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.rows import IndexedRows
 
 
-class Bank(NamedTuple):
+class FilterBlock(NamedTuple):
     """A convolution's filters: where they lie in a row, and their shape (O, I, h, w)."""
 
     where: slice
@@ -42,20 +42,20 @@ def _copy(given: Tensor, out: Tensor) -> None:
     out.copy_(given)
 
 
-class Layout:
+class ParameterLayout:
     """The module's own order, but for these parameters, which lie channels-last."""
 
     def __init__(self, flat: FlatModule, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
         """`copy` brings filters from one order to the other."""
         self._flat, self._copy = flat, copy
         views = flat.named(torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta"))
-        self._banks: dict[str, Bank] = {}
+        self._banks: dict[str, FilterBlock] = {}
         for name in flat.names:
             view_1OIhw = views[name]
             # with one channel or one tap both orders are the same
             if name in last and min(view_1OIhw.shape[2], view_1OIhw.shape[3:].numel()) > 1:
                 start = int(view_1OIhw.storage_offset())
-                self._banks[name] = Bank(slice(start, start + view_1OIhw.numel()), view_1OIhw.shape[1:])
+                self._banks[name] = FilterBlock(slice(start, start + view_1OIhw.numel()), view_1OIhw.shape[1:])
         edges = [0, *(at for bank in self._banks.values() for at in (bank.where.start, bank.where.stop))]
         between = list(pairwise([*edges, flat.parameters]))[::2]
         self._others = [slice(start, end) for start, end in between if start < end]

@@ -12,60 +12,60 @@ from torch import Tensor
 from stratafl.base.rng import PROCESS
 from stratafl.core.losses import Loss
 
-Compute = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
-COMPUTES: tuple[Compute, ...] = get_args(Compute)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def held(x: Tensor, compute: Compute) -> Tensor:
+def cast_operand(x: Tensor, compute: Precision) -> Tensor:
     """A product's operand in the type it is computed in."""
-    return x.to(HALF[compute]) if compute in HALF else x
+    return x.to(HALF_DTYPES[compute]) if compute in HALF_DTYPES else x
 
 
-FP16_SCALE = 4096.0
+FP16_LOSS_SCALE = 4096.0
 """Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
 
 
-def honoured(precision: Compute, device: torch.device, dtype: torch.dtype, casts: bool) -> Compute:
+def effective_precision(precision: Precision, device: torch.device, dtype: torch.dtype, casts: bool) -> Precision:
     """What products are really computed in: only an engine that casts their operands has 16 bits,
     and only a GPU rounds float32 products to tf32."""
-    if precision in HALF:
+    if precision in HALF_DTYPES:
         return precision if casts else "fp32"
     return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
 
 
-def autocasts(dtype: torch.dtype) -> bool:
+def supports_autocast(dtype: torch.dtype) -> bool:
     """Whether a module of this type can be computed in 16 bits by autocast, which leaves float64
     alone."""
     return dtype == torch.float32
 
 
-def scale_of(compute: Compute) -> float:
+def loss_scale(compute: Precision) -> float:
     """How much larger gradients are held on the way back."""
-    return FP16_SCALE if compute == "fp16" else 1.0
+    return FP16_LOSS_SCALE if compute == "fp16" else 1.0
 
 
-class Casting:
+class MixedPrecision:
     """How torch's own operations get a gradient in this precision: 16 bits by autocast, on the way
     forward alone, as its recipe has it; weights and their gradients stay as they are."""
 
-    def __init__(self, precision: Compute, device: torch.device, dtype: torch.dtype, keeps: bool = True):
+    def __init__(self, precision: Precision, device: torch.device, dtype: torch.dtype, keeps: bool = True):
         """`keeps`: whether a weight that is used several times is cast once, which a mapping over
         clients cannot do."""
-        self.compute = honoured(precision, device, dtype, autocasts(dtype))
-        self.scale = scale_of(self.compute)
+        self.compute = effective_precision(precision, device, dtype, supports_autocast(dtype))
+        self.scale = loss_scale(self.compute)
         self._device, self._keeps = device, keeps
 
     def forward(self) -> AbstractContextManager[None]:
         """A context for module and loss."""
-        return self._autocast() if self.compute in HALF else nullcontext()
+        return self._autocast() if self.compute in HALF_DTYPES else nullcontext()
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
         try:
-            with torch.autocast(self._device.type, HALF[self.compute], cache_enabled=self._keeps):
+            with torch.autocast(self._device.type, HALF_DTYPES[self.compute], cache_enabled=self._keeps):
                 yield
         finally:
             # the weights that were cast have other values in the next step
@@ -82,7 +82,7 @@ class Casting:
 
 
 @contextmanager
-def without_cudnn() -> Iterator[None]:
+def cudnn_disabled() -> Iterator[None]:
     """Layers as several operations, not as one of the GPU's library. `torch.backends.cudnn.flags`
     also asks for a switch of the older kind, and fails while `computing` uses the newer ones."""
     with PROCESS:
@@ -95,7 +95,7 @@ def without_cudnn() -> Iterator[None]:
 
 
 @contextmanager
-def computing(compute: Compute, device: torch.device) -> Iterator[None]:
+def float32_matmul_precision(compute: Precision, device: torch.device) -> Iterator[None]:
     """Let the GPU's float32 products be tf32 or keep them exact, and leave the setting as it
     was."""
     if device.type != "cuda":

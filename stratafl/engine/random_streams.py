@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, mix, random_bits
-from stratafl.engine.module_profile import Observer
-from stratafl.engine.precision import without_cudnn
+from stratafl.engine.module_profile import OpObserver
+from stratafl.engine.precision import cudnn_disabled
 
 BLOCK = 1 << 15
 """Words that are hashed at a time on a CPU, whose nearest memory holds them."""
@@ -139,7 +139,7 @@ Handler = Callable[..., Any]
 CPU = torch.device("cpu")
 
 
-class RandomOverride(Observer):
+class RandomOverride(OpObserver):
     """Takes every draw from a source."""
 
     def __init__(self, source: RandomSource):
@@ -184,7 +184,7 @@ def client_rng(stream: ClientStream, device: torch.device, module: nn.Module | N
     what is called in it, where that may have recurrent layers, which a GPU's library has draw
     inside."""
     inside = device.type == "cuda" and module is not None and any(map(_has_internal_dropout, module.modules()))
-    shown = without_cudnn() if inside else nullcontext()
+    shown = cudnn_disabled() if inside else nullcontext()
     with math_attention(device), shown, RandomOverride(RecomputableSource(stream, device_generator(device))):
         yield
 

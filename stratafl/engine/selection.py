@@ -17,12 +17,12 @@ from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores
 from stratafl.data.inputs import Inputs, as_type, map_tensors
 from stratafl.engine import ops, precision
-from stratafl.engine.batches import Batch
-from stratafl.engine.compiler.capture import Unsupported
-from stratafl.engine.compiler.padding import pads
-from stratafl.engine.gradients import Differentiate, Mapped, Recorded, Stacked, ordered
-from stratafl.engine.module_profile import Habits, Rounding, habits, plain
-from stratafl.engine.precision import computing
+from stratafl.engine.batches import ClientBatches
+from stratafl.engine.compiler.capture import UnsupportedModule
+from stratafl.engine.compiler.padding import can_pad
+from stratafl.engine.gradients import BatchedGradients, CompiledGradients, Stacked, VmapGradients, in_module_order
+from stratafl.engine.module_profile import CoarsestDtype, ModuleProfile, profile_module, sanitise_samples
+from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
 
 
@@ -33,29 +33,29 @@ class Trial(NamedTuple):
     flat: FlatModule
     x_CP: Tensor
     b_CZ: Tensor
-    batch: Batch
+    batch: ClientBatches
     expected_CP: Tensor
     expected_CZ: Tensor
     """What becomes of the buffers."""
     tolerance: float
     """How large the difference's norm may be, in terms of the expected one's."""
 
-    def gradients(self, method: Differentiate, flat: FlatModule) -> tuple[Tensor, Tensor]:
+    def gradients(self, method: BatchedGradients, flat: FlatModule) -> tuple[Tensor, Tensor]:
         """What a method gives these clients, all in the type of `flat`, and their buffers after."""
-        if isinstance(method, Stacked | Recorded):
+        if isinstance(method, Stacked | CompiledGradients):
             method.poisoned = True
         # copies: a module or a loss may write into what it is given
-        batch = _typed(self.batch, flat.dtype)
+        batch = _cast_batch(self.batch, flat.dtype)
         batch = batch._replace(inputs_CB=batch.inputs_CB.clone(), targets_CB=batch.targets_CB.clone())
         x_CP, b_CZ = (each.to(flat.dtype, copy=True) for each in (self.x_CP, self.b_CZ))
-        return ordered(method, flat)(x_CP, b_CZ, batch).g_CP, b_CZ
+        return in_module_order(method, flat)(x_CP, b_CZ, batch).g_CP, b_CZ
 
-    def agrees(self, method: Differentiate) -> bool:
+    def agrees(self, method: BatchedGradients) -> bool:
         got_CP, got_CZ = self.gradients(method, self.flat)
         pairs = (got_CP, self.expected_CP), (got_CZ, self.expected_CZ)
         return all(self._near(got, expected, self.tolerance) for got, expected in pairs)
 
-    def agrees_coarsely(self, method: Differentiate, flat: FlatModule) -> bool:
+    def agrees_coarsely(self, method: BatchedGradients, flat: FlatModule) -> bool:
         """Whether the gradients are also near in the precision that the method computes in, all in
         the type of `flat`."""
         got_CP, _ = self.gradients(method, flat)
@@ -69,11 +69,11 @@ class Trial(NamedTuple):
         return bool((off.norm(dim=1) / size_C.clamp(min=1e-30) <= tolerance).all())
 
 
-CLIENTS = 3
+TRIAL_CLIENTS = 3
 """How many a trial has: two have batches of one length, since the library may keep the values of
 one alone where they are."""
 
-LARGE = 50_000_000
+MAX_FLOAT64_PARAMETERS = 50_000_000
 """Parameters of a module, frozen ones with them, of which no copy in float64 is made for a
 trial."""
 
@@ -81,24 +81,24 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
 """In float64 sums in another order are all that may differ; in float32 also which side of a kink a
 value lies on."""
 
-COARSE: dict[precision.Compute, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
+COARSE: dict[precision.Precision, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
 """In these precisions: seven times what small modules with kinks were off by in 16 bits on a CPU,
 by torch's own autocast alike. It is for what is cut off, overflows or is not computed at all."""
 
-COARSEST = 5e-2
+MAX_TOLERANCE = 5e-2
 """Whatever a module, or a part of it, computes in."""
 
 
-def trials(
+def make_trials(
     flat: FlatModule, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Inputs, targets: Tensor, draws: bool
 ) -> list[Trial]:
     """What a method to get gradients must pass: in float64 where module and loss allow it, and in
     the module's own type where that has operations of its own. `draws`: whether it draws."""
-    tolerance = TOLERANCE.get(flat.dtype, COARSEST)
+    tolerance = TOLERANCE.get(flat.dtype, MAX_TOLERANCE)
 
-    def trial(flat: FlatModule, tolerance: float, batch: Batch) -> Trial:
+    def trial(flat: FlatModule, tolerance: float, batch: ClientBatches) -> Trial:
         x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
-        own, rounding, batch, kept = [], Rounding(), _typed(batch, flat.dtype), b.clone()
+        own, rounding, batch, kept = [], CoarsestDtype(), _cast_batch(batch, flat.dtype), b.clone()
         for client, length in enumerate(batch.length_C):
             mine, labels = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
             rows = x[client].clone(), kept[client]
@@ -109,10 +109,10 @@ def trials(
                     yield
 
             own.append(flat.gradient(*rows, mine, labels, loss, within=watched if draws else lambda: rounding))
-        return Trial(flat, x, b, batch, torch.stack(own), kept, max(tolerance, min(100 * rounding.eps, COARSEST)))
+        return Trial(flat, x, b, batch, torch.stack(own), kept, max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE)))
 
     own_type = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
-    if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > LARGE:
+    if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > MAX_FLOAT64_PARAMETERS:
         return own_type
     try:
         double = FlatModule(copy_module(flat.module).double())
@@ -131,12 +131,12 @@ def trials(
     return exact + near
 
 
-def _typed(batch: Batch, dtype: torch.dtype) -> Batch:
+def _cast_batch(batch: ClientBatches, dtype: torch.dtype) -> ClientBatches:
     """Real numbers in this type."""
     return batch._replace(inputs_CB=as_type(batch.inputs_CB, dtype), targets_CB=as_type(batch.targets_CB, dtype))
 
 
-def perturbed(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
     """Several clients' rows, each a little off these: at a module's first values much is zero or
     alike by chance."""
     random = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def perturbed(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tenso
         return torch.randn(like.shape, generator=random).to(like)
 
     rows = []
-    for _ in range(CLIENTS):
+    for _ in range(TRIAL_CLIENTS):
         parts = [view.reshape(-1) for name, view in flat.named(x_P, b_Z).items() if name in set(flat.names)]
         moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
         # a buffer may be a mask, of which zeros and infinities stay as they are
@@ -154,56 +154,56 @@ def perturbed(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tenso
     return x_CP, b_CZ
 
 
-def _batches(inputs: Inputs, targets: Tensor) -> list[Batch]:
+def _batches(inputs: Inputs, targets: Tensor) -> list[ClientBatches]:
     """The samples in another order for each client; then the second client lacks one, and its batch
     is padded."""
     count = len(inputs)
 
     def turned(each: Tensor) -> Tensor:
-        return torch.stack([each.roll(client, 0) for client in range(CLIENTS)])
+        return torch.stack([each.roll(client, 0) for client in range(TRIAL_CLIENTS)])
 
     inputs_CB, targets_CB = map_tensors(turned, inputs), turned(targets)
     place_B = torch.arange(count, device=inputs.device)
     batches = []
     for second in (count, count - 1) if count > 2 else (count,):
-        length_C = np.array([count, second, *[count] * (CLIENTS - 2)])
+        length_C = np.array([count, second, *[count] * (TRIAL_CLIENTS - 2)])
         mask_CB = place_B < torch.as_tensor(length_C, device=inputs.device)[:, None]
-        stream = ClientStream(0, torch.arange(CLIENTS, device=inputs.device), 0)
-        batches.append(Batch(inputs_CB, targets_CB, mask_CB, length_C, stream))
+        stream = ClientStream(0, torch.arange(TRIAL_CLIENTS, device=inputs.device), 0)
+        batches.append(ClientBatches(inputs_CB, targets_CB, mask_CB, length_C, stream))
     return batches
 
 
-GradientMethod = Literal["stacked", "vmap"]
+GradientMethodName = Literal["stacked", "vmap"]
 
-FEW_MAPPED = 3
+MAX_NAMED_OPS = 3
 """Operations without a form of which `how` names each."""
 
 
-class Kind(NamedTuple):
+class Candidate(NamedTuple):
     """A method that may be tried."""
 
-    name: GradientMethod
-    make: Callable[[FlatModule, precision.Compute], Differentiate]
+    name: GradientMethodName
+    make: Callable[[FlatModule, precision.Precision], BatchedGradients]
     is_last: bool = True
     """Whether its reason is the one to tell, where none of this name does."""
 
 
-def choose(
+def select_gradient_method(
     flat: FlatModule,
     loss: Loss,
     inputs: Inputs,
     targets: Tensor,
-    compute: precision.Compute = "fp32",
+    compute: precision.Precision = "fp32",
     labels: bool = False,
-    methods: Sequence[GradientMethod] = ("stacked", "vmap"),
-) -> tuple[Differentiate | None, str]:
+    methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
+) -> tuple[BatchedGradients | None, str]:
     """The first of these methods that gives this module's own gradients, tried on a few samples;
     None if only a loop does.
 
     `labels` says that every target of the run is a class number, none to be ignored.
     """
     with preserve_rng(inputs.device):
-        return _chosen(flat, loss, plain(inputs), plain(targets), compute, labels, methods)
+        return _chosen(flat, loss, sanitise_samples(inputs), sanitise_samples(targets), compute, labels, methods)
 
 
 def _chosen(
@@ -211,65 +211,65 @@ def _chosen(
     loss: Loss,
     inputs: Inputs,
     targets: Tensor,
-    compute: precision.Compute,
+    compute: precision.Precision,
     labels: bool,
-    methods: Sequence[GradientMethod],
-) -> tuple[Differentiate | None, str]:
+    methods: Sequence[GradientMethodName],
+) -> tuple[BatchedGradients | None, str]:
     try:
-        x_CP, b_CZ = perturbed(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
-        known = habits(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
-        reason = _peculiar(flat, known)
-        tried = [] if reason else trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
+        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        known = profile_module(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
+        reason = _loop_only_reason(flat, known)
+        tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
     except Exception as problem:
         errors.pass_on_no_room(problem)
         reason = errors.describe_exception(problem)
     if reason:
         return None, f"loop: {reason}"
     reasons: list[str] = []
-    for kind in _kinds(flat, loss, inputs, labels, methods, known, tried):
+    for kind in _candidates(flat, loss, inputs, labels, methods, known, tried):
         try:
-            if kind.name == "vmap" and _alters(known):
-                raise Unsupported(_alters(known))
+            if kind.name == "vmap" and _functorch_obstacle(known):
+                raise UnsupportedModule(_functorch_obstacle(known))
             if kind.name == "stacked" and known.autocasts:
-                raise Unsupported("autocast within the module")
+                raise UnsupportedModule("autocast within the module")
             made = kind.make(flat, compute)
             on_trial = [kind.make(trial.flat, "fp32") for trial in tried]
             agrees = all(trial.agrees(method) for trial, method in zip(tried, on_trial, strict=True))
             if agrees and made.compute != "fp32":
-                with computing(made.compute, inputs.device):
+                with float32_matmul_precision(made.compute, inputs.device):
                     agrees = tried[-1].agrees_coarsely(kind.make(flat, compute), flat)
-        except Unsupported as problem:
+        except UnsupportedModule as problem:
             told = str(problem)
         except Exception as problem:
             errors.pass_on_no_room(problem)
             told = f"{kind.name} failed: {errors.describe_exception(problem)}"
         else:
             if agrees:
-                return made, _said(kind.name, reasons, on_trial)
+                return made, _describe(kind.name, reasons, on_trial)
             told = f"{kind.name} does not give the module's own gradient"
         if kind.is_last:
             reasons.append(told)
     return None, f"loop: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def _kinds(
+def _candidates(
     flat: FlatModule,
     loss: Loss,
     inputs: Inputs,
     labels: bool,
-    methods: Sequence[GradientMethod],
-    known: Habits,
+    methods: Sequence[GradientMethodName],
+    known: ModuleProfile,
     tried: list[Trial],
-) -> Iterator[Kind]:
+) -> Iterator[Candidate]:
     """The methods there are, each in the order in which they are tried: of the stacked ones first
     that of a module's layers, which has kernels of its own."""
     for name in methods:
         if name == "vmap":
-            yield Kind(name, lambda flat, compute: Mapped(flat, loss, inputs.device, compute))
+            yield Candidate(name, lambda flat, compute: VmapGradients(flat, loss, inputs.device, compute))
             continue
         # of weights that nobody trains a recording makes one product of all clients' samples
         if not known.writes and all(each.requires_grad for each in flat.module.parameters()):
-            yield Kind(
+            yield Candidate(
                 name,
                 lambda flat, compute: Stacked(flat, loss, as_type(inputs, flat.dtype), compute, labels),
                 is_last=False,
@@ -277,40 +277,40 @@ def _kinds(
         if (
             not known.autocasts
             and len(tried) > 1
-            and pads(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
+            and can_pad(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
         ):
-            yield Kind(
+            yield Candidate(
                 name,
-                lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, pads=True),
+                lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels, pads=True),
                 is_last=False,
             )
-        yield Kind(name, lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels))
-        yield Kind(
+        yield Candidate(name, lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels))
+        yield Candidate(
             name,
-            lambda flat, compute: Recorded(flat, loss, inputs.device, compute, labels, apart=True),
+            lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels, apart=True),
             is_last=False,
         )
 
 
-def _said(name: GradientMethod, reasons: list[str], on_trial: Sequence[Differentiate]) -> str:
+def _describe(name: GradientMethodName, reasons: list[str], on_trial: Sequence[BatchedGradients]) -> str:
     """How clients train, in words."""
     if name == "vmap":
         return name if not reasons else f"{name}: {'; '.join(reasons)}"
-    mapped = sorted({op for method in on_trial if isinstance(method, Recorded) for op in method.mapped})
+    mapped = sorted({op for method in on_trial if isinstance(method, CompiledGradients) for op in method.mapped})
     if not mapped:
         return name
-    named = ", ".join(mapped) if len(mapped) <= FEW_MAPPED else f"{len(mapped)} operations ({', '.join(mapped)})"
+    named = ", ".join(mapped) if len(mapped) <= MAX_NAMED_OPS else f"{len(mapped)} operations ({', '.join(mapped)})"
     return f"{name}: {named} mapped over the clients"
 
 
-def _alters(known: Habits) -> str:
+def _functorch_obstacle(known: ModuleProfile) -> str:
     """What a module does in training that `torch.func` does not follow."""
     if known.draws:
         return "the module or loss draws random numbers"
     return "training changes the module's buffers" if known.writes else ""
 
 
-def _peculiar(flat: FlatModule, known: Habits) -> str:
+def _loop_only_reason(flat: FlatModule, known: ModuleProfile) -> str:
     """What makes a module's training depend on more than its parameters, buffers, batch and stream,
     if anything does."""
     hooks = ("_backward_hooks", "_backward_pre_hooks")

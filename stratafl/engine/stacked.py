@@ -28,25 +28,33 @@ from stratafl.data.batches import padded_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.batches import Batch, images_of, one_by_one, takes_stacks
-from stratafl.engine.chunk import ALONE, Gradients, Rows, Wanted, fitting, step, usual
-from stratafl.engine.cuda_graphs import Captured, Fixed, Recurring, Samples
-from stratafl.engine.gradients import Differentiate, Recorded, Stacked, ordered
-from stratafl.engine.loop import LoopEngine, threaded
-from stratafl.engine.module_profile import FEW
+from stratafl.engine.batches import ClientBatches, augment_per_client, image_tensor, supports_stacked_batches
+from stratafl.engine.chunk import (
+    PLAIN_REQUEST,
+    ChunkState,
+    ClientGradients,
+    GradientRequest,
+    apply_step,
+    fused_step_config,
+    max_chunk_size,
+)
+from stratafl.engine.cuda_graphs import CapturedStep, CapturePolicy, ChunkIndices, StaticInputs
+from stratafl.engine.gradients import BatchedGradients, CompiledGradients, Stacked, in_module_order
+from stratafl.engine.loop import LoopEngine, limit_threads
+from stratafl.engine.module_profile import PROBE_SAMPLES
 from stratafl.engine.ops import table
-from stratafl.engine.precision import Compute, computing, honoured
+from stratafl.engine.precision import Precision, effective_precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream
-from stratafl.engine.selection import GradientMethod, choose
+from stratafl.engine.selection import GradientMethodName, select_gradient_method
 
-KEPT = 2
+MAX_CUDA_GRAPHS = 2
 """Captured steps kept: enough for two sizes of chunk."""
 
 
-class Drawn(NamedTuple):
+class BatchIndices(NamedTuple):
     """The samples of all clients that take part, and how long their batches are, on the host."""
 
-    samples: Samples
+    samples: ChunkIndices
     length_AH: np.ndarray
 
 
@@ -58,7 +66,7 @@ class Chunk(NamedTuple):
     leaves: list[int]
     steps_C: np.ndarray
     """Of each: where they are unequal, the first has the most."""
-    samples: Samples
+    samples: ChunkIndices
     length_CH: np.ndarray
     """How long their batches are, on the host."""
     longest_H: np.ndarray
@@ -75,9 +83,9 @@ class StackedEngine:
         training: ClientTraining,
         *,
         chunk: int | None = None,
-        precision: Compute = "fp32",
+        precision: Precision = "fp32",
         capture: bool = True,
-        ways: Sequence[GradientMethod] = ("stacked", "vmap"),
+        ways: Sequence[GradientMethodName] = ("stacked", "vmap"),
     ):
         """chunk: clients at once, as many as fit unless given; precision: what products are
         computed in;
@@ -94,33 +102,33 @@ class StackedEngine:
         self._samples = torch.cat(list(training.partition)).to(device)
         self._ops = table(device, flat.dtype)
         self._clipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._captured: dict[object, Captured] = {}
-        self._recurring = Recurring()
-        self._ahead: tuple[object, Drawn] | None = None
+        self._captured: dict[object, CapturedStep] = {}
+        self._recurring = CapturePolicy()
+        self._ahead: tuple[object, BatchIndices] | None = None
         self._last_active: list[int] = []
         self._loop = LoopEngine(training, precision=precision)
 
-        few = self._samples[:FEW]
+        few = self._samples[:PROBE_SAMPLES]
         inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
         self._sample_bytes = sample_bytes(inputs)
         with preserve_rng(device):
             sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
-        self._augments = augment is not None and takes_stacks(augment, inputs, training.seed)
+        self._augments = augment is not None and supports_stacked_batches(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
-        self._images = images_of(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
-        with computing("fp32", device):
+        self._images = image_tensor(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+        with float32_matmul_precision("fp32", device):
             # a label below zero is one to ignore, and one that is read anew may become so
             targets = supply.targets_N
             classes = not (targets.is_floating_point() or targets.is_complex())
             labels = supply.resident and classes and int(targets.min()) >= 0
-            found, self.how = choose(flat, training.loss, sample, few_targets, precision, labels, ways)
+            found, self.how = select_gradient_method(flat, training.loss, sample, few_targets, precision, labels, ways)
         reads = augment is not None or not supply.resident
         if found is not None and training.leaf.epochs is not None and reads:
             found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
-        self._differentiate: Differentiate | None = found
-        self._ordered = None if found is None else ordered(found, flat)
+        self._differentiate: BatchedGradients | None = found
+        self._ordered = None if found is None else in_module_order(found, flat)
         computes = self._loop.precision if found is None else found.compute
-        self.precision = honoured(computes, self._device, flat.dtype, casts=True)
+        self.precision = effective_precision(computes, self._device, flat.dtype, casts=True)
         self.chunk: int | None = chunk or self._fitting()
 
     @property
@@ -131,7 +139,7 @@ class StackedEngine:
     @property
     def by_length(self) -> bool:
         """Whether only clients whose batches are as long train at once, since none is padded."""
-        return isinstance(self._differentiate, Recorded) and not self._differentiate.pads
+        return isinstance(self._differentiate, CompiledGradients) and not self._differentiate.pads
 
     @property
     def clipped(self) -> int:
@@ -148,7 +156,7 @@ class StackedEngine:
         done = TrainResult.room(work)
         lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
-        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
+        with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
                 self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
@@ -170,7 +178,7 @@ class StackedEngine:
             return work.step + number
         return to_device(self._steps(clients, work.step) + number, self._device)
 
-    def _restore(self, rows: Rows, done: TrainResult, mine: slice) -> None:
+    def _restore(self, rows: ChunkState, done: TrainResult, mine: slice) -> None:
         """Copy a chunk's rows to where all clients' are, in the module's order."""
         layout = self._way(rows).layout
         done.b_AB[mine].copy_(rows.b_CZ)
@@ -186,18 +194,18 @@ class StackedEngine:
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         work = work._replace(optimiser={}, has_path=False)
         self.training.flat.train()
-        with threaded(self.training.flat.parameters), computing(self.precision, self._device):
+        with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, 1):
-                rows = Rows.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
+                rows = ChunkState.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
                 rows.load(work, chunk.leaves, self._way(rows).layout)
                 g_CP = self._gradients(rows, chunk, 0, self._step_of(work, chunk.leaves)).g_CP
                 self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
         return g_AP
 
-    def _way(self, rows: Rows) -> Differentiate:
+    def _way(self, rows: ChunkState) -> BatchedGradients:
         """How these rows' gradients are computed. A rule's own direction and a user's stages may
         treat one parameter unlike another, so that they see rows in the module's order."""
-        way = self._ordered if usual(rows) is None else self._differentiate
+        way = self._ordered if fused_step_config(rows) is None else self._differentiate
         assert way is not None
         return way
 
@@ -216,10 +224,10 @@ class StackedEngine:
             mine = slice(first, first + size)
             steps_C = self._steps(active[mine], steps)
             client_C, index_CHB, mask_CHB = (each[mine] for each in drawn.samples)
-            samples = Samples(client_C, index_CHB[:, : steps_C[0]], mask_CHB[:, : steps_C[0]])
+            samples = ChunkIndices(client_C, index_CHB[:, : steps_C[0]], mask_CHB[:, : steps_C[0]])
             yield Chunk(first, active[mine], steps_C, samples, drawn.length_AH[mine], drawn.length_AH.max(axis=0))
 
-    def _drawn(self, active: list[int], step: int, steps: int) -> Drawn:
+    def _drawn(self, active: list[int], step: int, steps: int) -> BatchIndices:
         """The samples of all that take part."""
         key = (tuple(active), step, steps)
         if self._ahead is not None and self._ahead[0] == key:
@@ -232,7 +240,7 @@ class StackedEngine:
         )
         start_A = self._start_N[to_device(active, self._device)]
         index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
-        return Drawn(Samples(to_device(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
+        return BatchIndices(ChunkIndices(to_device(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
 
     def _look_ahead(self, work: TrainRequest) -> None:
         """Draw the next samples while a GPU is busy with these, if the same clients may be expected
@@ -243,10 +251,10 @@ class StackedEngine:
             self._ahead = (tuple(work.active), following, work.steps), drawn
         self._last_active = work.active
 
-    def _trained(self, work: TrainRequest, chunk: Chunk, lr: float) -> Rows:
+    def _trained(self, work: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
         """The chunk's rows after all steps."""
         captured = self._captured_for(work, chunk)
-        rows = captured.rows if captured else Rows.holding(work, len(chunk.leaves), self.leaf)
+        rows = captured.rows if captured else ChunkState.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
         if captured:
             # all of them have done as many steps
@@ -256,15 +264,15 @@ class StackedEngine:
             some = chunk.leaves[: int((chunk.steps_C > number).sum())]
             busy = rows.among(len(some))
 
-            def gradients(wanted: Wanted) -> Gradients:
+            def gradients(wanted: GradientRequest) -> ClientGradients:
                 return self._gradients(busy, chunk, number, self._step_of(work, some, number), wanted)
 
-            step(busy, gradients, lr, self._ops, self._clipped)
+            apply_step(busy, gradients, lr, self._ops, self._clipped)
         return rows
 
     def _gradients(
-        self, rows: Rows, chunk: Chunk, number: int, step: int | Tensor, wanted: Wanted = ALONE
-    ) -> Gradients:
+        self, rows: ChunkState, chunk: Chunk, number: int, step: int | Tensor, wanted: GradientRequest = PLAIN_REQUEST
+    ) -> ClientGradients:
         longest, some = int(chunk.longest_H[number]), slice(len(rows.x_CP))
         index_CB, mask_CB = (each[some, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
         client_C, length_C = chunk.samples.client_C[some], chunk.length_CH[some, number]
@@ -272,17 +280,19 @@ class StackedEngine:
 
     def _differentiated(
         self,
-        rows: Rows,
+        rows: ChunkState,
         client_C: Tensor,
         index_CB: Tensor,
         mask_CB: Tensor,
         length_C: np.ndarray,
         step: int | Tensor,
-        wanted: Wanted,
-    ) -> Gradients:
+        wanted: GradientRequest,
+    ) -> ClientGradients:
         inputs_CB, targets_CB = self._samples_of(client_C, index_CB, length_C, step)
         stream = ClientStream(self.training.seed, client_C, step)
-        return self._way(rows)(rows.x_CP, rows.b_CZ, Batch(inputs_CB, targets_CB, mask_CB, length_C, stream), wanted)
+        return self._way(rows)(
+            rows.x_CP, rows.b_CZ, ClientBatches(inputs_CB, targets_CB, mask_CB, length_C, stream), wanted
+        )
 
     def _samples_of(
         self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor
@@ -297,7 +307,7 @@ class StackedEngine:
             return inputs_CB, targets_CB
         if self._augments:
             return given.augment(inputs_CB, given.seed, client_C, step), targets_CB
-        return one_by_one(given.augment, inputs_CB, given.seed, client_C, step, length_C), targets_CB
+        return augment_per_client(given.augment, inputs_CB, given.seed, client_C, step, length_C), targets_CB
 
     def _fitting(self) -> int:
         """As many clients as the memory holds."""
@@ -314,22 +324,22 @@ class StackedEngine:
         def attempt(few: int) -> None:
             work = TrainRequest(x, b, (x,), (), list(range(few)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
-                rows = Rows.holding(work, few, self.leaf)
+                rows = ChunkState.holding(work, few, self.leaf)
                 rows.load(work, chunk.leaves, self._way(rows).layout)
 
-                def gradients(wanted: Wanted) -> Gradients:
+                def gradients(wanted: GradientRequest) -> ClientGradients:
                     return self._gradients(rows, chunk, 0, 0, wanted)
 
-                step(rows, gradients, 0.0, self._ops, uncounted)
+                apply_step(rows, gradients, 0.0, self._ops, uncounted)
 
         self.chunk, way = clients, self._differentiate
         batch_bytes = self._places * self._sample_bytes
         # a recorded module's activations are looked after where they are computed
         value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
-        with preserve_rng(x_P.device), computing(self.precision, x_P.device):
-            return fitting(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
+        with preserve_rng(x_P.device), float32_matmul_precision(self.precision, x_P.device):
+            return max_chunk_size(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
 
-    def _captured_for(self, work: TrainRequest, chunk: Chunk) -> Captured | None:
+    def _captured_for(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""
         assert self._differentiate is not None
         if not self._capture or (self.training.augment is not None and not self._augments):
@@ -349,7 +359,7 @@ class StackedEngine:
             chunk.samples.mask_CHB.shape[2],
         )
         comes_often = self._recurring.comes(key)
-        if key not in self._captured and len(self._captured) >= KEPT and not comes_often:
+        if key not in self._captured and len(self._captured) >= MAX_CUDA_GRAPHS and not comes_often:
             return None
         known = self._captured.pop(key, None)
         if known is None or known.steps < chunk.steps_C[0]:
@@ -357,29 +367,29 @@ class StackedEngine:
             known = self._new_captured(work, chunk)
             if known is None:
                 return None
-        while len(self._captured) >= KEPT:
+        while len(self._captured) >= MAX_CUDA_GRAPHS:
             self._captured.pop(next(iter(self._captured)))
         self._captured[key] = known
         return known
 
-    def _new_captured(self, work: TrainRequest, chunk: Chunk) -> Captured | None:
+    def _new_captured(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         length_C = chunk.length_CH[:, 0]
 
-        def take(fixed: Fixed) -> tuple[object, ...]:
+        def take(fixed: StaticInputs) -> tuple[object, ...]:
             held = fixed.samples
             index_CB = held.index_CHB.index_select(1, fixed.number_1)[:, 0]
             mask_CB = held.mask_CHB.index_select(1, fixed.number_1)[:, 0]
 
-            def gradients(wanted: Wanted) -> Gradients:
+            def gradients(wanted: GradientRequest) -> ClientGradients:
                 return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
 
-            return step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
+            return apply_step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
 
-        rows = Rows.holding(work, len(chunk.leaves), self.leaf)
+        rows = ChunkState.holding(work, len(chunk.leaves), self.leaf)
         rows.load(work, chunk.leaves, self._way(rows).layout)
         before = self._clipped.clone()
         try:
-            return Captured(rows, chunk.samples, take)
+            return CapturedStep(rows, chunk.samples, take)
         except RuntimeError as problem:
             self._capture = False
             line = str(problem).strip().partition("\n")[0]

@@ -24,7 +24,7 @@ from stratafl.metrics.objective import Objective, stops_at
 ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-class Vocabulary(TorchFunctionMode):
+class EmbeddingRangeCheck(TorchFunctionMode):
     """While it is on, notes of every lookup whether a code lay beyond its table, and takes the
     first entry for it."""
 
@@ -60,7 +60,7 @@ class Vocabulary(TorchFunctionMode):
         return g_CP.masked_fill_(torch.stack(list(beyond)).any(dim=0)[:, None], torch.nan) if beyond else g_CP
 
 
-class Subject(NamedTuple):
+class ModelUnderTest(NamedTuple):
     """A model and its loss, where a run begins."""
 
     flat: FlatModule
@@ -96,8 +96,8 @@ class Subject(NamedTuple):
                 parameter.grad = gradient
 
 
-def model_fits(
-    field: str, subject: Subject, inputs: Inputs, targets: Tensor, classification: bool = False
+def check_forward(
+    field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
 ) -> Classes | None:
     """Try the model on two samples, so that a misfit is one line now and not a traceback in round
     1; and hold all labels against the classes that it scores, which are returned where the loss
@@ -107,7 +107,7 @@ def model_fits(
     """
     subject.flat.eval()
     loss = subject.loss
-    vocabulary = Vocabulary()
+    vocabulary = EmbeddingRangeCheck()
     try:
         with torch.no_grad(), vocabulary:
             outputs = subject.outputs(inputs[:2])
@@ -166,7 +166,9 @@ def _extremes(inputs: Inputs) -> Tensor:
     return torch.stack(found)
 
 
-def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Augment | None, seed: int) -> None:
+def check_backward(
+    subject: ModelUnderTest, inputs: Inputs, targets: Tensor, augment: Augment | None, seed: int
+) -> None:
     """Try a gradient on a few samples of one client, with and without `augment`: it may fail where
     an evaluation does not, and there may be none."""
     if len(inputs) == 1:  # whether one is enough is another question
@@ -186,15 +188,15 @@ def model_trains(subject: Subject, inputs: Inputs, targets: Tensor, augment: Aug
     with convert_errors("model", kind, "cannot be trained"):
         subject.gradient(inputs, targets)
     if augment is not None:
-        changed = augmented(augment, inputs, seed)
+        changed = check_augmentation(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
         kinds = [f"{key} {tuple(each.shape)} of {each.dtype}".strip() for key, each in tensors_of(changed).items()]
         with convert_errors("augment", name, f"the model fails with its {', '.join(kinds)}"):
             subject.gradient(changed, targets)
 
 
-def objective_fits(
-    subject: Subject, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
+def build_objective(
+    subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
 ) -> Objective:
     """What a run is after, with its metrics tried on some of the test data: what goes wrong there
     would do so after the first round."""
@@ -223,7 +225,7 @@ def objective_fits(
     return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
 
 
-def augmented(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
+def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
     """What a transform makes of the first client's first batch, which must be as many inputs."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
@@ -239,8 +241,8 @@ def augmented(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
     return changed
 
 
-def batches_of_one(
-    subject: Subject, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
+def check_single_sample_batches(
+    subject: ModelUnderTest, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
     """Refuse batches that leave a client a single sample, where the model cannot train on one:
     batch norm needs two."""

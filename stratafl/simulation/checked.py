@@ -26,8 +26,8 @@ from stratafl.data.dataset import load_dataset as given_data
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
 from stratafl.distributed.communicator import Ranks
-from stratafl.engine.factory import Name
-from stratafl.engine.precision import COMPUTES, Compute
+from stratafl.engine.factory import EngineName
+from stratafl.engine.precision import PRECISIONS, Precision
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.objective import stopping
 from stratafl.network.specification import Network
@@ -61,9 +61,9 @@ class Checked:
     participation: tuple[Participation, ...]
     network: Network | None
     wait: tuple[Policy, ...]
-    engine: Name | None
+    engine: EngineName | None
     """None where a CPU's is to be chosen."""
-    precision: Compute
+    precision: Precision
 
     @property
     def samples(self) -> list[int]:
@@ -93,9 +93,9 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
         raise InvalidInput("ranks", ranks, "must be those of stratafl.distributed; see docs/ranks.md")
     device = ranks.device(check_device(execution.device))
     participation = check_participation(method.participation, tree.depth)
-    default: Name | None = None if device.type == "cpu" else "stacked"
-    engine = default if execution.engine is None else check_choice("engine", execution.engine, get_args(Name))
-    precision = check_choice("precision", execution.precision, COMPUTES)
+    default: EngineName | None = None if device.type == "cpu" else "stacked"
+    engine = default if execution.engine is None else check_choice("engine", execution.engine, get_args(EngineName))
+    precision = check_choice("precision", execution.precision, PRECISIONS)
     network, wait = checked_waiting(method, rules, leaf, tree)
     return Checked(
         tree=tree,

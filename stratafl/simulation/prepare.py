@@ -30,11 +30,11 @@ from stratafl.data.inputs import NamedInputs, Pair
 from stratafl.distributed.assignment import deal, leaf_work
 from stratafl.distributed.subtree import Branch
 from stratafl.engine import validation
-from stratafl.engine.batches import of_fields
-from stratafl.engine.factory import differences, drift_kernel, make_default, make_engine
+from stratafl.engine.batches import augment_fields
+from stratafl.engine.factory import drift_kernel, fallback_notes, make_default_engine, make_engine
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.module_profile import FEW, habits, peculiarities, plain
-from stratafl.engine.validation import Subject
+from stratafl.engine.module_profile import PROBE_SAMPLES, profile_module, reproducibility_notes, sanitise_samples
+from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
 from stratafl.metrics.communication import CommunicationMeter
@@ -100,7 +100,7 @@ def _run(given: Checked, flat: FlatModule, problem: Problem, method: Method) -> 
 class Placed:
     """Model and data where the run is computed."""
 
-    subject: Subject
+    subject: ModelUnderTest
     train: SampleSource
     test: Pair | None
     own_test: ClientTestData | None
@@ -120,24 +120,26 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     flat.module.to(given.device)
     x_P, b_B = (each.to(given.device) for each in row)
     own = _own_pairs(given, test, flat.dtype)
-    subject = Subject(flat, x_P, b_B, parse_loss(problem.loss))
+    subject = ModelUnderTest(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
-    classes = validation.model_fits("data", subject, train.first(FEW), train.targets_N, unnamed)
+    classes = validation.check_forward("data", subject, train.first(PROBE_SAMPLES), train.targets_N, unnamed)
     if isinstance(train, LazySamples):
         train = replace(train, classes=classes)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
-            validation.model_fits(name, subject, *pair, unnamed)
+            validation.check_forward(name, subject, *pair, unnamed)
     chosen, stops = parse_metrics(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
-    objective = validation.objective_fits(subject, chosen, test, *stops)
-    inputs, targets = train.batch(max(given.parts, key=len)[:FEW].to(given.device), BatchKey(given.seed, 0, 0))
-    few = plain(inputs), plain(targets)
+    objective = validation.build_objective(subject, chosen, test, *stops)
+    inputs, targets = train.batch(
+        max(given.parts, key=len)[:PROBE_SAMPLES].to(given.device), BatchKey(given.seed, 0, 0)
+    )
+    few = sanitise_samples(inputs), sanitise_samples(targets)
     augment = problem.augment
     if callable(augment) and isinstance(inputs, NamedInputs):
-        augment = of_fields(augment)
-    validation.model_trains(subject, *few, augment, given.seed)
+        augment = augment_fields(augment)
+    validation.check_backward(subject, *few, augment, given.seed)
     sizes = dict(zip(given.tree.names[-1], given.samples, strict=True))
-    validation.batches_of_one(subject, *few, given.batch, given.sampling, sizes)
+    validation.check_single_sample_batches(subject, *few, given.batch, given.sampling, sizes)
     return Placed(subject, train, test, own, objective, few, augment)
 
 
@@ -268,7 +270,7 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None:
         whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
-        return make_default(shard.training, whole, 0 if too_many else clients, given.precision)
+        return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:
         raise InvalidInput("periods", list(given.schedule.periods), too_many)
     return make_engine(name, shard.training, precision=given.precision)
@@ -278,9 +280,9 @@ def _notes(given: Checked, here: Placed, engine: Engine) -> list[str]:
     """What the user should know about how this run is done; a model that no engine can train is
     refused."""
     flat, x_P, b_B, loss = here.subject
-    known = habits(flat, loss, x_P, b_B, *here.few)
+    known = profile_module(flat, loss, x_P, b_B, *here.few)
     if FROZEN in known.writes:
         told = "writes to parameters that are not trained, which clients share: make buffers of them, which each has"
         raise InvalidInput("model", here.subject.kind, told)
     read = [*given.data.notes, *(given.test.notes if given.test is not None else ())]
-    return differences(engine, given.engine, given.precision) + peculiarities(known) + read
+    return fallback_notes(engine, given.engine, given.precision) + reproducibility_notes(known) + read

@@ -13,14 +13,14 @@ from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Inputs
-from stratafl.engine.validation import Subject
+from stratafl.engine.validation import ModelUnderTest
 from stratafl.network.messages import MessageSizes, Workload, message_sizes, scaled_sizes, training_flops
 from stratafl.network.replay import leaf_steps
 from stratafl.rules.checks import is_own
 
 
 def measured(
-    subject: Subject,
+    subject: ModelUnderTest,
     inputs: Inputs,
     shared: tuple[Tensor, Tensor],
     rules: Sequence[Rule],

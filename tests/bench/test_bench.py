@@ -23,7 +23,7 @@ from stratafl.bench.engines import bench, contenders, row_of
 from stratafl.bench.table import ratios
 from stratafl.cli.main import app
 from stratafl.engine import kernels
-from stratafl.engine.precision import COMPUTES, computing
+from stratafl.engine.precision import PRECISIONS, float32_matmul_precision
 from stratafl.models.networks import Recurrent, lstm
 
 
@@ -128,7 +128,7 @@ def test_a_table_compares_within_a_precision() -> None:
 
 def test_on_a_gpu_every_precision_has_a_loop_in_a_cuda_graph() -> None:
     ways = contenders("cuda")
-    assert {f"{name}:{precision}" for name in ("graphed loop", "stacked") for precision in COMPUTES} <= set(ways)
+    assert {f"{name}:{precision}" for name in ("graphed loop", "stacked") for precision in PRECISIONS} <= set(ways)
     mapped = {f"{name}:{kind}" for name in ("vmap", "graphed vmap", "compiled vmap") for kind in ("tf32", "bf16")}
     assert {"plain loop:tf32", *mapped} <= set(ways) and mapped <= set(EVERY_WAY)
 
@@ -172,7 +172,7 @@ def test_recurrent_layers_have_the_precision_asked_for() -> None:
         pytest.skip("one switch for convolutions and recurrent layers")
     before = rnn.fp32_precision
     for precision, wanted in (("fp32", "ieee"), ("tf32", "tf32")):
-        with computing(precision, torch.device("cuda")):
+        with float32_matmul_precision(precision, torch.device("cuda")):
             assert rnn.fp32_precision == torch.backends.cudnn.conv.fp32_precision == wanted
     assert rnn.fp32_precision == before
 

@@ -20,7 +20,7 @@ from stratafl.core.rows import IndexedRows
 from stratafl.data.batches import batch_indices
 from stratafl.data.dataset import InMemorySamples
 from stratafl.data.inputs import Inputs, NamedInputs, as_type, map_tensors, tensors_of
-from stratafl.engine.factory import Name, make_engine
+from stratafl.engine.factory import EngineName, make_engine
 from stratafl.engine.random_streams import ClientStream, client_rng
 from tests.engine.zoo.entry import Entry
 
@@ -134,7 +134,7 @@ class Ran(NamedTuple):
     clients: list[Trained]
 
 
-def engine(name: Name, given: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
+def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
     """The same by an engine, which must leave everything that is the user's as it was, to the
     byte."""
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stratafl.engine import cuda_graphs, gradients
-from stratafl.engine.gradients import Recorded
+from stratafl.engine.gradients import CompiledGradients
 from tests.engine.compiler.test_capture import Windowed, batch, chosen, trained
 from tests.engine.pairs import federation, stacked
 
@@ -22,7 +22,7 @@ def forgetting(once: Callable[[], None], device: torch.device) -> Callable[[], N
     return lambda: None
 
 
-def lengths(method: Recorded) -> list[int]:
+def lengths(method: CompiledGradients) -> list[int]:
     """Of the batches whose programs are kept."""
     return [key[0][1][0] for key in method._programs]
 
@@ -39,10 +39,10 @@ def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.Monk
 def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows come in another order than the program's."""
     monkeypatch.setattr(gradients, "KEPT", 1)
-    monkeypatch.setattr(cuda_graphs, "_captured", forgetting)
+    monkeypatch.setattr(cuda_graphs, "_capture", forgetting)
     sim = stacked(federation(model=lambda: Windowed().double()))
     engine, method = sim.engine, sim.engine._differentiate
-    assert isinstance(method, Recorded)
+    assert isinstance(method, CompiledGradients)
     if not in_order:
         monkeypatch.setattr(engine, "_way", lambda rows: engine._ordered)
     engine._capture = True

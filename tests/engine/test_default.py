@@ -18,7 +18,7 @@ from stratafl.core.client_update import Leaf, corrections, leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
 from stratafl.engine import factory
-from stratafl.engine.factory import FEWEST, default_engine, lengths_at_once, make_default
+from stratafl.engine.factory import MIN_CLIENTS, default_engine_name, make_default_engine, mean_distinct_batch_lengths
 from stratafl.models.registry import build
 from stratafl.runs import read_run
 
@@ -85,8 +85,8 @@ def test_by_the_operations_of_a_model(name: str) -> None:
     make, shape, expected = MODELS[name]
     given = training(make(), shape)
     before = torch.get_rng_state(), given.flat.row(given.flat.module)
-    assert default_engine(given, CLIENTS, "fp32") == expected
-    assert make_default(given, given, CLIENTS).how == expected
+    assert default_engine_name(given, CLIENTS, "fp32") == expected
+    assert make_default_engine(given, given, CLIENTS).how == expected
     assert torch.equal(torch.get_rng_state(), before[0])
     for was, now in zip(before[1], given.flat.row(given.flat.module), strict=True):
         assert torch.equal(was, now), "looking at a module changes nothing"
@@ -98,11 +98,11 @@ def test_neither_threads_nor_samples_matter() -> None:
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found |= {default_engine(given, CLIENTS, "fp32")}
+            found |= {default_engine_name(given, CLIENTS, "fp32")}
         huge = replace(
             given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
         )
-        found |= {default_engine(huge, CLIENTS, "fp32")}
+        found |= {default_engine_name(huge, CLIENTS, "fp32")}
     finally:
         torch.set_num_threads(threads)
     assert found == {"stacked"}
@@ -115,37 +115,39 @@ def own_stage(direction: Tensor, x: Tensor, correct: object) -> Tensor:
 def test_what_is_left_to_the_loop() -> None:
     module = build("mlp", IMAGE, 3)
     given = training(module)
-    assert default_engine(given, FEWEST, "fp32") == "stacked"
-    assert default_engine(given, FEWEST - 0.5, "fp32") == "loop", "few take part"
-    assert default_engine(given, CLIENTS, "bf16") == "loop", "16 bits"
+    assert default_engine_name(given, MIN_CLIENTS, "fp32") == "stacked"
+    assert default_engine_name(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
+    assert default_engine_name(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
-    assert default_engine(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
+    assert default_engine_name(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     uneven = [given.partition[0], *(part[:1] for part in given.partition[1:])]
-    assert default_engine(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
+    assert default_engine_name(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
     deciding = training(Deciding(64, 3))
-    assert default_engine(deciding, CLIENTS, "fp32") == "stacked"
-    assert make_default(deciding, deciding, CLIENTS).how == "loop", "what cannot be stacked, without a reason told"
+    assert default_engine_name(deciding, CLIENTS, "fp32") == "stacked"
+    assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
+        "what cannot be stacked, without a reason told"
+    )
 
 
 def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
-    given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=FEWEST * 2, each=8)
+    given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, each=8)
     ragged = replace(given, partition=[part[: 7 + n % 2] for n, part in enumerate(given.partition)])
-    assert make_default(given, given, 2 * FEWEST).how == "stacked"
-    assert lengths_at_once(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
-    assert make_default(ragged, ragged, 1.5 * FEWEST).how == "stacked"
-    assert make_default(ragged, ragged, 1.5 * FEWEST - 1).how == "loop"
+    assert make_default_engine(given, given, 2 * MIN_CLIENTS).how == "stacked"
+    assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
+    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"
+    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS - 1).how == "loop"
     whole = replace(ragged, batch=None)
-    assert lengths_at_once(whole) == 2
-    assert make_default(whole, whole, 1.5 * FEWEST).how == "loop"
+    assert mean_distinct_batch_lengths(whole) == 2
+    assert make_default_engine(whole, whole, 1.5 * MIN_CLIENTS).how == "loop"
     padded = replace(ragged, flat=training(images(nn.ReLU())).flat)
-    assert make_default(padded, padded, FEWEST).how == "stacked"
+    assert make_default_engine(padded, padded, MIN_CLIENTS).how == "stacked"
 
 
 def test_a_rank_chooses_by_the_whole_tree() -> None:
     whole = training(build("mlp", IMAGE, 3))
     part = replace(whole, partition=whole.partition[:3])
-    assert default_engine(part, 3, "fp32") == "loop"
-    engine = make_default(part, whole, CLIENTS)
+    assert default_engine_name(part, 3, "fp32") == "loop"
+    engine = make_default_engine(part, whole, CLIENTS)
     assert engine.name == "stacked" and engine.training is part
 
 
@@ -185,7 +187,7 @@ def test_a_run_goes_on_with_the_engine_it_began_with(
     """Also where another version would begin it with another one."""
 
     def chooses(engine: str) -> None:
-        monkeypatch.setattr(factory, "FEWEST", FEWEST if engine == "stacked" else 1000)
+        monkeypatch.setattr(factory, "MIN_CLIENTS", MIN_CLIENTS if engine == "stacked" else 1000)
 
     whole = run(engine=first).run().models[0]
     chooses(first)

@@ -18,7 +18,7 @@ from stratafl.engine.factory import make_engine
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "_fastest", {})
+    monkeypatch.setattr(factory, "_timings", {})
 
 
 def made(name: str, module: nn.Module | None = None, **more):
@@ -46,7 +46,7 @@ def test_auto_takes_the_fastest_and_measures_once(fastest: str, monkeypatch: pyt
         timed.append(engine.how)
         return 1.0 if engine.how == fastest else 2.0
 
-    monkeypatch.setattr(factory, "_seconds", seconds)
+    monkeypatch.setattr(factory, "_time_engine", seconds)
     assert made("auto").how == made("auto").how == fastest
     assert sorted(timed) == WAYS
     made("auto", nn.Linear(3, 2, bias=False))

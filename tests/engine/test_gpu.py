@@ -15,7 +15,7 @@ from stratafl import feddyn, simulate
 from stratafl.core.client_update import CorrectionFn, Leaf, leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.factory import Name
+from stratafl.engine.factory import EngineName
 from stratafl.engine.stacked import StackedEngine
 from stratafl.models.networks import lstm, mlp
 from stratafl.rules.registry import entries
@@ -129,7 +129,7 @@ def test_lower_precisions_are_near(precision: str) -> None:
     assert 0 < apart(exact, federation(**settings, engine="stacked", precision=precision).run()) < 0.1
 
 
-def gradients(engine_name: Name, precision: str = "fp32", **settings) -> Tensor:
+def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> Tensor:
     """Each client's first gradient."""
     simulation = federation(**settings, engine=engine_name, precision=precision)
     assert simulation.engine.how == engine_name
@@ -169,7 +169,7 @@ def test_a_gradient_that_is_not_finite_stays_so_alone(model: str, precision: str
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("engine_name", ["loop", "vmap"])
-def test_autocast_is_near_and_gives_the_same_bits(engine_name: Name, precision: str) -> None:
+def test_autocast_is_near_and_gives_the_same_bits(engine_name: EngineName, precision: str) -> None:
     settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
     exact = federation(**settings, engine="loop").run()
     simulations = [federation(**settings, engine=engine_name, precision=precision) for _ in range(2)]
@@ -213,7 +213,7 @@ WAITS = pytest.param("orthogonal", marks=pytest.mark.filterwarnings("ignore:a st
 @pytest.mark.parametrize("engine_name", ["loop", "vmap", "stacked"])
 @pytest.mark.filterwarnings("ignore:.*eterministic", "ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.usefixtures("poisoned")
-def test_the_zoo_in_single_precision(engine_name: Name, name: str) -> None:
+def test_the_zoo_in_single_precision(engine_name: EngineName, name: str) -> None:
     """Against plain PyTorch in double precision on the same device."""
     ran = engine(engine_name, problem(ZOO[name], "cuda"), torch.float32)
     off = difference(plain(problem(ZOO[name], "cuda")), ran.clients)

@@ -19,13 +19,13 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.data.dataset import InMemorySamples
 from stratafl.engine import batches, module_profile, ops, selection
-from stratafl.engine.batches import Batch
+from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
-from stratafl.engine.compiler.capture import traced
-from stratafl.engine.gradients import Losses
+from stratafl.engine.compiler.capture import trace_fx
+from stratafl.engine.gradients import PerClientLoss
 from stratafl.engine.trace import program as trace
-from stratafl.engine.validation import Subject, batches_of_one
+from stratafl.engine.validation import ModelUnderTest, check_single_sample_batches
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 KINDS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(HOST), MemoryError()]
@@ -62,24 +62,24 @@ def training(problem: BaseException) -> ClientTraining:
 
 
 def of_losses(problem: BaseException) -> None:
-    batch = Batch(X[None], LABELS[None], torch.ones(1, 6, dtype=torch.bool), np.array([6]))
-    Losses(raising(problem), torch.float32, ops.PLAIN, False)(X[None, :, :3].clone().requires_grad_(), batch)
+    batch = ClientBatches(X[None], LABELS[None], torch.ones(1, 6, dtype=torch.bool), np.array([6]))
+    PerClientLoss(raising(problem), torch.float32, ops.PLAIN, False)(X[None, :, :3].clone().requires_grad_(), batch)
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "copied", raising(problem))
-    selection.choose(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "Stacked", raising(problem))
-    selection.choose(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padding, "recorded", raising(problem))
     mask_CB = torch.ones(1, 6, dtype=torch.bool)
-    padding.pads(FlatModule(nn.Linear(4, 3)), Batch(X[None], LABELS[None], mask_CB, np.array([6])))
+    padding.can_pad(FlatModule(nn.Linear(4, 3)), ClientBatches(X[None], LABELS[None], mask_CB, np.array([6])))
 
 
 def of_one_operation(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,21 +96,21 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "habits": lambda problem, _: selection.choose(training(problem).flat, LOSS, X, LABELS),
+    "habits": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
-    "draws": lambda problem, _: module_profile.draws(training(problem)),
-    "counters": lambda problem, _: module_profile.counters(training(problem)),
-    "the default engine": lambda problem, _: module_profile.operations(training(problem), torch.arange(4)),
-    "an augmentation of stacks": lambda problem, _: batches.takes_stacks(raising(problem), X, 0),
-    "recording": lambda problem, _: traced(raising(problem), [X]),
+    "draws": lambda problem, _: module_profile.is_random(training(problem)),
+    "counters": lambda problem, _: module_profile.counter_increments(training(problem)),
+    "the default engine": lambda problem, _: module_profile.count_operations(training(problem), torch.arange(4)),
+    "an augmentation of stacks": lambda problem, _: batches.supports_stacked_batches(raising(problem), X, 0),
+    "recording": lambda problem, _: trace_fx(raising(problem), [X]),
     "tracing": lambda problem, patch: (
-        patch.setattr(trace, "_Tracer", raising(problem)), trace.Program(FlatModule(nn.Linear(4, 3)), X),
+        patch.setattr(trace, "_Tracer", raising(problem)), trace.TracedProgram(FlatModule(nn.Linear(4, 3)), X),
     ),
     "padding": of_padding,
     "an operation that is mapped": of_one_operation,
-    "a batch of one": lambda problem, _: batches_of_one(
-        Subject(training(problem).flat, *training(problem).flat.row(Failing(problem)), LOSS), X, LABELS, 5, "epochs",
+    "a batch of one": lambda problem, _: check_single_sample_batches(
+        ModelUnderTest(training(problem).flat, *training(problem).flat.row(Failing(problem)), LOSS), X, LABELS, 5, "epochs",
         {"it": 6},
     ),
 }  # fmt: skip
@@ -134,9 +134,9 @@ def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
             raise problem
         return outputs.square().mean()
 
-    losses = Losses(loss, torch.float32, ops.PLAIN, False)
+    losses = PerClientLoss(loss, torch.float32, ops.PLAIN, False)
     outputs, mask_CB = torch.randn(5, 6, 3, requires_grad=True), torch.ones(5, 6, dtype=torch.bool)
-    batch = Batch(X.expand(5, 6, 4), LABELS.expand(5, 6), mask_CB, np.full(5, 6))
+    batch = ClientBatches(X.expand(5, 6, 4), LABELS.expand(5, 6), mask_CB, np.full(5, 6))
     with pytest.raises(torch.OutOfMemoryError):
         losses(outputs, batch)
     calls.clear()

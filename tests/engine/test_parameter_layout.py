@@ -13,7 +13,7 @@ from stratafl.core.optimizer import SGD, constant
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import average
 from stratafl.engine import ops
-from stratafl.engine.parameter_layout import Layout
+from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
 
@@ -80,7 +80,7 @@ def test_the_engine_s_rows_do_lie_so() -> None:
 @pytest.mark.parametrize("of", [None, [1, 0, 1, 1]])
 def test_there_and_back(of: list[int] | None) -> None:
     flat = FlatModule(convolutional())
-    layout = Layout(flat, FILTERS)
+    layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
     given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
     wanted, found = given.some(leaves), layout.some(given, leaves)
@@ -94,7 +94,7 @@ def test_there_and_back(of: list[int] | None) -> None:
 
 def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
     flat, ordered = FlatModule(convolutional()), []
-    layout = Layout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
+    layout = ParameterLayout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
     given = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
     found = layout.some(given, [3, 5, 4])
     assert set(ordered) == {2}
@@ -105,10 +105,10 @@ def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
     rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
-    assert torch.equal(Layout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
+    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
 
 
 def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
     flat = FlatModule(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
     rows = torch.randn(2, flat.parameters)
-    assert torch.equal(Layout(flat, ["0.weight", "1.weight"], copy).some(IndexedRows(rows), [0, 1]), rows)
+    assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).some(IndexedRows(rows), [0, 1]), rows)

@@ -16,8 +16,8 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
 from stratafl.engine import ops
 from stratafl.engine.gradients import Stacked
-from stratafl.engine.precision import HALF, Compute, computing, without_cudnn
-from stratafl.engine.selection import choose
+from stratafl.engine.precision import HALF_DTYPES, Precision, cudnn_disabled, float32_matmul_precision
+from stratafl.engine.selection import select_gradient_method
 
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
 SCALE = {"bf16": 1.0, "fp16": 4096.0}
@@ -68,7 +68,7 @@ def plain_rounds(module: nn.Module, precision: str) -> nn.Module:
             for chosen in batch_indices(0, client, len(part), round * 3, 3, 4):
                 numbers = torch.tensor(part)[chosen]
                 mine.zero_grad()
-                with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
+                with torch.autocast("cpu", HALF_DTYPES[precision]) if precision in HALF_DTYPES else nullcontext():
                     loss = F.cross_entropy(mine(inputs[numbers]), targets[numbers])
                 (loss * scale).backward()
                 with torch.no_grad():
@@ -85,7 +85,7 @@ def apart(one: nn.Module, other: nn.Module) -> float:
     return float((rows[0] - rows[1]).norm() / rows[1].norm())
 
 
-@pytest.mark.parametrize("precision", list(HALF))
+@pytest.mark.parametrize("precision", list(HALF_DTYPES))
 @pytest.mark.parametrize("name", MODULES)
 def test_the_loop_is_plain_autocast(name: str, precision: str) -> None:
     simulation = run(made(name), "loop", precision)
@@ -96,7 +96,7 @@ def test_the_loop_is_plain_autocast(name: str, precision: str) -> None:
     assert 1e-6 < apart(result.module, plain_rounds(made(name), "fp32")) < 0.02
 
 
-@pytest.mark.parametrize("precision", list(HALF))
+@pytest.mark.parametrize("precision", list(HALF_DTYPES))
 @pytest.mark.parametrize("name", ["cnn", "tied"])
 def test_vmap_rounds_like_autocast(name: str, precision: str) -> None:
     simulation = run(made(name), "vmap", precision)
@@ -169,11 +169,11 @@ def test_what_cannot_be_had_in_16_bits_is_refused_with_the_reason(kind: type, pr
 @pytest.mark.parametrize("largest", [16.0, 1e6])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_a_method_is_tried_in_the_precision_it_is_for(
-    precision: Compute, largest: float, monkeypatch: pytest.MonkeyPatch
+    precision: Precision, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With layers that in this precision cut gradients beyond a size: exact in fp32, and finite."""
 
-    def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, compute: Compute) -> Tensor:
+    def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, compute: Precision) -> Tensor:
         y = ops.linear(x_CBI, w_COI, b_CO, relu, compute)
         if compute == precision:
             y.register_hook(lambda gradient: gradient.clamp(-largest, largest))
@@ -183,7 +183,9 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
     monkeypatch.setattr(ops, "PLAIN", cutting)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    found, how = choose(FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
+    found, how = select_gradient_method(
+        FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision
+    )
     assert found is not None and how == "stacked"
     assert isinstance(found, Stacked) == (largest > 300)
 
@@ -206,7 +208,7 @@ def test_evaluation_is_in_the_models_own_type() -> None:
 def test_cudnn_can_be_left_out_whatever_products_are_computed_in() -> None:
     """While an engine computes, the library's own way to set several switches fails."""
     before = torch.backends.cudnn.enabled
-    with computing("fp32", torch.device("cuda")):
-        with without_cudnn():
+    with float32_matmul_precision("fp32", torch.device("cuda")):
+        with cudnn_disabled():
             assert not torch.backends.cudnn.enabled
         assert torch.backends.cudnn.enabled is before

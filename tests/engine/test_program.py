@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.core.flat_module import FlatModule
-from stratafl.engine.batches import Batch
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.batches import ClientBatches
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.gradients import Stacked
-from stratafl.engine.selection import choose
-from stratafl.engine.trace.program import Program
+from stratafl.engine.selection import select_gradient_method
+from stratafl.engine.trace.program import TracedProgram
 from stratafl.models.networks import lstm, resnet18_gn
 
 
@@ -45,7 +45,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     module."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
-    program = Program(flat, inputs_CB[0])
+    program = TracedProgram(flat, inputs_CB[0])
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
     outputs_CB, _ = program(named, inputs_CB)
@@ -132,7 +132,7 @@ def test_resnet() -> None:
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
     x_P, b_Z = flat.row(flat.module)
-    batch = Batch(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
+    batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]
     expected_P = flat.gradient(x_P, b_Z, inputs, targets, F.cross_entropy)
     assert float((got_P - expected_P).norm() / expected_P.norm()) < 1e-4
@@ -156,7 +156,7 @@ MIXING = {
 
 @pytest.mark.parametrize("name", MIXING)
 def test_what_mixes_samples_is_refused(name: str) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedModule):
         difference(Of(MIXING[name]), VECTORS)
 
 
@@ -180,7 +180,7 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
     flat = FlatModule(module)
     inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
     state = torch.get_rng_state()
-    _, how = choose(flat, F.cross_entropy, inputs, targets)
+    _, how = select_gradient_method(flat, F.cross_entropy, inputs, targets)
     assert how.startswith(reason) and ("mapped" in how) == ("mapped" in reason)
     assert torch.equal(torch.get_rng_state(), state), "trying it out leaves the generator as it was"
 
@@ -188,7 +188,9 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
 def test_hooks_are_not_overlooked() -> None:
     layer = nn.Linear(6, 2)
     layer.register_forward_hook(lambda module, given, output: 2 * output)
-    _, how = choose(FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
+    _, how = select_gradient_method(
+        FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
+    )
     assert how == "stacked"
 
 
@@ -196,7 +198,7 @@ def test_the_user_s_module_is_left_alone() -> None:
     module = Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
     flat = FlatModule(module)
     before = set(vars(flat.module))
-    Program(flat, VECTORS[0].float())
+    TracedProgram(flat, VECTORS[0].float())
     assert set(vars(flat.module)) == before
 
 
@@ -214,5 +216,7 @@ class Narrow(nn.Module):
 
 def test_a_part_in_single_precision_is_no_reason_to_be_slow() -> None:
     torch.manual_seed(0)
-    _, how = choose(FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
+    _, how = select_gradient_method(
+        FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1])
+    )
     assert how == "stacked"

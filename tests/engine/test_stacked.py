@@ -13,7 +13,7 @@ from stratafl.core.client_update import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import cuda_graphs, ops
-from stratafl.engine.cuda_graphs import Recurring
+from stratafl.engine.cuda_graphs import CapturePolicy
 from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
@@ -334,7 +334,7 @@ def test_a_captured_step_reads_only_what_is_filled_in(
         captured.append(once)
         return once
 
-    monkeypatch.setattr(cuda_graphs, "_captured", capture)
+    monkeypatch.setattr(cuda_graphs, "_capture", capture)
     model = seeded(lambda: mlp((1, 6, 6), 3, (5,)))
     chain = leaf(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5)
     settings = {
@@ -374,7 +374,7 @@ def test_a_step_leaves_nothing_behind() -> None:
 
 
 def test_what_keeps_coming_is_worth_capturing() -> None:
-    recurring = Recurring()
+    recurring = CapturePolicy()
     # another number of clients in every meeting, then two sizes of chunk in turn
     assert not any(recurring.comes(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
     assert [recurring.comes(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stratafl.engine.factory import Name
+from stratafl.engine.factory import EngineName
 from tests.engine.compose import Plan, entries
 from tests.engine.plain import Trained, difference, engine, plain, problem
 from tests.engine.zoo import ZOO
@@ -19,7 +19,7 @@ from tests.engine.zoo.entry import Entry
 from tests.engine.zoo.families import ZOO as FAMILIES
 
 CLOSE = 1e-10
-ENGINES: tuple[Name, ...] = ("loop", "vmap", "stacked")
+ENGINES: tuple[EngineName, ...] = ("loop", "vmap", "stacked")
 BY_VALUES = "loop: what it does depends on values"
 OTHERWISE = {
     # one operation has no form
@@ -86,7 +86,7 @@ def expected(name: str) -> list[Trained]:
 
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("engine_name", ENGINES)
-def test_every_engine_trains_what_plain_pytorch_trains(engine_name: Name, name: str) -> None:
+def test_every_engine_trains_what_plain_pytorch_trains(engine_name: EngineName, name: str) -> None:
     ran = engine(engine_name, problem(ZOO[name]))
     assert not apart(expected(name), ran.clients), ran.how
     if engine_name == "stacked":

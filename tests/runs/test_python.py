@@ -358,8 +358,8 @@ def test_an_engine_that_was_measured_trains_the_run_to_its_end(first: str, tmp_p
     """Another measurement, when the program is run again, finds another one the fastest."""
 
     def made(favourite: str, path: Path, engine: str = "auto") -> Simulation:
-        monkeypatch.setattr(factory, "_fastest", {})
-        monkeypatch.setattr(factory, "_seconds", lambda engine, *_: float(engine.name != favourite))
+        monkeypatch.setattr(factory, "_timings", {})
+        monkeypatch.setattr(factory, "_time_engine", lambda engine, *_: float(engine.name != favourite))
         data = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
         build = partial(nn.Linear, 4, 3)
         parts = torch.arange(40).chunk(4)

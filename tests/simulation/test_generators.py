@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.base.rng import rng_states
-from stratafl.engine.batches import takes_stacks
+from stratafl.engine.batches import supports_stacked_batches
 from tests.simulation.module_profiles import data, run
 
 
@@ -85,5 +85,5 @@ def test_an_augmentation_draws_the_same_whoever_trains(engine: str, augment: Cal
 
 @pytest.mark.parametrize("augment", [of_torch, of_numpy, of_python, seldom])
 def test_what_draws_takes_one_client_at_a_time(augment: Callable) -> None:
-    assert not takes_stacks(augment, data()[0][:4], 0)
-    assert takes_stacks(lambda x, *key: x * 2, data()[0][:4], 0)
+    assert not supports_stacked_batches(augment, data()[0][:4], 0)
+    assert supports_stacked_batches(lambda x, *key: x * 2, data()[0][:4], 0)

@@ -20,7 +20,7 @@ from stratafl.config.schema import Config
 from stratafl.config.setup import CPU, RootSetup
 from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.precision import honoured
+from stratafl.engine.precision import effective_precision
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.writer import RunFacts, RunFolder, summary
@@ -33,7 +33,7 @@ class RootRun:
         """Bring the folder to where the state is; `last` is the record of the last round, empty
         before the first."""
         self.history = _history(folder, last)
-        precision = honoured("fp32", CPU, made.start.flat.dtype, casts=False)
+        precision = effective_precision("fp32", CPU, made.start.flat.dtype, casts=False)
         own = _with_own_data(folder, made.tree.names[-1])
         counts = made.counts.without(own)
         # how many samples a leaf of its own data takes in a step, only that leaf knows

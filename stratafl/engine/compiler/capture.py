@@ -18,44 +18,49 @@ from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
 from stratafl.base.rng import PROCESS
-from stratafl.engine.precision import without_cudnn
+from stratafl.engine.precision import cudnn_disabled
 
 
-class Unsupported(Exception):
+class UnsupportedModule(Exception):
     """The module has something that has no client-batched form, and what."""
 
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
-BY_VALUES = "what it does depends on values"
+DATA_DEPENDENT = "what it does depends on values"
 
 
-def traced(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
+def trace_fx(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
     """What is done with these, of which only shapes and types are looked at."""
 
     def foreseeing(*given: Tensor) -> Any:
-        with Foreseen():
+        with KnownComparisons():
             return call(*given)
 
     try:
         with ExitStack() as stack:
-            for context in (torch.enable_grad(), _not_recomputed(), _not_validated(), _masks_as_given()):
+            for context in (
+                torch.enable_grad(),
+                checkpointing_disabled(),
+                validation_disabled(),
+                causal_mask_detection_disabled(),
+            ):
                 stack.enter_context(context)
             if any(each.is_cuda for each in given):
                 # a GPU's library looks at where recurrent weights lie, and these lie nowhere
-                stack.enter_context(without_cudnn())
+                stack.enter_context(cudnn_disabled())
             made = make_fx(foreseeing, _parts(), "fake", pre_dispatch=True, _allow_non_fake_inputs=True)
             return made(*given)
-    except Unsupported:
+    except UnsupportedModule:
         raise
     except Exception as problem:
         errors.pass_on_no_room(problem)
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
-            raise Unsupported(BY_VALUES) from problem
-        raise Unsupported(f"cannot be recorded: {errors.describe_exception(problem)}") from problem
+            raise UnsupportedModule(DATA_DEPENDENT) from problem
+        raise UnsupportedModule(f"cannot be recorded: {errors.describe_exception(problem)}") from problem
 
 
-COMPOSED = (
+DECOMPOSED_OPS = (
     "atleast_1d", "atleast_2d", "atleast_3d", "cartesian_prod", "column_stack", "cross", "dsplit",
     "dstack", "fft_fftshift", "fft_ifftshift", "fliplr", "flipud", "gradient", "hsplit", "hstack", "kron",
     "linalg_cond", "linalg_multi_dot", "linalg_vecdot", "matrix_power", "meshgrid", "msort", "nanquantile", "quantile",
@@ -74,13 +79,13 @@ def _parts() -> dict[Any, Callable[..., Any]]:
 
         return call
 
-    packets = [getattr(torch.ops.aten, name) for name in COMPOSED]
+    packets = [getattr(torch.ops.aten, name) for name in DECOMPOSED_OPS]
     ops = [getattr(packet, name) for packet in packets for name in packet.overloads()]
     return {op: decomposed(op) for op in ops if op.has_kernel_for_dispatch_key(COMPOSITE)}
 
 
 @contextmanager
-def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Something of the library's replaced for a while."""
     with PROCESS:
         before = vars(owner)[name]
@@ -91,7 +96,7 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _not_recomputed() -> Any:
+def checkpointing_disabled() -> Any:
     """A part that would be computed once without gradients, and again on the way back, is computed
     once: what one client saves by it is not much."""
 
@@ -100,22 +105,22 @@ def _not_recomputed() -> Any:
         def apply(function: Any, preserve: bool, *given: Any) -> Any:
             return function(*given)
 
-    return _put(torch.utils.checkpoint, "CheckpointFunction", Once)
+    return patched(torch.utils.checkpoint, "CheckpointFunction", Once)
 
 
-def _not_validated() -> Any:
+def validation_disabled() -> Any:
     """Parameters of a distribution are looked at only for a complaint. The loop makes it, and here
     what comes of them is no number."""
-    return _put(Distribution, "_validate_args", False)
+    return patched(Distribution, "_validate_args", False)
 
 
-def _masks_as_given() -> Any:
+def causal_mask_detection_disabled() -> Any:
     """A transformer looks whether a mask is that of the past alone, which may be left out then; it
     is as good to use it."""
-    return _put(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
+    return patched(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
 
 
-class Foreseen(TorchFunctionMode):
+class KnownComparisons(TorchFunctionMode):
     """Answers whether a random number from zero to one is below zero, by which layers are left out
     with a probability that is zero."""
 
@@ -137,7 +142,7 @@ class Foreseen(TorchFunctionMode):
         return result
 
 
-class OwnFunction:
+class OpaqueFunction:
     """A user's `autograd.Function`, as an operation of a recording."""
 
     def __init__(self, function: type[torch.autograd.Function]):
@@ -148,7 +153,7 @@ class OwnFunction:
 
 
 @contextmanager
-def own_functions() -> Iterator[None]:
+def opaque_autograd_functions() -> Iterator[None]:
     """While it is on, a user's `autograd.Function` is noted as one operation, not as what it does:
     what it does says nothing of its gradient."""
     with PROCESS:
@@ -161,8 +166,8 @@ def own_functions() -> Iterator[None]:
             proxies = pytree.tree_map(mode.tracer.unwrap_proxy, args)
             with disable_proxy_modes_tracing():
                 result = plain(function, *args)
-            proxy = mode.tracer.create_proxy("call_function", OwnFunction(function), proxies, {})
+            proxy = mode.tracer.create_proxy("call_function", OpaqueFunction(function), proxies, {})
             return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-        with _put(torch.autograd.Function, "apply", classmethod(noted)):
+        with patched(torch.autograd.Function, "apply", classmethod(noted)):
             yield

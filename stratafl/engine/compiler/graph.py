@@ -23,24 +23,30 @@ from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import find_scores, output_tensors
 from stratafl.core.losses import map_outputs as replaced_in
 from stratafl.data.inputs import Inputs, NamedInputs, call_arguments, tensors_of
-from stratafl.engine.compiler.capture import BY_VALUES, OwnFunction, Unsupported, own_functions, traced
+from stratafl.engine.compiler.capture import (
+    DATA_DEPENDENT,
+    OpaqueFunction,
+    UnsupportedModule,
+    opaque_autograd_functions,
+    trace_fx,
+)
 from stratafl.engine.module_profile import written
 from stratafl.engine.random_streams import RANDOM_OP_HANDLERS
 
-RANDOM = {
+RANDOM_OPS = {
     *RANDOM_OP_HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",
     "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_",
 }  # fmt: skip
 """Operations that draw, of which clients have values of their own."""
-CUTTING = {"detach_"}
+GRADIENT_ONLY_OPS = {"detach_"}
 """What changes where gradients go, and no value."""
-WRITES_UNSAID = {"batch_norm", "instance_norm", "native_batch_norm"}
+UNDECLARED_MUTATIONS = {"batch_norm", "instance_norm", "native_batch_norm"}
 """What writes its statistics though its schema does not say so."""
 
 EMPTY = torch.empty(0)
 
 
-class Recording(NamedTuple):
+class CapturedGraph(NamedTuple):
     """What a module does with a batch of one length."""
 
     nodes: list[fx.Node]
@@ -76,7 +82,7 @@ class Recording(NamedTuple):
         return [str(node.target) for node in self.nodes]
 
 
-def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False) -> Recording:
+def capture(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False) -> CapturedGraph:
     """`inputs`: a batch of one client, of which the shape and type matter; `whole`: all that the
     module returns, not only the scores in it; `apart`: functions whose gradient is their own are
     one operation each, and there must be one."""
@@ -96,7 +102,7 @@ def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool 
         if not whole:
             outputs = find_scores(outputs)
             if outputs is None:
-                raise Unsupported("an output that holds no scores")
+                raise UnsupportedModule("an output that holds no scores")
         form = replaced_in(outputs, lambda _: EMPTY)
         other = {name: value for name, value in values.items() if value is not before[name]}
         told.update(form=form, replaced=list(other))
@@ -104,12 +110,12 @@ def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool 
 
     trained = set(flat.names)
     values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]
-    with own_functions() if apart else nullcontext():
-        graph = traced(call, [*values, *tensors_of(inputs).values()])
-    if apart and not any(isinstance(node.target, OwnFunction) for node in graph.graph.nodes):
-        raise Unsupported("no function with a gradient of its own")
+    with opaque_autograd_functions() if apart else nullcontext():
+        graph = trace_fx(call, [*values, *tensors_of(inputs).values()])
+    if apart and not any(isinstance(node.target, OpaqueFunction) for node in graph.graph.nodes):
+        raise UnsupportedModule("no function with a gradient of its own")
     if any(not isinstance(size, int) for node in graph.graph.nodes for size in _sizes(node.meta.get("val"))):
-        raise Unsupported(BY_VALUES)
+        raise UnsupportedModule(DATA_DEPENDENT)
     places = [node for node in graph.graph.nodes if node.op == "placeholder"]
     output = next(node for node in graph.graph.nodes if node.op == "output")
     outputs, replacing = output.args[0]
@@ -122,8 +128,8 @@ def recorded(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool 
     inner = dict(zip(places[len(names) :], kinds, strict=True))
     stacked = known.stacked()
     if not stacked.intersection(outputs):
-        raise Unsupported("an output that does not depend on the input")
-    return Recording(
+        raise UnsupportedModule("an output that does not depend on the input")
+    return CapturedGraph(
         known.needed([*outputs, *replacing]), given, inner, constants, outputs, told["form"], replaced,
         known.written | set(replaced), stacked, known.fixed(stacked),
     )  # fmt: skip
@@ -138,11 +144,11 @@ def _sizes(value: Any) -> list[Any]:
 def _constant(graph: nn.Module, node: fx.Node) -> Tensor:
     value = getattr(graph, str(node.target))
     if not isinstance(value, Tensor):
-        raise Unsupported(f"attribute {node.target}")
+        raise UnsupportedModule(f"attribute {node.target}")
     return value
 
 
-def packet(node: fx.Node) -> Any:
+def op_name(node: fx.Node) -> Any:
     """The name of a node's operation, whatever its overload; a user's own is no namesake of the
     library's."""
     target: Any = node.target
@@ -151,13 +157,13 @@ def packet(node: fx.Node) -> Any:
     return target._opname if target._namespace == "aten" else str(target)
 
 
-def writes(node: fx.Node) -> Iterator[fx.Node]:
+def mutated_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes into whose memory an operation writes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
-    if packet(node) in WRITES_UNSAID:
+    if op_name(node) in UNDECLARED_MUTATIONS:
         yield from (each for each in node.args[3:5] if isinstance(each, fx.Node) and node.args[5])
-    if packet(node) not in CUTTING:
+    if op_name(node) not in GRADIENT_ONLY_OPS:
         yield from (each for each in written(node.target, node.args, node.kwargs) if isinstance(each, fx.Node))
 
 
@@ -169,13 +175,13 @@ class _Flow:
     ):
         """rows: the names of what every client has values of its own of."""
         self._nodes, self._given, self._rows, self._constants = list(graph.nodes), given, rows, constants
-        self._memory = {node: _memory(node) for node in self._nodes}
+        self._memory = {node: storage_id(node) for node in self._nodes}
         self._sharing: dict[int, list[fx.Node]] = defaultdict(list)
         """The nodes whose values lie in one piece of memory."""
         for node, memory in self._memory.items():
             if memory is not None:
                 self._sharing[memory].append(node)
-        self._targets = {node: list(writes(node)) for node in self._nodes}
+        self._targets = {node: list(mutated_arguments(node)) for node in self._nodes}
         self.written: set[str] = set()
         self._counting: set[fx.Node] = set()
         """Nodes that have to do with nothing but a counter."""
@@ -186,7 +192,7 @@ class _Flow:
             for target in targets:
                 group = self._sharing[self._memory[target] or 0] or [target]
                 if any(each in self._constants for each in group):
-                    raise Unsupported("a tensor that the module keeps between calls")
+                    raise UnsupportedModule("a tensor that the module keeps between calls")
                 for each in group:
                     name = self._given.get(each)
                     if name is None:
@@ -196,7 +202,7 @@ class _Flow:
                     elif self._memory[each] is not None and all(user in group for one in group for user in one.users):
                         self._counting |= set(group)
                     else:
-                        raise Unsupported(f"{name}, which training changes and which is in no row")
+                        raise UnsupportedModule(f"{name}, which training changes and which is in no row")
 
     def stacked(self) -> set[fx.Node]:
         """The nodes whose values have a row for every client: what depends on inputs, rows or
@@ -206,7 +212,7 @@ class _Flow:
             before = len(found)
             for node in self._nodes:
                 if node not in found and (
-                    packet(node) in RANDOM or any(each in found for each in node.all_input_nodes)
+                    op_name(node) in RANDOM_OPS or any(each in found for each in node.all_input_nodes)
                 ):
                     found.add(node)
                 for target in self._targets[node] if node in found else []:
@@ -214,7 +220,7 @@ class _Flow:
             if len(found) == before:
                 break
         if any(node.op == "get_attr" or (node.op == "placeholder" and not self._own(node)) for node in found):
-            raise Unsupported("a client's values written to what all clients share")
+            raise UnsupportedModule("a client's values written to what all clients share")
         return found
 
     def fixed(self, stacked: set[fx.Node]) -> set[fx.Node]:
@@ -223,7 +229,7 @@ class _Flow:
         written = {self._memory[target] for targets in self._targets.values() for target in targets} - {None}
         found = set(self._constants)
         for node in self._nodes:
-            is_made = node.op == "call_function" and node.target not in SWITCHES and node not in stacked
+            is_made = node.op == "call_function" and node.target not in GRAD_MODE_OPS and node not in stacked
             if is_made and self._memory[node] not in written and found.issuperset(node.all_input_nodes):
                 found.add(node)
         return found
@@ -238,18 +244,22 @@ class _Flow:
             if node.op != "call_function" or node in self._counting:
                 continue
             # gradients switched on or off, too
-            effect = self._targets[node] or packet(node) in (RANDOM | DRAWING | CUTTING) or node.target in SWITCHES
+            effect = (
+                self._targets[node]
+                or op_name(node) in (RANDOM_OPS | RANDOM_IF_DROPOUT | GRADIENT_ONLY_OPS)
+                or node.target in GRAD_MODE_OPS
+            )
             if node in found or effect:
                 found |= {node, *node.all_input_nodes}
         return [node for node in self._nodes if node in found and node.op == "call_function"]
 
 
-SWITCHES = (torch._C._set_grad_enabled,)
-DRAWING = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+GRAD_MODE_OPS = (torch._C._set_grad_enabled,)
+RANDOM_IF_DROPOUT = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 """Operations that draw where they are told of a share to leave out."""
 
 
-def _memory(node: fx.Node) -> int | None:
+def storage_id(node: fx.Node) -> int | None:
     """In which piece of memory a node's value lies."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None

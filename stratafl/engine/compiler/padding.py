@@ -19,23 +19,23 @@ from torch import Tensor, fx
 from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.inputs import map_tensors
-from stratafl.engine.batches import Batch
+from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.forms import axes, lookups, random, recurrent, samples
-from stratafl.engine.compiler.graph import Recording, packet, recorded
+from stratafl.engine.compiler.graph import CapturedGraph, capture, op_name
 
-VIEWING = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "ravel"}
+RESHAPE_OPS = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "ravel"}
 """What keeps all values in their order."""
-MOVING = {
+TRANSPOSE_OPS = {
     "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "mT", "mH", "numpy_T", "adjoint",
 }  # fmt: skip
 ONE_AS_MANY = {"aten.expand.default", "aten.expand_as.default"}
 """What a module may leave out for a batch of one sample."""
-SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
-MAKING = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
-COUNTING = {"arange", "rand", "randn", "randint", "normal"}
+EXPAND_OPS = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
+CONSTANT_FACTORIES = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
+INDEX_FACTORIES = {"arange", "rand", "randn", "randint", "normal"}
 """What makes values one after another, so that the first of them do not depend on how many
 follow."""
-PLAIN = {
+ELEMENTWISE_OPS = {
     "detach", "alias", "clone", "contiguous", "to", "_to_copy", "zeros_like", "ones_like", "full_like", "empty_like",
     "type_as", "lift_fresh", "lift_fresh_copy", "zero", "one_hot", "view_as_real", "view_as_complex", "_conj",
     "resolve_conj",
@@ -51,7 +51,7 @@ END = (1 << 63) - 1
 """Where a slice ends that leaves nothing out."""
 
 
-def pads(flat: FlatModule, batch: Batch, whole: bool = False) -> bool:
+def can_pad(flat: FlatModule, batch: ClientBatches, whole: bool = False) -> bool:
     """Whether padded batches give what batches of their own length do; `whole`: in all that the
     module returns."""
     most = batch.mask_CB.shape[1]
@@ -59,8 +59,7 @@ def pads(flat: FlatModule, batch: Batch, whole: bool = False) -> bool:
         return False
     try:
         one, two, all_of_them = (
-            recorded(flat, map_tensors(lambda each: each[0, :length], batch.inputs_CB), whole)
-            for length in (1, 2, most)
+            capture(flat, map_tensors(lambda each: each[0, :length], batch.inputs_CB), whole) for length in (1, 2, most)
         )
     except Exception as problem:
         pass_on_no_room(problem)
@@ -69,10 +68,10 @@ def pads(flat: FlatModule, batch: Batch, whole: bool = False) -> bool:
     told = [[op for op in each.signature if op not in ONE_AS_MANY] for each in (one, two)]
     alike = told[0] == told[1] and two.signature == all_of_them.signature
     alike = alike and len(one.outputs) == len(two.outputs) == len(all_of_them.outputs)
-    return alike and Followed(two, all_of_them, most).alone()
+    return alike and SampleFlow(two, all_of_them, most).alone()
 
 
-class Samples(NamedTuple):
+class SampleAxis(NamedTuple):
     """Where the samples are in a value."""
 
     axis: int
@@ -83,25 +82,25 @@ class Samples(NamedTuple):
     """Entries of the axis that belong to one sample."""
 
 
-class Mixed(Exception):
+class SamplesMix(Exception):
     """An operation that is not known to treat every sample alone."""
 
 
-Sources = Mapping[fx.Node, Samples]
+Sources = Mapping[fx.Node, SampleAxis]
 """An operation's inputs that hold samples."""
 
 
-class Followed:
+class SampleFlow:
     """The samples' way through a recording with batches of two samples, held against one with
     more."""
 
-    def __init__(self, two: Recording, more: Recording, length: int):
+    def __init__(self, two: CapturedGraph, more: CapturedGraph, length: int):
         self._recording, self._length = two, length
         pairs = [*zip(two.nodes, more.nodes, strict=True)]
         pairs += [*zip(two.given, more.given, strict=True), *zip(two.inputs, more.inputs, strict=True)]
         pairs += [*zip(two.constants, more.constants, strict=True)]
         self._other = dict(pairs)
-        self._at: dict[fx.Node, Samples | None] = {}
+        self._at: dict[fx.Node, SampleAxis | None] = {}
         self._numbers: set[fx.Node] = set()
         """Nodes whose values are the samples' own numbers."""
 
@@ -113,39 +112,43 @@ class Followed:
         try:
             self._at |= dict.fromkeys([*known.given, *known.constants])
             for node in known.inputs:
-                self._at[node] = Samples(0) if self._axis(node) == 0 else None
+                self._at[node] = SampleAxis(0) if self._axis(node) == 0 else None
             for node in known.nodes:
                 self._at[node] = self._through(node)
-        except Mixed:
+        except SamplesMix:
             return False
-        return all(self._at[each] == Samples(0) for each in known.outputs)
+        return all(self._at[each] == SampleAxis(0) for each in known.outputs)
 
-    def _through(self, node: fx.Node) -> Samples | None:
+    def _through(self, node: fx.Node) -> SampleAxis | None:
         """Where an operation leaves the samples."""
-        name = str(packet(node)).removesuffix("_")
+        name = str(op_name(node)).removesuffix("_")
         sources = {each: at for each in node.all_input_nodes if (at := self._at[each]) is not None}
         if node.target is operator.getitem:
             return self._part(node)
         self._demand(self._has_same_arguments(node, name))
         axis = self._axis(node) if isinstance(node.meta.get("val"), Tensor) else SEVERAL
-        if axis is None or not (sources or name in MAKING | COUNTING | SPREADING):
-            self._demand(axis in (None, SEVERAL) and (not sources or name in MAKING))
+        if axis is None or not (sources or name in CONSTANT_FACTORIES | INDEX_FACTORIES | EXPAND_OPS):
+            self._demand(axis in (None, SEVERAL) and (not sources or name in CONSTANT_FACTORIES))
             return None
-        if name in MAKING | COUNTING or not sources:
-            self._demand(name not in COUNTING or axis == 0)
+        if name in CONSTANT_FACTORIES | INDEX_FACTORIES or not sources:
+            self._demand(name not in INDEX_FACTORIES or axis == 0)
             if name == "arange" and [each for each in node.args if each != 2] in ([], [0], [0, 1]):
                 self._numbers.add(node)
-            return self._checked(node, Samples(axis, 1, _shape(node)[axis] // 2))
+            return self._checked(node, SampleAxis(axis, 1, _shape(node)[axis] // 2))
         self._demand(self._is_alone(node, name, sources))
-        if name in VIEWING | PLAIN and node.all_input_nodes[0] in self._numbers and not name.endswith("like"):
+        if (
+            name in RESHAPE_OPS | ELEMENTWISE_OPS
+            and node.all_input_nodes[0] in self._numbers
+            and not name.endswith("like")
+        ):
             self._numbers.add(node)
-        if name in VIEWING:
+        if name in RESHAPE_OPS:
             return self._viewed(node, axis)
         kinds = {at._replace(axis=axis) for at in sources.values()}
         self._demand(len(kinds) == 1)
         return kinds.pop() if axis == SEVERAL else self._checked(node, kinds.pop())
 
-    def _part(self, node: fx.Node) -> Samples | None:
+    def _part(self, node: fx.Node) -> SampleAxis | None:
         """Where the samples are in one of an operation's several results."""
         of_all, axis = self._at[node.all_input_nodes[0]], self._axis(node)
         self._demand((of_all is None) == (axis is None) or not node.users)
@@ -153,7 +156,7 @@ class Followed:
 
     def _demand(self, is_so: bool) -> None:
         if not is_so:
-            raise Mixed
+            raise SamplesMix
 
     def _axis(self, node: fx.Node) -> int | None:
         """The axis whose length goes with the number of samples."""
@@ -163,25 +166,25 @@ class Followed:
         self._demand(len(differing) < 2)
         return differing[0] if differing else None
 
-    def _checked(self, node: fx.Node, at: Samples) -> Samples:
+    def _checked(self, node: fx.Node, at: SampleAxis) -> SampleAxis:
         """This, if it explains the shapes."""
         own = at.outer * at.inner
         sizes = _shape(node)[at.axis], _shape(self._other[node])[at.axis]
         self._demand(sizes == (2 * own, self._length * own))
         return at
 
-    def _viewed(self, node: fx.Node, axis: int) -> Samples:
+    def _viewed(self, node: fx.Node, axis: int) -> SampleAxis:
         """As many values lie in front of the samples as before."""
         given = node.all_input_nodes[0]
         at = self._at[given]
         assert at is not None
         outer, rest = divmod(math.prod(_shape(given)[: at.axis]) * at.outer, math.prod(_shape(node)[:axis]))
         self._demand(rest == 0 and outer > 0)
-        return self._checked(node, Samples(axis, outer, _shape(node)[axis] // (2 * outer)))
+        return self._checked(node, SampleAxis(axis, outer, _shape(node)[axis] // (2 * outer)))
 
     def _has_same_arguments(self, node: fx.Node, name: str) -> bool:
         """Whether numbers among the arguments are the same, but for sizes."""
-        sized = name in VIEWING | SPREADING | MAKING | COUNTING
+        sized = name in RESHAPE_OPS | EXPAND_OPS | CONSTANT_FACTORIES | INDEX_FACTORIES
         pairs = [*zip(_numbers(node), _numbers(self._other[node]), strict=True)]
         if name == "arange" and self._axis(node) is not None:
             del pairs[min(len(node.args) - 1, 1)]  # where it ends
@@ -192,7 +195,7 @@ class Followed:
     def _is_alone(self, node: fx.Node, name: str, sources: Sources) -> bool:
         """Whether an operation treats every sample alone."""
         op: Any = node.target
-        if name in VIEWING | MOVING:
+        if name in RESHAPE_OPS | TRANSPOSE_OPS:
             return node.all_input_nodes[0] in sources
         if name in axes.BY_AXIS or name in axes.REDUCING or name in lookups.BY_INDEX:
             return self._by_axis(node, name, sources)
@@ -203,7 +206,9 @@ class Followed:
             return RULES[name](self, node, sources)
         if name.startswith("conv") or name in FIRST_AXIS:
             return self._first_axis(node, sources, samples.BATCHED.get(name))
-        return name in PLAIN or (self._aligned(node, sources) and (name in SPREADING or axes.is_pointwise(op)))
+        return name in ELEMENTWISE_OPS or (
+            self._aligned(node, sources) and (name in EXPAND_OPS or axes.is_pointwise(op))
+        )
 
     def _right(self, node: fx.Node, sources: Sources) -> int:
         """How many axes stand behind that of the samples."""
@@ -217,9 +222,9 @@ class Followed:
         """Whether samples are on the first axis of the inputs that come before the parameters, and
         in no parameter."""
         first, *others = node.all_input_nodes
-        if str(packet(node)).startswith("conv"):
+        if str(op_name(node)).startswith("conv"):
             rank, others = len(_shape(others[0])), []
-        known = {first, *others[:2]} if str(packet(node)) in SEVERAL_INPUTS else {first}
+        known = {first, *others[:2]} if str(op_name(node)) in SEVERAL_INPUTS else {first}
         right_rank = rank is None or len(_shape(first)) == rank
         return (
             first in sources and right_rank and set(sources) <= known and all(at.axis == 0 for at in sources.values())
@@ -228,7 +233,7 @@ class Followed:
     def _by_axis(self, node: fx.Node, name: str, sources: Sources) -> bool:
         """Whether the axes that an operation names are others than that of the samples."""
         op: Any = node.target
-        given = axes.bound(op, node.args, node.kwargs)
+        given = axes.bind_arguments(op, node.args, node.kwargs)
         named = [value for key, value in given.items() if key in axes.DIMS]
         dims = [dim for value in named for dim in (value if isinstance(value, list | tuple) else [value])]
         ranks = {len(_shape(each)) for each in sources}
@@ -279,7 +284,7 @@ class Followed:
     def _recurrent(self, node: fx.Node, sources: Sources) -> bool:
         x, _, _, _, count, dropout, train, _, *first = node.args
         draws = dropout and train and isinstance(count, int) and count > 1
-        is_first = bool(first and first[0]) and isinstance(x, fx.Node) and sources.get(x) == Samples(0)
+        is_first = bool(first and first[0]) and isinstance(x, fx.Node) and sources.get(x) == SampleAxis(0)
         return is_first and len(_shape(x)) == 3 and not draws
 
     def _indexed(self, node: fx.Node, sources: Sources) -> bool:
@@ -290,7 +295,7 @@ class Followed:
         places = [number for number, each in enumerate(indices) if each is not None]
         if x not in sources:
             return self._aligned(node, sources)
-        if sources[x] == Samples(0) and indices[0] in self._numbers:
+        if sources[x] == SampleAxis(0) and indices[0] in self._numbers:
             return self._aligned(node, {each: sources[each] for each in indices if each in sources})
         adjacent = places == [*range(places[0], places[-1] + 1)]
         return set(sources) == {x} and sources[x].axis not in places and adjacent
@@ -310,40 +315,40 @@ def _numbers(node: fx.Node) -> list[Any]:
     return found
 
 
-def _behind(count: Callable[[fx.Node], int]) -> Callable[[Followed, fx.Node, Sources], bool]:
+def _behind(count: Callable[[fx.Node], int]) -> Callable[[SampleFlow, fx.Node, Sources], bool]:
     """Of an operation on so many axes at the end of its first input."""
 
-    def rule(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+    def rule(followed: SampleFlow, node: fx.Node, sources: Sources) -> bool:
         first = node.all_input_nodes[0]
         return set(sources) == {first} and followed._right(first, sources) >= count(node)
 
     return rule
 
 
-def _evaluating(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+def _evaluating(followed: SampleFlow, node: fx.Node, sources: Sources) -> bool:
     """A norm by statistics that it keeps and does not change."""
     return not node.args[5] and followed._first_axis(node, sources)
 
 
-def _by_instance(followed: Followed, node: fx.Node, sources: Sources) -> bool:
+def _by_instance(followed: SampleFlow, node: fx.Node, sources: Sources) -> bool:
     return node.args[3] is None and followed._first_axis(node, sources)
 
 
-RULES: dict[str, Callable[[Followed, fx.Node, Sources], bool]] = {
-    **dict.fromkeys(recurrent.CELLS, Followed._recurrent),
-    **{f"{kind}_cell": Followed._first_axis for kind in recurrent.CELLS},
+RULES: dict[str, Callable[[SampleFlow, fx.Node, Sources], bool]] = {
+    **dict.fromkeys(recurrent.CELLS, SampleFlow._recurrent),
+    **{f"{kind}_cell": SampleFlow._first_axis for kind in recurrent.CELLS},
     **dict.fromkeys(("linear", "cdist"), _behind(lambda _: 1)),
     **dict.fromkeys(
         ("matmul", "mm", "bmm"), lambda the, node, sources: the._product(node.args[0], node.args[1], sources)
     ),
-    **dict.fromkeys(("addmm", "baddbmm"), Followed._added_product),
+    **dict.fromkeys(("addmm", "baddbmm"), SampleFlow._added_product),
     **dict.fromkeys(("layer_norm", "rms_norm"), _behind(lambda node: len(node.args[1]))),  # type: ignore[arg-type]
     "pad": _behind(lambda node: len(node.args[1]) // 2),  # type: ignore[arg-type]
     # gradients divided by how often a code stands in the batch are not a sample's own
     "embedding": lambda the, node, sources: node.args[0] not in sources and not (node.args[3:4] or [False])[0],
-    "einsum": Followed._einsum,
-    "scaled_dot_product_attention": Followed._attention,
-    "index": Followed._indexed,
+    "einsum": SampleFlow._einsum,
+    "scaled_dot_product_attention": SampleFlow._attention,
+    "index": SampleFlow._indexed,
     "batch_norm": _evaluating,
     "instance_norm": _by_instance,
 }

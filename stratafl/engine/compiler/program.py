@@ -25,10 +25,10 @@ from stratafl.base.rng import PROCESS
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine.compiler.capture import OwnFunction, Unsupported
+from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
 from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
-from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
-from stratafl.engine.compiler.graph import DRAWING, packet, recorded
+from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, tensor_arguments, wrap
+from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, capture, op_name
 from stratafl.engine.module_profile import written
 from stratafl.engine.random_streams import RandomSource
 
@@ -46,12 +46,12 @@ def vmap_fallback_disabled() -> Iterator[None]:
             functorch._set_vmap_fallback_enabled(before)
 
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, BatchingRule] = {
     **axes.FORMS, **products.FORMS, **lookups.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
 }  # fmt: skip
 
 
-LAST = {
+CHANNELS_LAST_SAFE = {
     "conv2d", "batch_norm", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "linear", "dropout", "dropout_",
     "feature_dropout", "feature_dropout_", "flatten", "view", "reshape", "mean",
 }  # fmt: skip
@@ -59,17 +59,17 @@ LAST = {
 others, such as instance norm of one sample, the library's own gradients are wrong then."""
 
 
-class Reference(NamedTuple):
+class ValueRef(NamedTuple):
     """The value of an earlier step, in the arguments of a later one."""
 
     node: fx.Node
 
 
-class Step(NamedTuple):
+class Instruction(NamedTuple):
     """One operation."""
 
     node: fx.Node
-    run: Callable[[Frame, Any, Any], Any]
+    run: Callable[[Context, Any, Any], Any]
     args: Any
     kwargs: Any
     shape: Any
@@ -83,27 +83,27 @@ class BatchedProgram:
     def __init__(self, flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False):
         """`inputs`: a batch of one client; `whole`: all that the module returns is wanted, not only
         the scores in it; `apart`: functions whose gradient is their own are one operation each."""
-        self.recording = recorded(flat, inputs, whole, apart)
+        self.recording = capture(flat, inputs, whole, apart)
         self.mapped: set[str] = set()
         """Operations that had no form and were mapped over the clients."""
-        names = {packet(node) for node in self.recording.nodes if not _is_pointwise(node)}
-        self._is_pooled = "max_pool2d" in names and names <= LAST
+        names = {op_name(node) for node in self.recording.nodes if not _is_pointwise(node)}
+        self._is_pooled = "max_pool2d" in names and names <= CHANNELS_LAST_SAFE
         """Whether images are pooled, for which a CPU's library is several times as fast where they
         lie channels-last."""
         self._device = inputs.device
         fixed = [node for node in self.recording.nodes if node in self.recording.fixed]
         others = [node for node in self.recording.nodes if node not in self.recording.fixed]
         wanted = [*self.recording.outputs, *self.recording.replaced.values()]
-        ends = _ends(others, wanted)
+        ends = _last_uses(others, wanted)
         self._steps = [self._step(node, ends.get(node, [])) for node in others]
         self._fixed: dict[fx.Node, Any] = {
             node: value.to(self._device) for node, value in self.recording.constants.items()
         }
         wanted += [each for node in others for each in node.all_input_nodes]
-        ends = _ends(fixed, wanted)
+        ends = _last_uses(fixed, wanted)
         with torch.no_grad():
             for node in fixed:
-                _do(self._step(node, ends.get(node, [])), Frame(0, None), self._fixed)
+                _execute(self._step(node, ends.get(node, [])), Context(0, None), self._fixed)
 
     def __call__(
         self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: RandomSource | None
@@ -112,50 +112,50 @@ class BatchedProgram:
         client's own, (C, *shape), of which buffers that change are changed; `shared`: what all
         clients have alike."""
         given, on_cpu = tensors_of(inputs_CB), self._device.type == "cpu"
-        frame = Frame(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
+        frame = Context(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
         values = dict(self._fixed)
         for node, name in self.recording.given.items():
-            values[node] = Stack(named[name]) if name in named else shared[name]
+            values[node] = PerClient(named[name]) if name in named else shared[name]
         for node, name in self.recording.inputs.items():
-            values[node] = Stack(given[name])
+            values[node] = PerClient(given[name])
         for step in self._steps:
-            _do(step, frame, values)
+            _execute(step, frame, values)
         with torch.no_grad():
             for name, node in self.recording.replaced.items():
                 if name not in named:
-                    raise Unsupported(f"{name}, which training changes and which is in no row")
+                    raise UnsupportedModule(f"{name}, which training changes and which is in no row")
                 named[name].copy_(frame.expanded(values[node]))
         outputs = iter(self.recording.outputs)
         return map_outputs(self.recording.form, lambda _: frame.expanded(values[next(outputs)]))
 
-    def _step(self, node: fx.Node, done: list[fx.Node]) -> Step:
-        args, kwargs = (fx.node.map_arg(each, Reference) for each in (list(node.args), dict(node.kwargs)))
-        args, kwargs = (_plain(each, self._device) for each in (args, kwargs))
-        return Step(node, self._runner(node), args, kwargs, _shape(node.meta.get("val")), done)
+    def _step(self, node: fx.Node, done: list[fx.Node]) -> Instruction:
+        args, kwargs = (fx.node.map_arg(each, ValueRef) for each in (list(node.args), dict(node.kwargs)))
+        args, kwargs = (_normalise_arguments(each, self._device) for each in (args, kwargs))
+        return Instruction(node, self._runner(node), args, kwargs, _shape(node.meta.get("val")), done)
 
-    def _runner(self, node: fx.Node) -> Callable[[Frame, Any, Any], Any]:
+    def _runner(self, node: fx.Node) -> Callable[[Context, Any, Any], Any]:
         op: Any = node.target
         if op is operator.getitem:
             return lambda frame, args, kwargs: args[0][args[1]]
-        if isinstance(op, OwnFunction) and node in self.recording.stacked:
-            return _Mapped(op)
+        if isinstance(op, OpaqueFunction) and node in self.recording.stacked:
+            return VmapFallback(op)
         if not isinstance(op, torch._ops.OpOverload):
             if node in self.recording.stacked:
-                raise Unsupported(f"operation {getattr(op, '__name__', op)}")
+                raise UnsupportedModule(f"operation {getattr(op, '__name__', op)}")
             return lambda frame, args, kwargs: op(*args, **kwargs)
-        form = FORMS.get(packet(node)) or (axes.pointwise if axes.is_pointwise(op) else None)
-        if form is None and torch.Tag.nondeterministic_seeded in op.tags and packet(node) not in DRAWING:
-            raise Unsupported(f"operation {packet(node)}, which draws")
+        form = FORMS.get(op_name(node)) or (axes.pointwise if axes.is_pointwise(op) else None)
+        if form is None and torch.Tag.nondeterministic_seeded in op.tags and op_name(node) not in RANDOM_IF_DROPOUT:
+            raise UnsupportedModule(f"operation {op_name(node)}, which draws")
         if node not in self.recording.stacked:
             return lambda frame, args, kwargs: op(*args, **kwargs)
-        fallback = _Mapped(op)
+        fallback = VmapFallback(op)
         alike = not any(each in self.recording.stacked for each in node.all_input_nodes)
-        makes = alike and packet(node) not in random.FORMS and packet(node) not in DRAWING
+        makes = alike and op_name(node) not in random.FORMS and op_name(node) not in RANDOM_IF_DROPOUT
 
-        def run(frame: Frame, args: Any, kwargs: Any) -> Any:
+        def run(frame: Context, args: Any, kwargs: Any) -> Any:
             if makes:
                 # all clients' alike, but each will be written to
-                return wrapped(
+                return wrap(
                     pytree.tree_map_only(Tensor, lambda each: frame.expanded(each).clone(), op(*args, **kwargs))
                 )
             if form is not None:
@@ -167,29 +167,29 @@ class BatchedProgram:
         return run
 
 
-class _Mapped:
+class VmapFallback:
     """One operation that has no form, mapped over the clients."""
 
     def __init__(self, op: Any):
         # a gradient of one's own need not be one that can be mapped
-        owned = isinstance(op, OwnFunction)
+        owned = isinstance(op, OpaqueFunction)
         self._op, self._name = op, op.__name__ if owned else op._opname
         self._writes = not owned and op._schema.is_mutable
         self._maps = not owned and not self._writes
 
-    def __call__(self, frame: Frame, args: Any, kwargs: Any) -> Any:
+    def __call__(self, frame: Context, args: Any, kwargs: Any) -> Any:
         op = self._op
         frame.mapped.add(self._name)
-        stacks = [each.t for each in tensors((args, kwargs)) if isinstance(each, Stack)]
+        stacks = [each.t for each in tensor_arguments((args, kwargs)) if isinstance(each, PerClient)]
 
         def one(*own: Tensor) -> Any:
             values = iter(own)
-            return op(*_put(args, values), **_put(kwargs, values))
+            return op(*_substitute(args, values), **_substitute(kwargs, values))
 
         if self._maps:
             try:
                 with vmap_fallback_disabled():
-                    return wrapped(vmap(one)(*stacks))
+                    return wrap(vmap(one)(*stacks))
             except Exception as problem:
                 pass_on_no_room(problem)
                 self._maps = False  # the library has no rule for it
@@ -198,26 +198,26 @@ class _Mapped:
             targets = written(op, args, kwargs)
             return targets[0] if len(op._schema.returns) == 1 else tuple(targets)
         if isinstance(results[0], Tensor):
-            return Stack(torch.stack(results))
-        return tuple(Stack(torch.stack(parts)) for parts in zip(*results, strict=True))
+            return PerClient(torch.stack(results))
+        return tuple(PerClient(torch.stack(parts)) for parts in zip(*results, strict=True))
 
 
 def _is_pointwise(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and axes.is_pointwise(node.target)
 
 
-def _put(value: Any, own: Any) -> Any:
+def _substitute(value: Any, own: Any) -> Any:
     """The same arguments with the next of these in the place of every stack."""
-    if isinstance(value, Stack):
+    if isinstance(value, PerClient):
         return next(own)
     if isinstance(value, tuple | list):
-        return type(value)(_put(each, own) for each in value)
+        return type(value)(_substitute(each, own) for each in value)
     if isinstance(value, dict):
-        return {key: _put(each, own) for key, each in value.items()}
+        return {key: _substitute(each, own) for key, each in value.items()}
     return value
 
 
-def _ends(nodes: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def _last_uses(nodes: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """The nodes behind which nobody needs a value any more, with those whose values they are."""
     last = {each: node for node in nodes for each in node.all_input_nodes}
     for node in kept:
@@ -228,31 +228,33 @@ def _ends(nodes: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.No
     return ends
 
 
-def _do(step: Step, frame: Frame, values: dict[fx.Node, Any]) -> None:
+def _execute(step: Instruction, frame: Context, values: dict[fx.Node, Any]) -> None:
     """One step, of values that come before it."""
     frame.shape = step.shape
-    values[step.node] = step.run(frame, _resolved(step.args, values), _resolved(step.kwargs, values))
+    values[step.node] = step.run(frame, _lookup(step.args, values), _lookup(step.kwargs, values))
     for node in step.done:
         del values[node]
 
 
-def _plain(value: Any, device: torch.device) -> Any:
+def _normalise_arguments(value: Any, device: torch.device) -> Any:
     """Ordinary lists and tables for those that a graph holds, and this device for any other."""
-    if isinstance(value, Reference):
+    if isinstance(value, ValueRef):
         return value
     if isinstance(value, torch.device):
         return device
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_plain(each, device) for each in value]
-    return {key: _plain(each, device) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_normalise_arguments(each, device) for each in value]
+    return (
+        {key: _normalise_arguments(each, device) for key, each in value.items()} if isinstance(value, dict) else value
+    )
 
 
-def _resolved(value: Any, values: Mapping[fx.Node, Any]) -> Any:
-    if isinstance(value, Reference):
+def _lookup(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    if isinstance(value, ValueRef):
         return values[value.node]
     if isinstance(value, list):
-        return [_resolved(each, values) for each in value]
-    return {key: _resolved(each, values) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_lookup(each, values) for each in value]
+    return {key: _lookup(each, values) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _shape(value: Any) -> Any:

@@ -13,24 +13,26 @@ from torch import Tensor
 
 from stratafl.base.rng import MIXING, Stream, stream_prefix
 from stratafl.data.transforms import PAD
-from stratafl.engine.kernels.common import mixed, power, shifted, storage
+from stratafl.engine.kernels.common import activation_dtype, hash_step, logical_right_shift, next_power_of_two
 
 
 @triton.jit
 def _uniform(state, draw, golden, first, second):
-    return shifted(mixed(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
+    return (
+        logical_right_shift(hash_step(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
+    )
 
 
 @triton.jit
-def _fetch(
+def _load_images(
     data_ptr, index_ptr, client_ptr, step_ptr, out_ptr, start, golden, first, second, B,
     K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     client = tl.load(client_ptr + place // B)
-    state = mixed(start, client, golden, first, second)
-    state = mixed(state, tl.load(step_ptr), golden, first, second)
-    state = mixed(state, place % B, golden, first, second)
+    state = hash_step(start, client, golden, first, second)
+    state = hash_step(state, tl.load(step_ptr), golden, first, second)
+    state = hash_step(state, place % B, golden, first, second)
     mirrored = _uniform(state, 0, golden, first, second) < 0.5
     cropped = _uniform(state, 1, golden, first, second) < 0.5
     down = (_uniform(state, 2, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN
@@ -58,10 +60,12 @@ def fetch(
     out channels-last and in the type this mode keeps activations in."""
     clients, batch = index_CB.shape
     channels, height, width = data_NKHW.shape[1:]
-    out_CBHWK = torch.empty(clients, batch, height, width, channels, dtype=storage(compute), device=data_NKHW.device)
+    out_CBHWK = torch.empty(
+        clients, batch, height, width, channels, dtype=activation_dtype(compute), device=data_NKHW.device
+    )
     step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
-    _fetch[(clients * batch,)](
+    _load_images[(clients * batch,)](
         data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING, batch,
-        channels, height, width, PAD, power(height * width),
+        channels, height, width, PAD, next_power_of_two(height * width),
     )  # fmt: skip
     return out_CBHWK.permute(0, 1, 4, 2, 3)

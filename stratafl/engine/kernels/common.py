@@ -24,14 +24,14 @@ from torch import Tensor
 
 from stratafl.engine.kernels import interpreted
 from stratafl.engine.ops import Sink
-from stratafl.engine.precision import HALF
+from stratafl.engine.precision import HALF_DTYPES
 
 if interpreted():
-    from stratafl.engine.kernels.triton_patch import mend
+    from stratafl.engine.kernels.triton_patch import patch_interpreter
 
-    mend()
+    patch_interpreter()
 
-STORAGE = {"fp32": torch.float32, "tf32": torch.float32, **HALF}
+ACTIVATION_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, **HALF_DTYPES}
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
@@ -90,17 +90,17 @@ def unscaled(value, exponent, SCALED: tl.constexpr):
 
 
 @triton.jit
-def shifted(word, BITS: tl.constexpr):
+def logical_right_shift(word, BITS: tl.constexpr):
     return (word >> BITS) & ((1 << (64 - BITS)) - 1)
 
 
 @triton.jit
-def mixed(state, word, golden, first, second):
+def hash_step(state, word, golden, first, second):
     """One link of the chain in `streams`, in the same wrapping arithmetic."""
     state = (state ^ word) + golden
-    state = (state ^ shifted(state, 30)) * first
-    state = (state ^ shifted(state, 27)) * second
-    return state ^ shifted(state, 31)
+    state = (state ^ logical_right_shift(state, 30)) * first
+    state = (state ^ logical_right_shift(state, 27)) * second
+    return state ^ logical_right_shift(state, 31)
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
     return tl.sum(tl.where(inside, value * value, 0.0).reshape(value.numel), 0)
 
 
-class Target(NamedTuple):
+class GradientTarget(NamedTuple):
     """Where one parameter's gradient is written, resolved: the gradient, the correction (itself if
     none), squares."""
 
@@ -130,7 +130,7 @@ class Target(NamedTuple):
         return part
 
 
-class Operands(NamedTuple):
+class DotOperands(NamedTuple):
     """How a product is done: the type its operands are cast to, and the precision of fp32
     operands."""
 
@@ -145,28 +145,28 @@ class Operands(NamedTuple):
         clients, count = x.shape[0], x[0].numel()
         peaks = torch.empty((clients, PEAKS.value if self.scaled else 0), dtype=torch.int32, device=x.device)
         if self.scaled:
-            _peaks[(PEAKS.value, clients)](x, peaks, x.stride(0), count, min(2048, power(count, 1)))
+            _peaks[(PEAKS.value, clients)](x, peaks, x.stride(0), count, min(2048, next_power_of_two(count, 1)))
         return peaks
 
 
-def storage(compute: str) -> torch.dtype:
+def activation_dtype(compute: str) -> torch.dtype:
     """The type of activations in this mode."""
-    if compute not in STORAGE:
-        raise ValueError(f"compute must be one of {', '.join(STORAGE)}, got {compute!r}")
-    return STORAGE[compute]
+    if compute not in ACTIVATION_DTYPES:
+        raise ValueError(f"compute must be one of {', '.join(ACTIVATION_DTYPES)}, got {compute!r}")
+    return ACTIVATION_DTYPES[compute]
 
 
-def operands(compute: str) -> Operands:
+def dot_operands(compute: str) -> DotOperands:
     """Products whose operands lie the way tensor cores want them."""
-    return Operands(TRITON[storage(compute)], PRECISIONS.get(compute, "ieee"))
+    return DotOperands(TRITON[activation_dtype(compute)], PRECISIONS.get(compute, "ieee"))
 
 
-def pixel_operands(compute: str) -> Operands:
+def reduction_operands(compute: str) -> DotOperands:
     """Products that sum over pixels: see the module's text on tf32."""
-    return Operands(tl.float16, "ieee", scaled=True) if compute == "tf32" else operands(compute)
+    return DotOperands(tl.float16, "ieee", scaled=True) if compute == "tf32" else dot_operands(compute)
 
 
-def target(sink: Sink | None, like: Tensor, bias: bool = False) -> Target:
+def target(sink: Sink | None, like: Tensor, bias: bool = False) -> GradientTarget:
     """Where a parameter's gradient goes: the sink's view, or a new tensor."""
     grad = correction = None
     if sink is not None:
@@ -177,10 +177,12 @@ def target(sink: Sink | None, like: Tensor, bias: bool = False) -> Target:
             raise ValueError("corrections must lie like the gradients")
     if grad is None:
         grad = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-    return Target(grad, grad if correction is None else correction, correction is not None, sink and sink.squares)
+    return GradientTarget(
+        grad, grad if correction is None else correction, correction is not None, sink and sink.squares
+    )
 
 
-def rows(weight: Tensor) -> tuple[Tensor, int]:
+def per_client_parameter(weight: Tensor) -> tuple[Tensor, int]:
     """A per-client parameter whose inner dimensions are contiguous, and its stride over clients."""
     inner = weight[0]
     if not inner.is_contiguous():
@@ -188,7 +190,7 @@ def rows(weight: Tensor) -> tuple[Tensor, int]:
     return weight, weight.stride(0)
 
 
-def power(n: int, least: int = 16) -> int:
+def next_power_of_two(n: int, least: int = 16) -> int:
     """The smallest power of two that holds n."""
     return max(least, 1 << (n - 1).bit_length())
 

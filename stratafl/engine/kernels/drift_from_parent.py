@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power
+from stratafl.engine.kernels.common import cdiv, next_power_of_two
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def drift(x_NP: Tensor, parents_MP: Tensor, of_N: Tensor, rate_N1: Tensor, plus_
     # one row for all children may be given for each, by a stride of zero
     plus = plus_NP if plus_NP is None or plus_NP.stride() in ((0, 1), (parameters, 1)) else plus_NP.contiguous()
     out_NP = torch.empty(x_NP.shape, dtype=x_NP.dtype, device=x_NP.device)
-    block = min(4096, power(parameters))
+    block = min(4096, next_power_of_two(parameters))
     _drift[(children, cdiv(parameters, block))](
         x_NP.contiguous(), parents_MP.contiguous(), of_N, rate_N1.contiguous(), out_NP if plus is None else plus,
         out_NP, parameters, 0 if plus is None else plus.stride(0), plus is not None, math.gcd(parameters, 4), block,

@@ -18,26 +18,26 @@ from torch import Tensor
 
 from stratafl.base.rng import MIXING, Stream, stream_prefix
 from stratafl.engine import ops
-from stratafl.engine.kernels.common import cdiv, mixed
+from stratafl.engine.kernels.common import cdiv, hash_step
 from stratafl.engine.random_streams import RandomSource, bernoulli_threshold
 
 BLOCK = 1024
 
 
 @triton.jit
-def _drop(
+def _dropout(
     x_ptr, y_ptr, client_ptr, step_ptr, step_stride, start, draw, below, scale, golden, first, second, count,
     K: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    state = mixed(start, tl.load(client_ptr + row), golden, first, second)
-    state = mixed(state, tl.load(step_ptr + row * step_stride), golden, first, second)
-    state = mixed(state, draw, golden, first, second)
+    state = hash_step(start, tl.load(client_ptr + row), golden, first, second)
+    state = hash_step(state, tl.load(step_ptr + row * step_stride), golden, first, second)
+    state = hash_step(state, draw, golden, first, second)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     pixel = at // K % PIXELS
     place = (at // (K * PIXELS) * K + at % K) * PIXELS + pixel
-    word = mixed(state, place // 2, golden, first, second)
+    word = hash_step(state, place // 2, golden, first, second)
     half = tl.where(place % 2 == 0, word, word >> 32).to(tl.int32)
     x = tl.load(x_ptr + row * count + at, mask=inside, other=0.0).to(tl.float32)
     y = x * tl.where(half <= below, scale, 0.0)
@@ -62,7 +62,7 @@ class Draw(NamedTuple):
 
 def _dropped(x: Tensor, draw: Draw) -> Tensor:
     y, count = torch.empty_like(x), x[0].numel()
-    _drop[(cdiv(count, BLOCK), len(x))](
+    _dropout[(cdiv(count, BLOCK), len(x))](
         x, y, draw.client_C, draw.step, draw.step.dim(), draw.start, draw.number, draw.below, draw.scale, *MIXING,
         count, draw.channels, draw.pixels, BLOCK,
     )  # fmt: skip

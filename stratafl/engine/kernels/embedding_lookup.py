@@ -12,7 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power, rows, settle, storage, target
+from stratafl.engine.kernels.common import (
+    activation_dtype,
+    cdiv,
+    next_power_of_two,
+    per_client_parameter,
+    settle,
+    target,
+)
 from stratafl.engine.ops import Sink
 
 MANY = 4096
@@ -80,9 +87,9 @@ class _Embedding(torch.autograd.Function):
         codes = codes.contiguous()
         clients, entries, features = w.shape
         count = codes[0].numel()
-        y = torch.empty((*codes.shape, features), dtype=storage(compute), device=w.device)
-        weight, stride_w = rows(w)
-        be = power(features, 1)
+        y = torch.empty((*codes.shape, features), dtype=activation_dtype(compute), device=w.device)
+        weight, stride_w = per_client_parameter(w)
+        be = next_power_of_two(features, 1)
         bn = max(1, 2048 // be)
         _forward[(cdiv(count, bn), clients)](codes, weight, y, stride_w, count, entries, features, bn, be)
         ctx.save_for_backward(codes, w)
@@ -96,7 +103,11 @@ class _Embedding(torch.autograd.Function):
         clients, entries, features = w.shape
         dw = target(sink, w)
         many = entries > MANY
-        bv, bn, be = 64 if many else min(32, power(entries)), 16 if many else 32, min(64, power(features))
+        bv, bn, be = (
+            64 if many else min(32, next_power_of_two(entries)),
+            16 if many else 32,
+            min(64, next_power_of_two(features)),
+        )
         codes = codes.flatten(1)
         codes, place, start = _sorted(codes, entries, bv) if many else (codes, codes, codes)
         programs = cdiv(entries, bv) * cdiv(features, be)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import power
+from stratafl.engine.kernels.common import next_power_of_two
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _transpose(x_ptr, out_ptr, A, B, BA: tl.constexpr, BB: tl.constexpr):
 
 def _transposed(x: Tensor, samples: int, a: int, b: int) -> Tensor:
     out = torch.empty((samples, b, a), dtype=x.dtype, device=x.device)
-    ba, bb = min(64, power(a, 1)), min(64, power(b, 1))
+    ba, bb = min(64, next_power_of_two(a, 1)), min(64, next_power_of_two(b, 1))
     _transpose[(samples, triton.cdiv(a, ba), triton.cdiv(b, bb))](x.contiguous(), out, a, b, ba, bb)
     return out
 

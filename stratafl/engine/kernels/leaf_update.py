@@ -22,14 +22,14 @@ from torch import Tensor
 from stratafl.core.client_update import PLAIN
 from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, Optimiser
 from stratafl.core.rule import Rows
-from stratafl.engine.kernels.common import cdiv, power
+from stratafl.engine.kernels.common import cdiv, next_power_of_two
 
-FEW = 256
+MAX_PARTS = 256
 """Parts of a sum that every program of the pass may add up for itself."""
 
 
 @triton.jit
-def _squares(
+def _squared_norms(
     g_ptr, part_ptr, P, WIDTH, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Sums of squares of the same stretches of every row, so that they do not depend on where in
@@ -52,7 +52,7 @@ def _squares(
 
 
 @triton.jit
-def _total(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
+def _sum_parts(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, PARTS, BLOCK):
         part = first + tl.arange(0, BLOCK)
@@ -61,14 +61,14 @@ def _total(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _shrink(part_ptr, c, clip, PARTS, BLOCK_PARTS: tl.constexpr):
+def _clip_factor(part_ptr, c, clip, PARTS, BLOCK_PARTS: tl.constexpr):
     part = tl.arange(0, BLOCK_PARTS)
     norm = tl.sqrt(tl.sum(tl.load(part_ptr + c * PARTS + part, mask=part < PARTS, other=0.0), 0))
     return clip / tl.where(norm < clip, clip, norm)
 
 
 @triton.jit
-def _move(
+def _update_block(
     x_ptr, g_ptr, first_ptr, second_ptr, path_ptr, at, inside, lr, shrink, unbias1, unbias2, decay, beta1, beta2, rest1,
     rest2, eps, decoupled, CLIP: tl.constexpr, KIND: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _move(
 
 
 @triton.jit(do_not_specialize=["C"])
-def _step(
+def _update(
     x_ptr, g_ptr, first_ptr, second_ptr, path_ptr, lr_ptr, unbias1_ptr, unbias2_ptr, part_ptr, clipped_ptr, stride_lr,
     clip, decay, beta1, beta2, rest1, rest2, eps, decoupled, C, WIDTH, PARTS, CLIP: tl.constexpr, KIND: tl.constexpr,
     PATH: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_PARTS: tl.constexpr,
@@ -114,8 +114,8 @@ def _step(
         unbias2 = tl.where(mine, tl.load(unbias2_ptr + c), tl.load(unbias2_ptr + after))
     shrink = 1.0
     if CLIP:
-        own = _shrink(part_ptr, c, clip, PARTS, BLOCK_PARTS)
-        following = _shrink(part_ptr, after, clip, PARTS, BLOCK_PARTS)
+        own = _clip_factor(part_ptr, c, clip, PARTS, BLOCK_PARTS)
+        following = _clip_factor(part_ptr, after, clip, PARTS, BLOCK_PARTS)
         shrink = tl.where(mine, own, following)
         if COUNT:
             # each client counts where its row begins: at the start of this stretch or within it
@@ -124,18 +124,18 @@ def _step(
             tl.atomic_add(clipped_ptr, (begins | within).to(tl.int64))
     end = C.to(tl.int64) * WIDTH
     if first + BLOCK <= end:
-        _move(
+        _update_block(
             x_ptr, g_ptr, first_ptr, second_ptr, path_ptr, at, None, lr, shrink, unbias1, unbias2, decay, beta1, beta2,
             rest1, rest2, eps, decoupled, CLIP, KIND, PATH,
         )  # fmt: skip
     else:
-        _move(
+        _update_block(
             x_ptr, g_ptr, first_ptr, second_ptr, path_ptr, at, at < end, lr, shrink, unbias1, unbias2, decay, beta1,
             beta2, rest1, rest2, eps, decoupled, CLIP, KIND, PATH,
         )  # fmt: skip
 
 
-class _Numbers(NamedTuple):
+class _OptimizerArguments(NamedTuple):
     """What the kernel is told of an optimiser: its states, and what it multiplies with."""
 
     kind: str
@@ -148,17 +148,17 @@ class _Numbers(NamedTuple):
     decoupled: float = 0.0
 
     @staticmethod
-    def of(optimiser: Optimiser, state: Rows) -> _Numbers:
+    def of(optimiser: Optimiser, state: Rows) -> _OptimizerArguments:
         """One step more of it; a count of steps moves on here, on the device."""
         if isinstance(optimiser, Adam):
             unbias = optimiser.unbiased(state[STEP_COUNT].add_(1), torch.float32)
             states = state["m"], state["v"]
-            return _Numbers("adam", states, unbias, *optimiser.betas, optimiser.eps, optimiser.decoupled)
+            return _OptimizerArguments("adam", states, unbias, *optimiser.betas, optimiser.eps, optimiser.decoupled)
         assert isinstance(optimiser, SGD)
         if not optimiser.momentum:
-            return _Numbers("plain")
+            return _OptimizerArguments("plain")
         kind = "nesterov" if optimiser.nesterov else "momentum"
-        return _Numbers(kind, (state["velocity"],), beta1=optimiser.momentum)
+        return _OptimizerArguments(kind, (state["velocity"],), beta1=optimiser.momentum)
 
 
 def update(
@@ -182,22 +182,22 @@ def update(
     clip shortened.
     """
     clients, parameters = x_CP.shape
-    numbers = _Numbers.of(optimiser, state or {})
+    numbers = _OptimizerArguments.of(optimiser, state or {})
     given = [x_CP, g_CP, *numbers.states, *([] if path_CP is None else [path_CP])]
     width = x_CP.stride(0) if clients > 1 else parameters
     if any(m.shape != x_CP.shape or m.stride(1) != 1 or (clients > 1 and m.stride(0) != width) for m in given):
         raise ValueError("update takes matrices of one shape whose rows lie alike")
     rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float32, device=x_CP.device)
-    block = min(2048, power(parameters // 2 + 1, 1))
+    block = min(2048, next_power_of_two(parameters // 2 + 1, 1))
     sums = x_CP if clip is None else _sums(g_CP, squares, width, block)  # not looked at without a clip
     first, second, *_ = (*numbers.states, x_CP, x_CP)
     unbias1, unbias2, *_ = (*numbers.unbias, rate, rate)
     parts = 1 if clip is None else sums.shape[1]
-    _step[(cdiv(clients * width, block),)](
+    _update[(cdiv(clients * width, block),)](
         x_CP, g_CP, first, second, x_CP if path_CP is None else path_CP, rate, unbias1, unbias2, sums,
         sums if clipped is None else clipped, rate.stride(0) if rate.ndim else 0, clip or 1.0, decay, numbers.beta1,
         numbers.beta2, 1 - numbers.beta1, 1 - numbers.beta2, numbers.eps, numbers.decoupled, clients, width, parts,
-        clip is not None, numbers.kind, path_CP is not None, clipped is not None, block, power(parts),
+        clip is not None, numbers.kind, path_CP is not None, clipped is not None, block, next_power_of_two(parts),
     )  # fmt: skip
 
 
@@ -209,9 +209,9 @@ def _sums(g_CP: Tensor, squares: Sequence[Tensor], width: int, block: int) -> Te
     else:
         parts = cdiv(parameters, block * steps)
         sums = torch.empty((clients, parts), dtype=torch.float32, device=g_CP.device)
-        _squares[(parts, clients)](g_CP, sums, parameters, width, math.gcd(width, 4), block, steps)
-    if sums.shape[1] <= FEW:
+        _squared_norms[(parts, clients)](g_CP, sums, parameters, width, math.gcd(width, 4), block, steps)
+    if sums.shape[1] <= MAX_PARTS:
         return sums
     total = torch.empty((clients, 1), dtype=torch.float32, device=g_CP.device)
-    _total[(clients,)](sums, total, sums.shape[1], 1024)
+    _sum_parts[(clients,)](sums, total, sums.shape[1], 1024)
     return total

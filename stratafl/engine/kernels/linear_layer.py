@@ -19,15 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
+    activation_dtype,
     cast,
     cdiv,
+    dot_operands,
     exponent,
-    operands,
-    pixel_operands,
-    power,
-    rows,
+    next_power_of_two,
+    per_client_parameter,
+    reduction_operands,
     settle,
-    storage,
     target,
     unscaled,
 )
@@ -167,17 +167,21 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, compute: str, sink: Sink | None,
         grad_scale: float,
     ) -> Tensor:  # fmt: skip
-        x = x.to(storage(compute)).contiguous()
+        x = x.to(activation_dtype(compute)).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
         y = torch.empty((clients, batch, outputs), dtype=x.dtype, device=x.device)
-        weight, stride_w = rows(w)
-        bias, stride_bias = (weight, 0) if b is None else rows(b)
+        weight, stride_w = per_client_parameter(w)
+        bias, stride_bias = (weight, 0) if b is None else per_client_parameter(b)
         t = tuning("linear forward", compute)
-        bo, bb, bk = min(t.m, power(outputs)), min(t.n, power(batch)), min(t.k, power(inputs))
+        bo, bb, bk = (
+            min(t.m, next_power_of_two(outputs)),
+            min(t.n, next_power_of_two(batch)),
+            min(t.k, next_power_of_two(inputs)),
+        )
         _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
             x, weight, bias, y, stride_w, stride_bias, batch, outputs, inputs, relu, b is not None,
-            operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
+            dot_operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y)
         ctx.plan = relu, compute, sink, grad_scale
@@ -190,14 +194,18 @@ class _Linear(torch.autograd.Function):
         dy = dy_[0].to(x.dtype).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
-        by = pixel_operands(compute)
+        by = reduction_operands(compute)
         dy_peaks = by.peaks(dy)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
-            weight, stride_w = rows(w)
+            weight, stride_w = per_client_parameter(w)
             t = tuning("linear input gradient", compute)
-            bi, bb, bk = min(t.m, power(inputs)), min(t.n, power(batch)), min(t.k, power(outputs))
+            bi, bb, bk = (
+                min(t.m, next_power_of_two(inputs)),
+                min(t.n, next_power_of_two(batch)),
+                min(t.k, next_power_of_two(outputs)),
+            )
             _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
                 dy, y, weight, dx, dy_peaks, by.peaks(weight), stride_w, batch, outputs, inputs, relu, by.precision,
                 by.dtype, by.scaled, bi, bb, bk, num_warps=t.warps, num_stages=t.stages,
@@ -205,7 +213,11 @@ class _Linear(torch.autograd.Function):
         dw = target(sink, w)
         db = dw if b is None else target(sink, b, bias=True)
         t = tuning("linear weight gradient", compute)
-        bo, bi, bk = min(t.m, power(outputs)), min(t.n, power(inputs)), min(t.k, power(batch))
+        bo, bi, bk = (
+            min(t.m, next_power_of_two(outputs)),
+            min(t.n, next_power_of_two(inputs)),
+            min(t.k, next_power_of_two(batch)),
+        )
         groups = min(GROUPS, cdiv(inputs, bi))
         programs = cdiv(outputs, bo) * groups
         _weight_gradient[(programs, clients)](

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import power
+from stratafl.engine.kernels.common import next_power_of_two
 
 
 @triton.jit
@@ -64,8 +64,8 @@ class _CrossEntropy(torch.autograd.Function):
         clients, batch, classes = z.shape
         loss = torch.empty(clients, dtype=torch.float32, device=z.device)
         dz = torch.empty_like(z)
-        bk = power(classes, 1)
-        bb = min(power(batch), max(1, 8192 // bk))
+        bk = next_power_of_two(classes, 1)
+        bb = min(next_power_of_two(batch), max(1, 8192 // bk))
         given = labels if mask is None else mask.contiguous()
         if given.dtype == torch.bool:
             given = given.view(torch.uint8)

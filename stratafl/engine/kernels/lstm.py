@@ -21,15 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power, storage
+from stratafl.engine.kernels.common import activation_dtype, cdiv, next_power_of_two
 from stratafl.engine.ops import linear_of_any
-from stratafl.engine.precision import Compute
+from stratafl.engine.precision import Precision
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""
 
 
-WIDEST = 128
+MAX_HIDDEN = 128
 """Outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
 SAMPLES, WARPS = 64, 8
 """What one program takes through all steps."""
@@ -49,7 +49,7 @@ def _pre(gates_ptr, product_ptr, at, row, inside, FIRST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["t"])
-def _cell(
+def _cell_forward(
     product_ptr, gates_ptr, cell_ptr, state_ptr, t, T, N: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One step of a row; cells and states have a zero in front of the first step."""
@@ -117,7 +117,7 @@ def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexp
 
 
 @triton.jit
-def _all_steps(
+def _sequence_forward(
     gates_ptr, w_ptr, cell_ptr, state_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """All steps of BB samples of a client; cells and states have a zero in front of the first
@@ -160,7 +160,7 @@ def _all_steps(
 
 
 @triton.jit
-def _all_steps_back(
+def _sequence_backward(
     gates_ptr, w_ptr, cell_ptr, dstate_ptr, dgates_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0).to(tl.int64)
@@ -212,17 +212,17 @@ def _all_steps_back(
         cell_ptr -= N
 
 
-def _fits(outputs: int, kind: torch.dtype) -> bool:
+def _weights_fit(outputs: int, kind: torch.dtype) -> bool:
     """Whether a client's state weights have room beside the tensor cores that use them."""
-    return kind.itemsize == 2 and power(outputs) <= WIDEST
+    return kind.itemsize == 2 and next_power_of_two(outputs) <= MAX_HIDDEN
 
 
 def _launch(kernel: Any, gates_CBTG: Tensor, *others: Tensor) -> None:
     """One of the kernels that go through all steps."""
     clients, batch, steps, gates = gates_CBTG.shape
-    outputs, samples = gates // 4, min(SAMPLES, power(batch))
+    outputs, samples = gates // 4, min(SAMPLES, next_power_of_two(batch))
     kernel[(clients, cdiv(batch, samples))](
-        gates_CBTG, *others, batch, steps, outputs, samples, power(outputs), num_warps=WARPS, num_stages=1
+        gates_CBTG, *others, batch, steps, outputs, samples, next_power_of_two(outputs), num_warps=WARPS, num_stages=1
     )
 
 
@@ -244,16 +244,16 @@ class _Layer(torch.autograd.Function):
         state[:, :, 0].zero_()
         cell[:, :, 0].zero_()
         w = w_CGO.to(state.dtype)
-        if _fits(outputs, state.dtype):
+        if _weights_fit(outputs, state.dtype):
             w = w.contiguous()
-            _launch(_all_steps, gates_CBTG, w, cell, state)
+            _launch(_sequence_forward, gates_CBTG, w, cell, state)
         else:
-            block = min(512, power(outputs))
+            block = min(512, next_power_of_two(outputs))
             product = gates_CBTG  # not looked at before there is one
             for t in range(steps):
                 if t:
                     product = torch.bmm(state[:, :, t], w.mT)
-                _cell[(clients * batch, cdiv(outputs, block))](
+                _cell_forward[(clients * batch, cdiv(outputs, block))](
                     product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
                 )
         ctx.save_for_backward(gates_CBTG, cell, state, w)
@@ -266,11 +266,11 @@ class _Layer(torch.autograd.Function):
         outputs = state.shape[-1]
         dstate = given[0].contiguous()
         dgates = torch.empty_like(gates)
-        if _fits(outputs, state.dtype):
-            _launch(_all_steps_back, gates, w, cell, dstate, dgates)
+        if _weights_fit(outputs, state.dtype):
+            _launch(_sequence_backward, gates, w, cell, dstate, dgates)
         else:
             dcell = torch.empty_like(cell[:, :, 0])
-            block = min(512, power(outputs))
+            block = min(512, next_power_of_two(outputs))
             after = dcell  # not looked at before there is one
             for t in range(steps - 1, -1, -1):
                 last = t == steps - 1
@@ -283,9 +283,9 @@ class _Layer(torch.autograd.Function):
         return dgates, dw_CGO
 
 
-def recurrent(x_CBTI: Tensor, layers: list[LayerWeights], compute: Compute = "fp32") -> Tensor:
+def recurrent(x_CBTI: Tensor, layers: list[LayerWeights], compute: Precision = "fp32") -> Tensor:
     """An LSTM's outputs at each step, (C, B, T, O)."""
-    x_CBTI = x_CBTI.to(storage(compute))
+    x_CBTI = x_CBTI.to(activation_dtype(compute))
     for w_CGI, w_CGO, b_CG, c_CG in layers:
         x_CBTI = _Layer.apply(linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute), w_CGO)
     return x_CBTI

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power, rows, settle, target
+from stratafl.engine.kernels.common import cdiv, next_power_of_two, per_client_parameter, settle, target
 from stratafl.engine.ops import Sink
 
 
@@ -150,10 +150,10 @@ class _GroupNorm(torch.autograd.Function):
         pixels = x[0, 0].numel() // channels
         y = torch.empty_like(x)
         stat = torch.empty((clients * batch * groups, 2), dtype=torch.float32, device=x.device)
-        weight, stride_w = rows(w)
-        bias, stride_b = rows(b)
-        bc = power(channels // groups, 1)
-        bp = min(power(pixels, 1), max(1, 4096 // bc))
+        weight, stride_w = per_client_parameter(w)
+        bias, stride_b = per_client_parameter(b)
+        bc = next_power_of_two(channels // groups, 1)
+        bp = min(next_power_of_two(pixels, 1), max(1, 4096 // bc))
         _forward[(clients * batch * groups,)](
             x, weight, bias, y, stat, stride_w, stride_b, eps, batch, pixels, channels, groups, relu, bp, bc
         )
@@ -170,7 +170,7 @@ class _GroupNorm(torch.autograd.Function):
         pixels = x[0, 0].numel() // channels
         dx = torch.empty_like(x)
         part = torch.empty((clients * batch, 2, channels), dtype=torch.float32, device=x.device)
-        weight, stride_w = rows(w)
+        weight, stride_w = per_client_parameter(w)
         _input_gradient[(clients * batch * groups,)](
             x, y, dy, weight, stat, dx, part, stride_w, batch, pixels, channels, groups, relu, bp, bc
         )

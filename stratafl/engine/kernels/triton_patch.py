@@ -9,7 +9,7 @@ from typing import Any
 from triton.runtime import interpreter
 
 
-def mend() -> None:
+def patch_interpreter() -> None:
     """Let a computed scalar bound a loop: it is an array of one element, which NumPy 2.4 does not
     turn into an int."""
     patch = interpreter._patch_lang_tensor

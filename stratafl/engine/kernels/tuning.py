@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Tuning(NamedTuple):
+class LaunchConfig(NamedTuple):
     m: int
     """Rows of the product: pixels, or weights where the weights are many."""
     n: int
@@ -17,31 +17,31 @@ class Tuning(NamedTuple):
     stages: int
 
 
-TUNING: dict[tuple[str, int], Tuning] = {
-    ("conv forward", 2): Tuning(128, 64, 64, 4, 3),
-    ("conv forward", 4): Tuning(128, 64, 32, 4, 3),
-    ("conv input gradient", 2): Tuning(128, 64, 64, 4, 3),
-    ("conv input gradient", 4): Tuning(128, 64, 32, 4, 3),
-    ("conv weight gradient", 2): Tuning(64, 64, 32, 4, 4),
-    ("conv weight gradient", 4): Tuning(64, 64, 32, 4, 4),
-    ("pool forward", 2): Tuning(64, 64, 32, 4, 3),
-    ("pool forward", 4): Tuning(64, 64, 16, 4, 5),
-    ("few channels forward", 2): Tuning(64, 64, 32, 4, 3),
-    ("few channels forward", 4): Tuning(64, 64, 32, 4, 4),
-    ("few channels weight gradient", 2): Tuning(64, 64, 32, 4, 3),
-    ("few channels weight gradient", 4): Tuning(64, 64, 32, 4, 3),
-    ("linear forward", 2): Tuning(128, 64, 32, 4, 3),
-    ("linear forward", 4): Tuning(128, 64, 32, 4, 3),
-    ("linear input gradient", 2): Tuning(128, 64, 32, 4, 3),
-    ("linear input gradient", 4): Tuning(128, 64, 32, 4, 3),
-    ("linear weight gradient", 2): Tuning(32, 64, 64, 4, 2),
-    ("linear weight gradient", 4): Tuning(64, 32, 64, 4, 2),
+LAUNCH_CONFIGS: dict[tuple[str, int], LaunchConfig] = {
+    ("conv forward", 2): LaunchConfig(128, 64, 64, 4, 3),
+    ("conv forward", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("conv input gradient", 2): LaunchConfig(128, 64, 64, 4, 3),
+    ("conv input gradient", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("conv weight gradient", 2): LaunchConfig(64, 64, 32, 4, 4),
+    ("conv weight gradient", 4): LaunchConfig(64, 64, 32, 4, 4),
+    ("pool forward", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("pool forward", 4): LaunchConfig(64, 64, 16, 4, 5),
+    ("few channels forward", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("few channels forward", 4): LaunchConfig(64, 64, 32, 4, 4),
+    ("few channels weight gradient", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("few channels weight gradient", 4): LaunchConfig(64, 64, 32, 4, 3),
+    ("linear forward", 2): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear forward", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear input gradient", 2): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear input gradient", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear weight gradient", 2): LaunchConfig(32, 64, 64, 4, 2),
+    ("linear weight gradient", 4): LaunchConfig(64, 32, 64, 4, 2),
 }
-EXACT = Tuning(64, 32, 32, 4, 2)
+FP32_CONFIG = LaunchConfig(64, 32, 32, 4, 2)
 """For fp32 in three products of tf32, which need more registers."""
 
 
-def tuning(kernel: str, compute: str) -> Tuning:
+def tuning(kernel: str, compute: str) -> LaunchConfig:
     if compute == "fp32":
-        return EXACT
-    return TUNING[kernel, 4 if compute == "tf32" else 2]
+        return FP32_CONFIG
+    return LAUNCH_CONFIGS[kernel, 4 if compute == "tf32" else 2]

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from stratafl.engine import ops
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
 
 Lower = Callable[[Lowering, fx.Node], Run]
@@ -26,7 +26,7 @@ def linear(low: Lowering, node: fx.Node) -> Run:
     given = {**dict(zip(("input", "weight", "bias"), node.args, strict=False)), **node.kwargs}
     w, b = given["weight"], given.get("bias")
     if w in low.batched or b in low.batched or low.rank(low.tensor(w)) != 2:
-        raise Unsupported("weights that depend on the input")
+        raise UnsupportedModule("weights that depend on the input")
     x, weight = low.fetch(given["input"]), low.fetch(w)
     bias: Run = (lambda frame: None) if b is None else low.fetch(b)
     return lambda frame: ops.linear_of_any(x(frame), weight(frame), bias(frame), frame.compute)
@@ -45,7 +45,7 @@ def _elementwise(function: Callable[..., Tensor], changes: bool = False) -> Lowe
         tensors = [low.tensor(each) for each in node.all_input_nodes]
         rank = max(low.rank(each) for each in tensors)
         if any(low.rank(each) < rank for each in tensors if each in low.batched):
-            raise Unsupported(f"{node}, which matches a batch with another axis")
+            raise UnsupportedModule(f"{node}, which matches a batch with another axis")
         last = rank == IMAGE and any(each in low.last for each in tensors)
         if last:
             low.last.add(node)
@@ -65,7 +65,7 @@ def _elementwise(function: Callable[..., Tensor], changes: bool = False) -> Lowe
 
 def on_images(low: Lowering, node: fx.Node, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Run:
     if low.rank(node) != IMAGE:
-        raise Unsupported(f"pool of rank {low.rank(node)}")
+        raise UnsupportedModule(f"pool of rank {low.rank(node)}")
     low.plain(*args, *kwargs.values())
     x = low.fetch(node.args[0], last=True)
     low.last.add(node)
@@ -118,7 +118,7 @@ def _size(low: Lowering, node: fx.Node) -> Run:
 
 def _attribute(low: Lowering, node: fx.Node) -> Run:
     if node.args[1] != "shape":
-        raise Unsupported(f"attribute {node.args[1]}")
+        raise UnsupportedModule(f"attribute {node.args[1]}")
     x = low.fetch(node.args[0])
     return lambda frame: tuple(x(frame).shape[1:])
 
@@ -126,14 +126,14 @@ def _attribute(low: Lowering, node: fx.Node) -> Run:
 def _item(low: Lowering, node: fx.Node) -> Run:
     source, index = node.args
     if any(isinstance(each, fx.Node) for each in node.all_input_nodes[1:]):
-        raise Unsupported("an index that is computed")
+        raise UnsupportedModule("an index that is computed")
     if not low.is_tensor(source):
         if not isinstance(source.meta["value"], torch.Size):  # type: ignore[union-attr]
-            raise Unsupported(f"{node}, a part of a list")
+            raise UnsupportedModule(f"{node}, a part of a list")
         return lambda frame: frame.values[source][index]  # type: ignore[index]
     x, where = low.fetch(source), index if isinstance(index, tuple) else (index,)
     if source in low.batched and where[0] not in (slice(None), Ellipsis):
-        raise Unsupported("a choice among the samples of a batch")
+        raise UnsupportedModule("a choice among the samples of a batch")
     return lambda frame: x(frame)[(slice(None), *where)]
 
 
@@ -142,7 +142,7 @@ def _reduced(function: Callable[..., Tensor]) -> Lower:
         given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
         low.plain(*given.values())
         if set(given) - {"dim", "keepdim"}:
-            raise Unsupported(f"{function.__name__} with {sorted(given)}")
+            raise UnsupportedModule(f"{function.__name__} with {sorted(given)}")
         x, axes = low.fetch(node.args[0]), low.axes(node.args[0], given.get("dim"))
         keep = bool(given.get("keepdim", False))
         return lambda frame: function(x(frame), dim=axes, keepdim=keep)
@@ -168,7 +168,7 @@ def _joined(low: Lowering, node: fx.Node) -> Run:
     parts: Any = node.args[0]
     dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
     if not isinstance(parts, list | tuple) or not all(part in low.batched for part in parts):
-        raise Unsupported("a join of other things than the input's")
+        raise UnsupportedModule("a join of other things than the input's")
     axis, fetched = low.axis(parts[0], dim), [low.fetch(part) for part in parts]
     return lambda frame: torch.cat([part(frame) for part in fetched], dim=axis)
 
@@ -177,7 +177,7 @@ def _squeezed(function: Callable[..., Tensor], new: int) -> Lower:
     def lowered(low: Lowering, node: fx.Node) -> Run:
         dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         if not isinstance(dim, int):
-            raise Unsupported("squeeze of every axis")
+            raise UnsupportedModule("squeeze of every axis")
         x, axis = low.fetch(node.args[0]), (dim + low.rank(low.tensor(node.args[0])) + new if dim < 0 else dim) + 1
         return lambda frame: function(x(frame), axis)
 
@@ -196,7 +196,7 @@ def _matmul(low: Lowering, node: fx.Node) -> Run:
     # samples are an axis of both or stand in the rows of the left
     apart = all(low.rank(each) == rank >= 3 for each in (left, right) if each in low.batched)
     if min(low.rank(left), low.rank(right)) < 2 or not (apart or (right not in low.batched and low.rank(left) == rank)):
-        raise Unsupported("a product over the samples of a batch")
+        raise UnsupportedModule("a product over the samples of a batch")
     a, b = low.fetch(left, rank), low.fetch(right, rank)
     return lambda frame: a(frame) @ b(frame)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from stratafl.engine import ops
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.trace.functions import (
     FUNCTIONS,
     METHODS,
@@ -42,20 +42,20 @@ def lower(low: Lowering, node: fx.Node) -> Run:
     if node.op == "call_module":
         module = low.module(node)
         if "forward" in vars(module):
-            raise Unsupported(f"layer {type(module).__name__} with another forward")
+            raise UnsupportedModule(f"layer {type(module).__name__} with another forward")
         if type(module) in MODULES:
             return MODULES[type(module)](low, node)
-        raise Unsupported(f"layer {type(module).__name__}")
+        raise UnsupportedModule(f"layer {type(module).__name__}")
     table: dict[Any, Lower] = METHODS if node.op == "call_method" else FUNCTIONS
     if node.target in table:
         return table[node.target](low, node)
-    raise Unsupported(f"operation {getattr(node.target, '__name__', node.target)}")
+    raise UnsupportedModule(f"operation {getattr(node.target, '__name__', node.target)}")
 
 
 def _constant(low: Lowering, node: fx.Node) -> Run:
     value = operator.attrgetter(str(node.target))(low.root)
     if not isinstance(value, Tensor):
-        raise Unsupported(f"attribute {node.target}")
+        raise UnsupportedModule(f"attribute {node.target}")
     if str(node.target).startswith("_tensor_constant"):
         return lambda frame: value.expand(len(next(iter(frame.values.values()))), *value.shape)
     return low.parameter(value)
@@ -87,7 +87,7 @@ def _conv2d(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     assert isinstance(layer, nn.Conv2d)
     if layer.padding_mode != "zeros" or low.rank(node) != IMAGE:
-        raise Unsupported(f"convolution with padding mode {layer.padding_mode!r} of rank {low.rank(node)}")
+        raise UnsupportedModule(f"convolution with padding mode {layer.padding_mode!r} of rank {low.rank(node)}")
     x, own = low.fetch(node.args[0], last=True), low.weights(layer.weight, layer.bias)
     stride, dilation, groups = _pair(layer.stride), _pair(layer.dilation), layer.groups
     padding = _padding(layer)
@@ -114,7 +114,7 @@ def _padding(layer: nn.Conv2d) -> ops.Pair:
     if layer.padding == "same":
         reach = [d * (k - 1) for d, k in zip(_pair(layer.dilation), _pair(layer.kernel_size), strict=True)]
         if any(r % 2 for r in reach):
-            raise Unsupported("convolution whose padding is uneven")
+            raise UnsupportedModule("convolution whose padding is uneven")
         return reach[0] // 2, reach[1] // 2
     return _pair(layer.padding)
 
@@ -138,7 +138,7 @@ def _group_norm(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     assert isinstance(layer, nn.GroupNorm)
     if low.rank(node) != IMAGE:
-        raise Unsupported(f"group norm of rank {low.rank(node)}")
+        raise UnsupportedModule(f"group norm of rank {low.rank(node)}")
     x, own = low.fetch(node.args[0], last=True), low.weights(layer.weight, layer.bias)
     relu = _with_relu(low, node)
     low.last.add(node)
@@ -152,7 +152,7 @@ def _layer_norm(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     assert isinstance(layer, nn.LayerNorm)
     if low.rank(node) <= len(layer.normalized_shape):
-        raise Unsupported("layer norm over the samples of a batch")
+        raise UnsupportedModule("layer norm over the samples of a batch")
     x, own = low.fetch(node.args[0]), low.weights(layer.weight, layer.bias)
     shape = tuple(layer.normalized_shape)
     return lambda frame: own.call(frame, "layer_norm", x(frame), shape, *own.of(frame), layer.eps)
@@ -162,7 +162,7 @@ def _embedding(low: Lowering, node: fx.Node) -> Run:
     layer = low.module(node)
     assert isinstance(layer, nn.Embedding)
     if layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
-        raise Unsupported("embedding with options")
+        raise UnsupportedModule("embedding with options")
     codes, own = low.fetch(node.args[0]), low.weights(layer.weight, None)
 
     def run(frame: Frame) -> Tensor:
@@ -194,7 +194,7 @@ def _dropout(low: Lowering, node: fx.Node) -> Run:
     if not layer.training or layer.p == 0:
         return unchanged(low, node)
     if type(layer) is not nn.Dropout:
-        raise Unsupported("dropout of whole channels")
+        raise UnsupportedModule("dropout of whole channels")
     return dropped(low, node, layer.p, layer.inplace)
 
 
@@ -218,7 +218,7 @@ def _image_layer(low: Lowering, node: fx.Node) -> Run:
     """A layer without weights that treats each image alone."""
     layer = low.module(node)
     if getattr(layer, "return_indices", False):
-        raise Unsupported("indices of a pool")
+        raise UnsupportedModule("indices of a pool")
     return on_images(low, node, layer)
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.ops import TORCH, Sink, Table
-from stratafl.engine.precision import Compute
+from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
 
 BATCH = 8191
@@ -53,7 +53,7 @@ class Frame:
     named: Mapping[str, Tensor]
     """Parameters and buffers, (C, *shape)."""
     ops: Table
-    compute: Compute
+    compute: Precision
     sinks: Sinks
     scale: float = 1.0
     """How much larger than they are the gradients of activations arrive."""
@@ -132,7 +132,7 @@ class Lowering:
 
     def tensor(self, given: Any) -> fx.Node:
         if not self.is_tensor(given):
-            raise Unsupported(f"{given} where a tensor is expected")
+            raise UnsupportedModule(f"{given} where a tensor is expected")
         return given
 
     def plain(self, *given: Any) -> None:
@@ -140,7 +140,7 @@ class Lowering:
         batch."""
         for each in given:
             if isinstance(each, fx.Node):
-                raise Unsupported(f"the value of {each} as an argument")
+                raise UnsupportedModule(f"the value of {each} as an argument")
 
     def fetch(self, given: Any, rank: int = 0, last: bool = False) -> Run:
         """A tensor at the time of the call, with axes of one put in front of its own up to
@@ -171,7 +171,7 @@ class Lowering:
 
     def _name(self, tensor: Tensor) -> str:
         if id(tensor) not in self._names:
-            raise Unsupported("a tensor that is neither a parameter nor a buffer")
+            raise UnsupportedModule("a tensor that is neither a parameter nor a buffer")
         name = self._names[id(tensor)]
         self._uses[name] += 1
         return name
@@ -180,10 +180,10 @@ class Lowering:
         """A module's dimension counted with the clients' axis in front."""
         node = self.tensor(given)
         if not isinstance(dim, int):
-            raise Unsupported(f"dimension {dim}")
+            raise UnsupportedModule(f"dimension {dim}")
         dim = dim + self.rank(node) if dim < 0 else dim
         if dim == 0 and node in self.batched:
-            raise Unsupported(f"{node} mixed over the samples of a batch")
+            raise UnsupportedModule(f"{node} mixed over the samples of a batch")
         return dim + 1
 
     def axes(self, given: Any, dims: Any) -> list[int]:
@@ -197,7 +197,7 @@ class Lowering:
     def once(self, given: Any) -> None:
         """Refuse to change in place what something else may read."""
         if self.sole_user(self.tensor(given)) is None:
-            raise Unsupported(f"{given} changed in place and used elsewhere")
+            raise UnsupportedModule(f"{given} changed in place and used elsewhere")
 
     def note(self, node: fx.Node) -> None:
         """Follow the axis of samples through a node that has been given its form."""
@@ -205,4 +205,4 @@ class Lowering:
         if node.op == "placeholder" or sources:
             self.batched.add(node)
             if self.is_tensor(node) and self.shape(node)[:1] != (BATCH,):
-                raise Unsupported(f"{node}, whose first axis is not the batch")
+                raise UnsupportedModule(f"{node}, whose first axis is not the batch")

@@ -21,9 +21,9 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import _scores_entry
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine.compiler.capture import Unsupported
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.ops import PLAIN, Table
-from stratafl.engine.precision import Compute
+from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
 from stratafl.engine.trace import layers
 from stratafl.engine.trace.lowering import BATCH, NOWHERE, Frame, Lowering, Run, Sinks
@@ -60,7 +60,7 @@ class _Shapes(fx.Interpreter):
         return n.meta["value"]
 
 
-class Program:
+class TracedProgram:
     """The steps of a module; calling it gives all clients' scores, (C, B, ...)."""
 
     def __init__(self, flat: FlatModule, inputs: Inputs):
@@ -79,7 +79,7 @@ class Program:
             if node.op == "placeholder":
                 name = next(unnamed, None)
                 if name is None and node.users:
-                    raise Unsupported("more than one input")
+                    raise UnsupportedModule("more than one input")
                 if name is not None:
                     self._inputs[node] = name
                 lowering.note(node)
@@ -88,7 +88,7 @@ class Program:
                 self.gives_more = scores is not node.args[0]
                 self._output = lowering.fetch(scores)
                 if scores not in lowering.batched:
-                    raise Unsupported("an output that does not depend on the input")
+                    raise UnsupportedModule("an output that does not depend on the input")
             elif not _is_record(node):
                 self._steps.append((node, layers.lower(lowering, node)))
                 lowering.note(node)
@@ -105,7 +105,7 @@ class Program:
         named: Mapping[str, Tensor],
         inputs_CB: Inputs,
         ops: Table = PLAIN,
-        compute: Compute = "fp32",
+        compute: Precision = "fp32",
         sinks: Sinks = NOWHERE,
         scale: float = 1.0,
         source: RandomSource | None = None,
@@ -146,7 +146,7 @@ def _traced(module: nn.Module, inputs: Inputs) -> tuple[nn.Sequential, fx.Graph]
     """A copy of the module and its graph, whose nodes know their shapes."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in module.modules() for kind in hooks):
-        raise Unsupported("hooks")
+        raise UnsupportedModule("hooks")
     # tracing leaves constants on the module it is given, and does not see the whole of it as a
     # layer
     root = nn.Sequential(copy.deepcopy(module))
@@ -161,5 +161,5 @@ def _traced(module: nn.Module, inputs: Inputs) -> tuple[nn.Sequential, fx.Graph]
         _Shapes(fx.GraphModule(empty, graph), garbage_collect_values=False).run(*empties)
     except Exception as problem:
         pass_on_no_room(problem)
-        raise Unsupported(f"cannot be traced: {str(problem).strip().partition(chr(10))[0]}") from problem
+        raise UnsupportedModule(f"cannot be traced: {str(problem).strip().partition(chr(10))[0]}") from problem
     return root, graph

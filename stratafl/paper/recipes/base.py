@@ -15,7 +15,7 @@ from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config
 from stratafl.core.schedule import Schedule
-from stratafl.engine.precision import COMPUTES
+from stratafl.engine.precision import PRECISIONS
 from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]
@@ -42,8 +42,8 @@ class Options:
             raise unknown_name("--scale", self.scale, SCALES)
         if self.partition not in PARTITIONS:
             raise unknown_name("--partition", self.partition, PARTITIONS)
-        if self.precision not in COMPUTES:
-            raise unknown_name("--precision", self.precision, COMPUTES)
+        if self.precision not in PRECISIONS:
+            raise unknown_name("--precision", self.precision, PRECISIONS)
         if self.rounds is not None:
             check_integer("--rounds", self.rounds, at_least=1)
 

@@ -16,8 +16,8 @@ from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.signals import Interrupted, InterruptExit, InterruptHandler
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.config.data import LabelCounts
-from stratafl.engine.factory import Name, make_engine
-from stratafl.engine.precision import COMPUTES
+from stratafl.engine.factory import EngineName, make_engine
+from stratafl.engine.precision import PRECISIONS
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of
@@ -187,10 +187,10 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
         return None
 
 
-def _with_the_engine_of(name: Name, saving: Saving) -> None:
+def _with_the_engine_of(name: EngineName, saving: Saving) -> None:
     """Go on with what trained the run before, where the program names no engine: another
     measurement, or another version, may choose another one."""
     simulation, execution = saving.simulation, saving.execution
-    if execution.engine in (None, "auto") and simulation.engine.name != name in get_args(Name):
-        precision = check_choice("precision", execution.precision, COMPUTES)
+    if execution.engine in (None, "auto") and simulation.engine.name != name in get_args(EngineName):
+        precision = check_choice("precision", execution.precision, PRECISIONS)
         simulation.engine = make_engine(name, simulation.engine.training, precision=precision)

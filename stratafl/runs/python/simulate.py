@@ -19,8 +19,8 @@ from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import Sampling
 from stratafl.distributed.communicator import Ranks
-from stratafl.engine.factory import Name
-from stratafl.engine.precision import Compute
+from stratafl.engine.factory import EngineName
+from stratafl.engine.precision import Precision
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
@@ -52,7 +52,7 @@ def simulate(
     diagnose: Diagnose = "drift",
     update_limit: float | None = None, update_factor: float | Sequence[float] | None = None,
     network: NetworkLike | None = None, wait: Wait | Sequence[Wait] = None, seed: int = 0,
-    device: str | torch.device = "cpu", engine: Name | None = None, precision: Compute = "fp32",
+    device: str | torch.device = "cpu", engine: EngineName | None = None, precision: Precision = "fp32",
     ranks: Ranks | None = None, save: str | Path | None = None,
 ) -> Simulation:  # fmt: skip
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.

@@ -13,28 +13,28 @@ from torch import Tensor, nn
 from stratafl import leaf, simulate
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
-from stratafl.engine.batches import Batch
+from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import graph, program
-from stratafl.engine.gradients import Recorded
+from stratafl.engine.gradients import CompiledGradients
 from stratafl.engine.random_streams import ClientStream
-from stratafl.engine.selection import choose
+from stratafl.engine.selection import select_gradient_method
 
 RANDOM = torch.Generator().manual_seed(0)
 TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0, 2])
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return choose(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    return select_gradient_method(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
 
 
-def batch(lengths: list[int]) -> Batch:
+def batch(lengths: list[int]) -> ClientBatches:
     mask_CB = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     inputs_CB = torch.randn(len(lengths), max(lengths), 4, generator=RANDOM)
     stream = ClientStream(0, torch.arange(len(lengths)), 0)
-    return Batch(inputs_CB, torch.zeros(mask_CB.shape, dtype=torch.long), mask_CB, np.array(lengths), stream)
+    return ClientBatches(inputs_CB, torch.zeros(mask_CB.shape, dtype=torch.long), mask_CB, np.array(lengths), stream)
 
 
-def trained(method: Recorded, lengths: list[int]) -> Tensor:
+def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
     x_P, b_Z = method.flat.row(method.flat.module)
     return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).g_CP
 
@@ -150,5 +150,5 @@ def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> Non
     captured = program.BatchedProgram(FlatModule(Windowed().to("meta")), TABLE.to("meta"))
     assert {value.dtype for value in captured._fixed.values()} == {torch.bool}
     assert {value.device.type for value in captured._fixed.values()} == {"meta"}
-    assert not {"arange", "lt", "to", "bitwise_not"} & {str(graph.packet(step.node)) for step in captured._steps}
+    assert not {"arange", "lt", "to", "bitwise_not"} & {str(graph.op_name(step.node)) for step in captured._steps}
     assert chosen(Windowed())[1] == "stacked"

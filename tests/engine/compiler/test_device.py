@@ -11,7 +11,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import output_tensors
 from stratafl.data.inputs import map_tensors
 from stratafl.engine.compiler.program import BatchedProgram
-from stratafl.engine.precision import computing
+from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, RandomSource
 from tests.engine.plain import problem
 from tests.engine.test_zoo import OTHERWISE
@@ -35,7 +35,7 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     shared = {name: value.detach() for name, value in own.items() if name not in named}
     inputs_CB = map_tensors(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
-    with computing("fp32", torch.device("cuda")), torch.no_grad():
+    with float32_matmul_precision("fp32", torch.device("cuda")), torch.no_grad():
         program = BatchedProgram(flat, one, whole=True)
         outputs = output_tensors(program(named, shared, inputs_CB, RandomSource(ClientStream(0, client_C, step))))
     assert outputs and {each.device for each in outputs} == {ELSEWHERE}

@@ -10,14 +10,14 @@ from torch import nn
 
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
-from stratafl.engine.batches import Batch
-from stratafl.engine.gradients import Mapped
-from stratafl.engine.validation import Vocabulary
+from stratafl.engine.batches import ClientBatches
+from stratafl.engine.gradients import VmapGradients
+from stratafl.engine.validation import EmbeddingRangeCheck
 
 CLIENTS, SAMPLES = 3, 4
 
 
-def mapped(device: str, tables: int = 1) -> tuple[Mapped, tuple[torch.Tensor, torch.Tensor, Batch]]:
+def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Tensor, torch.Tensor, ClientBatches]]:
     """A mapping over clients whose module looks up codes, and what to call it with."""
     layers = [nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 3)]
     module = (nn.Sequential(*layers) if tables else nn.Sequential(nn.Linear(5, 3))).to(device)
@@ -26,8 +26,10 @@ def mapped(device: str, tables: int = 1) -> tuple[Mapped, tuple[torch.Tensor, to
     codes = torch.arange(CLIENTS * SAMPLES * 5).remainder(6).view(CLIENTS, SAMPLES, 5)
     inputs_CB = (codes if tables else codes.float()).to(device)
     targets_CB = torch.zeros(CLIENTS, SAMPLES, dtype=torch.long, device=device)
-    batch = Batch(inputs_CB, targets_CB, torch.ones_like(targets_CB, dtype=torch.bool), np.full(CLIENTS, SAMPLES))
-    return Mapped(flat, LossOnScores(F.cross_entropy), torch.device(device)), (x_CP, b_CZ, batch)
+    batch = ClientBatches(
+        inputs_CB, targets_CB, torch.ones_like(targets_CB, dtype=torch.bool), np.full(CLIENTS, SAMPLES)
+    )
+    return VmapGradients(flat, LossOnScores(F.cross_entropy), torch.device(device)), (x_CP, b_CZ, batch)
 
 
 @pytest.mark.parametrize("tables", [0, 1])
@@ -44,6 +46,6 @@ def test_a_client_with_a_code_beyond_is_marked_alone(monkeypatch: pytest.MonkeyP
     with pytest.raises(IndexError, match="beyond an embedding's vocabulary"):
         method(x_CP, b_CZ, batch)
     outside_C = [torch.tensor([False, True, False]), torch.tensor([False, False, False])]
-    marked = Vocabulary.mark(expected.clone(), outside_C)
+    marked = EmbeddingRangeCheck.mark(expected.clone(), outside_C)
     assert marked[1].isnan().all() and torch.equal(marked[[0, 2]], expected[[0, 2]])
-    assert torch.equal(Vocabulary.mark(expected.clone(), []), expected)
+    assert torch.equal(EmbeddingRangeCheck.mark(expected.clone(), []), expected)

@@ -12,8 +12,8 @@ from torch import Tensor
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import output_tensors
 from stratafl.data.inputs import map_tensors
-from stratafl.engine.batches import Batch
-from stratafl.engine.compiler.padding import pads
+from stratafl.engine.batches import ClientBatches
+from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.random_streams import ClientStream, RandomSource
 from tests.engine.plain import Problem, problem
@@ -92,7 +92,7 @@ def is_padded(name: str) -> bool:
         (map_tensors(way, given.inputs) for way in (some, with_another_last)),
     )
     mask_CB, length_C = torch.ones(2, FEW, dtype=torch.bool), np.array([FEW, FEW])
-    if not pads(flat, Batch(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), whole=True):
+    if not can_pad(flat, ClientBatches(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), whole=True):
         return False
     for mine, theirs in zip(outputs(given, flat, mine_CB), outputs(given, flat, theirs_CB), strict=True):
         assert mine.shape[:2] == (2, FEW)

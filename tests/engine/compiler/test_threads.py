@@ -17,7 +17,7 @@ from torch.nn.modules import transformer
 from stratafl.base import rng
 from stratafl.engine import loop, precision, random_streams
 from stratafl.engine.compiler import program
-from stratafl.engine.compiler.capture import own_functions, traced
+from stratafl.engine.compiler.capture import opaque_autograd_functions, trace_fx
 from tests.engine.zoo.entry import Net
 from tests.simulation.module_profiles import data, run
 
@@ -70,8 +70,8 @@ def test_captures_leave_the_library_as_it_was() -> None:
         return x + 1
 
     def capture(call: Callable[[Tensor], Tensor]) -> None:
-        with own_functions():
-            traced(call, [torch.ones(2)])
+        with opaque_autograd_functions():
+            trace_fx(call, [torch.ones(2)])
 
     second = threading.Thread(target=capture, args=(later,), daemon=True)
     capture(first)
@@ -87,9 +87,9 @@ CHANGING: dict[str, Callable[[], Any]] = {
     "every generator": rng.preserve_rng,
     "torch's generators seeded": lambda: rng.torch_seeded(0),
     "every generator seeded": lambda: rng.seeded_rng(0),
-    "threads": lambda: loop.threaded(1),
-    "products": lambda: precision.computing("fp32", CUDA),
-    "layers": precision.without_cudnn,
+    "threads": lambda: loop.limit_threads(1),
+    "products": lambda: precision.float32_matmul_precision("fp32", CUDA),
+    "layers": precision.cudnn_disabled,
     "attention": lambda: random_streams.math_attention(CUDA),
     "mapping": program.vmap_fallback_disabled,
 }

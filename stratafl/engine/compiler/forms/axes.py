@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, fitting, rank_of, tensors, wrapped
+from stratafl.engine.compiler.forms.stack import (
+    BatchingRule,
+    Context,
+    PerClient,
+    align_rank,
+    rank_of,
+    tensor_arguments,
+    wrap,
+)
 
 POINTWISE = {
     "copy_", "fill", "fill_", "masked_fill", "masked_fill_", "where", "relu6", "relu6_", "selu", "selu_", "prelu",
@@ -39,29 +47,29 @@ def is_pointwise(op: Any) -> bool:
     return torch.Tag.pointwise in op.tags or op._opname in POINTWISE
 
 
-def pointwise(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
-    rank = max(rank_of(each) for each in tensors((args, kwargs)))
+def pointwise(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
+    rank = max(rank_of(each) for each in tensor_arguments((args, kwargs)))
     if op._opname == "prelu":
         return _prelu(frame, op, *args)
-    return wrapped(op(*(fitting(each, rank) for each in args), **{k: fitting(v, rank) for k, v in kwargs.items()}))
+    return wrap(op(*(align_rank(each, rank) for each in args), **{k: align_rank(v, rank) for k, v in kwargs.items()}))
 
 
-def _prelu(frame: Frame, op: Any, x: Any, w: Any) -> Any:
+def _prelu(frame: Context, op: Any, x: Any, w: Any) -> Any:
     """One slope for every channel, which is the second axis."""
     given = frame.expanded(x)
     slopes = frame.expanded(w)
     between = [1] * max(given.dim() - 3, 0)
     slopes = slopes.view(frame.clients, *([1] if given.dim() > 2 else []), -1, *between)
-    return Stack(torch.where(given > 0, given, slopes * given))
+    return PerClient(torch.where(given > 0, given, slopes * given))
 
 
-def alike(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def leading_axes_rule(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
-    if len(tensors((args, kwargs))) > 1:
+    if len(tensor_arguments((args, kwargs))) > 1:
         if op._opname not in ("type_as", "to", "pairwise_distance", "cdist", "_cdist_forward"):
             return NotImplemented
-        args = tuple(frame.expanded(each) if isinstance(each, Stack | Tensor) else each for each in args)
-    return wrapped(op(*(each.t if isinstance(each, Stack) else each for each in args), **kwargs))
+        args = tuple(frame.expanded(each) if isinstance(each, PerClient | Tensor) else each for each in args)
+    return wrap(op(*(each.t if isinstance(each, PerClient) else each for each in args), **kwargs))
 
 
 # -- axes by their numbers -------------------------------------------------------------------------
@@ -87,7 +95,7 @@ REDUCING = {
 }  # fmt: skip
 
 
-def bound(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def bind_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments by name, with defaults."""
     schema = op._schema.arguments
     given = dict(zip((each.name for each in schema), args, strict=False)) | kwargs
@@ -104,39 +112,39 @@ def _moved(dim: Any) -> Any:
     return dim + 1 if isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 else dim
 
 
-def by_axis(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def by_axis(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Dimensions from the front are one further on; those from the end stay."""
-    packet, given = op._opname, bound(op, args, kwargs)
+    packet, given = op._opname, bind_arguments(op, args, kwargs)
     if packet in ("squeeze", "squeeze_") and "dim" not in given:
-        return Stack(frame.expanded(args[0]).reshape(frame.clients, *frame.shape))
+        return PerClient(frame.expanded(args[0]).reshape(frame.clients, *frame.shape))
     if any(given[name] is None for name in DIMS if name in given) or (packet == "roll" and not given["dims"]):
         return NotImplemented  # of all axes as one
     for name, value in given.items():
-        if isinstance(value, Stack | Tensor):
+        if isinstance(value, PerClient | Tensor):
             given[name] = frame.expanded(value)
         elif name in DIMS:
             given[name] = _moved(value)
-        elif isinstance(value, list | tuple) and any(isinstance(each, Stack | Tensor) for each in value):
+        elif isinstance(value, list | tuple) and any(isinstance(each, PerClient | Tensor) for each in value):
             given[name] = [frame.expanded(each) for each in _with_axes(value)]
-    return wrapped(called(op, given))
+    return wrap(call_bound(op, given))
 
 
 def _with_axes(parts: Any) -> list[Any]:
     """What is put together, but for tensors of no numbers and one axis, which fit any other."""
-    shapes = [each.t.shape[1:] if isinstance(each, Stack) else each.shape for each in parts]
+    shapes = [each.t.shape[1:] if isinstance(each, PerClient) else each.shape for each in parts]
     fitting_any = [shape == (0,) for shape in shapes]
     return [each for each, fits in zip(parts, fitting_any, strict=True) if not fits or all(fitting_any)]
 
 
-def called(op: Any, given: dict[str, Any]) -> Any:
+def call_bound(op: Any, given: dict[str, Any]) -> Any:
     positional = [each.name for each in op._schema.arguments if not each.kwarg_only]
     args = [given[name] for name in positional if name in given]
     return op(*args, **{name: value for name, value in given.items() if name not in positional})
 
 
-def reducing(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
-    packet, given = op._opname, bound(op, args, kwargs)
-    if any(isinstance(each, Tensor) for each in tensors((args, kwargs))):
+def reducing(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
+    packet, given = op._opname, bind_arguments(op, args, kwargs)
+    if any(isinstance(each, Tensor) for each in tensor_arguments((args, kwargs))):
         return NotImplemented
     if op._overloadname in ("other",):
         return pointwise(frame, op, *args, **kwargs)
@@ -144,7 +152,7 @@ def reducing(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
     dims = given.get("dim")
     if (x.rank and isinstance(dims, int)) or (isinstance(dims, list | tuple) and dims):
         given = {name: _moved(value) if name == "dim" else value for name, value in given.items()}
-        return wrapped(called(op, {name: value.t if value is x else value for name, value in given.items()}))
+        return wrap(call_bound(op, {name: value.t if value is x else value for name, value in given.items()}))
     flat = x.t.reshape(frame.clients, -1)
     simple = {"max": torch.amax, "min": torch.amin, "median": None, "mode": None, "aminmax": None}
     function = simple.get(packet, getattr(torch, packet, None))
@@ -163,8 +171,10 @@ def reducing(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
         more["correction"] = 1
     result = function(flat, dim=1, **more)
     if isinstance(result, tuple):
-        return tuple(Stack(each.view(frame.clients, *shape)) for each, shape in zip(result, frame.shape, strict=True))
-    return Stack(result.view(frame.clients, *frame.shape))
+        return tuple(
+            PerClient(each.view(frame.clients, *shape)) for each, shape in zip(result, frame.shape, strict=True)
+        )
+    return PerClient(result.view(frame.clients, *frame.shape))
 
 
 LOSSES = {
@@ -173,79 +183,79 @@ LOSSES = {
 }  # fmt: skip
 
 
-def loss(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def loss(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Of numbers one by one, then their sum or mean."""
-    given = bound(op, args, kwargs)
-    rank = max(rank_of(each) for each in tensors((args, kwargs)))
-    kind, given = given["reduction"], {name: fitting(value, rank) for name, value in given.items()}
+    given = bind_arguments(op, args, kwargs)
+    rank = max(rank_of(each) for each in tensor_arguments((args, kwargs)))
+    kind, given = given["reduction"], {name: align_rank(value, rank) for name, value in given.items()}
     first = "self" if "self" in given else "input"
     given[first], given["target"] = torch.broadcast_tensors(given[first], given["target"])
-    values = called(op, given | {"reduction": 0})
+    values = call_bound(op, given | {"reduction": 0})
     if kind == 0:
-        return Stack(values)
+        return PerClient(values)
     flat = values.reshape(frame.clients, -1)
-    return Stack(flat.mean(dim=1) if kind == 1 else flat.sum(dim=1))
+    return PerClient(flat.mean(dim=1) if kind == 1 else flat.sum(dim=1))
 
 
-def permuted(frame: Frame, op: Any, x: Stack, dims: Any) -> Any:
-    return Stack(x.t.permute(0, *(dim % x.rank + 1 for dim in dims)))
+def permuted(frame: Context, op: Any, x: PerClient, dims: Any) -> Any:
+    return PerClient(x.t.permute(0, *(dim % x.rank + 1 for dim in dims)))
 
 
-def turned(frame: Frame, op: Any, x: Stack) -> Any:
+def transpose_rule(frame: Context, op: Any, x: PerClient) -> Any:
     """The last two axes, or all of them, the other way round."""
     if op._opname == "matrix_H":
-        return Stack(x.t.mH)
+        return PerClient(x.t.mH)
     if op._opname == "t":
-        return Stack(x.t.transpose(1, 2)) if x.rank == 2 else x
-    return Stack(x.t.permute(0, *range(x.rank, 0, -1)))
+        return PerClient(x.t.transpose(1, 2)) if x.rank == 2 else x
+    return PerClient(x.t.permute(0, *range(x.rank, 0, -1)))
 
 
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def reshaped(frame: Frame, op: Any, x: Any, *_: Any, **__: Any) -> Any:
-    return Stack(frame.expanded(x).reshape(frame.clients, *frame.shape))
+def reshaped(frame: Context, op: Any, x: Any, *_: Any, **__: Any) -> Any:
+    return PerClient(frame.expanded(x).reshape(frame.clients, *frame.shape))
 
 
-def viewed(frame: Frame, op: Any, x: Any, *more: Any, **kwargs: Any) -> Any:
+def viewed(frame: Context, op: Any, x: Any, *more: Any, **kwargs: Any) -> Any:
     if op._overloadname == "dtype":
-        return Stack(op(x.t, *more))
+        return PerClient(op(x.t, *more))
     return reshaped(frame, op, x)
 
 
-def spread(frame: Frame, op: Any, x: Any, *_: Any, **__: Any) -> Any:
-    return Stack(fitting(x, len(frame.shape)).expand(frame.clients, *frame.shape))
+def expand_rule(frame: Context, op: Any, x: Any, *_: Any, **__: Any) -> Any:
+    return PerClient(align_rank(x, len(frame.shape)).expand(frame.clients, *frame.shape))
 
 
-def broadcast(frame: Frame, op: Any, parts: Any) -> Any:
+def broadcast(frame: Context, op: Any, parts: Any) -> Any:
     pairs = zip(parts, frame.shape, strict=True)
-    return tuple(Stack(fitting(each, len(shape)).expand(frame.clients, *shape)) for each, shape in pairs)
+    return tuple(PerClient(align_rank(each, len(shape)).expand(frame.clients, *shape)) for each, shape in pairs)
 
 
-def repeated(frame: Frame, op: Any, x: Stack, repeats: Any) -> Any:
+def repeated(frame: Context, op: Any, x: PerClient, repeats: Any) -> Any:
     times = [1] * (x.rank - len(repeats)) + list(repeats)
-    return Stack(fitting(x, len(times)).repeat(1, *times))
+    return PerClient(align_rank(x, len(times)).repeat(1, *times))
 
 
-def new(frame: Frame, op: Any, x: Stack, size: Any, *more: Any, **kwargs: Any) -> Any:
-    return Stack(op(x.t, [frame.clients, *size], *more, **kwargs))
+def new(frame: Context, op: Any, x: PerClient, size: Any, *more: Any, **kwargs: Any) -> Any:
+    return PerClient(op(x.t, [frame.clients, *size], *more, **kwargs))
 
 
-def complex_pairs(frame: Frame, op: Any, x: Stack) -> Any:
+def complex_pairs(frame: Context, op: Any, x: PerClient) -> Any:
     """Rows begin anywhere, and a complex number must not begin in the middle of a pair."""
-    return Stack(op(x.t.clone(memory_format=torch.contiguous_format)))
+    return PerClient(op(x.t.clone(memory_format=torch.contiguous_format)))
 
 
-FORMS: dict[str, Form] = {
-    **dict.fromkeys(ALIKE, alike),
+FORMS: dict[str, BatchingRule] = {
+    **dict.fromkeys(ALIKE, leading_axes_rule),
     **dict.fromkeys(BY_AXIS, by_axis),
     **dict.fromkeys(REDUCING, reducing),
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys(("reshape", "_unsafe_view", "view_as", "reshape_as", "ravel"), reshaped),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), spread),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand_rule),
     **dict.fromkeys(("repeat", "tile"), repeated),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new),
-    **dict.fromkeys(("t", "numpy_T", "matrix_H"), turned),
+    **dict.fromkeys(("t", "numpy_T", "matrix_H"), transpose_rule),
     "broadcast_tensors": broadcast,
     "view": viewed,
     "view_as_complex": complex_pairs,

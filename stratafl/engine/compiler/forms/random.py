@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 
 from stratafl.engine import ops, precision
-from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, tensors, wrapped
+from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, tensor_arguments, wrap
 from stratafl.engine.random_streams import multinomial
 
 
-def dropped(frame: Frame, x: Tensor, p: float) -> Tensor:
+def dropped(frame: Context, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
-    rows = torch.float32 if x.dtype in precision.HALF.values() else x.dtype
+    rows = torch.float32 if x.dtype in precision.HALF_DTYPES.values() else x.dtype
     return ops.table(x.device, rows).functions["dropout"](x, p, frame.draws())
 
 
-def dropout(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:
+def dropout(frame: Context, op: Any, x: Any, p: float, train: bool) -> Any:
     given = frame.expanded(x)
     in_place = op._opname.endswith("_")
     if not train or p == 0 or given.numel() == 0:
-        return Stack(given)
+        return PerClient(given)
     y = dropped(frame, given, p)
-    return Stack(given.copy_(y) if in_place else y)
+    return PerClient(given.copy_(y) if in_place else y)
 
 
-def by_channel(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:
+def by_channel(frame: Context, op: Any, x: Any, p: float, train: bool) -> Any:
     """Whole channels of the samples are left out, which the library knows by the first two axes."""
     given = frame.expanded(x)
     if given.dim() < 3:
@@ -36,17 +36,17 @@ def by_channel(frame: Frame, op: Any, x: Any, p: float, train: bool) -> Any:
     if op._opname.endswith("_"):
         with frame.drawing():
             result = getattr(torch.ops.aten, op._opname.removesuffix("_")).default(given.flatten(0, 1), p, train)
-        return Stack(given.copy_(result.view_as(given)))
+        return PerClient(given.copy_(result.view_as(given)))
     with frame.drawing():
-        return Stack(op(given.flatten(0, 1), p, train).view_as(given))
+        return PerClient(op(given.flatten(0, 1), p, train).view_as(given))
 
 
-def as_it_is(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def elementwise_random_rule(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Of numbers that lie with the clients in front."""
-    shape = max((tuple(frame.expanded(each).shape) for each in tensors(args)), key=len)
+    shape = max((tuple(frame.expanded(each).shape) for each in tensor_arguments(args)), key=len)
 
     def own(value: Any) -> Any:
-        if not isinstance(value, Stack | Tensor):
+        if not isinstance(value, PerClient | Tensor):
             return value
         given = frame.expanded(value)
         return (
@@ -56,28 +56,28 @@ def as_it_is(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
         )
 
     with frame.drawing():
-        return wrapped(op(*map(own, args), **kwargs))
+        return wrap(op(*map(own, args), **kwargs))
 
 
-def made(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def factory_rule(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Of a size, the last of what stands in its order."""
-    if tensors(args):
-        return as_it_is(frame, op, *args, **kwargs)
+    if tensor_arguments(args):
+        return elementwise_random_rule(frame, op, *args, **kwargs)
     *front, size = args
     with frame.drawing():
-        return Stack(op(*front, [frame.clients, *size], **kwargs))
+        return PerClient(op(*front, [frame.clients, *size], **kwargs))
 
 
-def ordered(frame: Frame, op: Any, count: int, **kwargs: Any) -> Any:
+def ordered(frame: Context, op: Any, count: int, **kwargs: Any) -> Any:
     device = torch.device(kwargs.get("device") or "cpu")
-    return Stack(frame.draws().order((frame.clients, count), device).to(kwargs.get("dtype") or torch.int64))
+    return PerClient(frame.draws().order((frame.clients, count), device).to(kwargs.get("dtype") or torch.int64))
 
 
-def chosen(frame: Frame, op: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
-    return Stack(multinomial(frame.draws(), frame.expanded(weights), count, replacement))
+def chosen(frame: Context, op: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
+    return PerClient(multinomial(frame.draws(), frame.expanded(weights), count, replacement))
 
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, BatchingRule] = {
     **dict.fromkeys(("dropout", "dropout_"), dropout),
     **dict.fromkeys(
         ("feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_"), by_channel
@@ -88,9 +88,9 @@ FORMS: dict[str, Form] = {
             "randint_like", "random_", "uniform_", "normal_", "exponential_", "log_normal_", "rrelu_with_noise",
             "native_dropout",
         ),
-        as_it_is,
+        elementwise_random_rule,
     ),
-    **dict.fromkeys(("rand", "randn", "randint", "normal"), made),
+    **dict.fromkeys(("rand", "randn", "randint", "normal"), factory_rule),
     "randperm": ordered,
     "multinomial": chosen,
 }  # fmt: skip

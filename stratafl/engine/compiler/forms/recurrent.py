@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratafl.engine.compiler.forms.random import dropped
-from stratafl.engine.compiler.forms.stack import Form, Frame, Stack
+from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, "Weights"], State]
@@ -66,7 +66,7 @@ def _plain(function: Callable[[Tensor], Tensor]) -> Cell:
 CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _plain(torch.tanh), "rnn_relu": _plain(torch.relu)}
 
 
-def _direction(x_CTBI: Tensor, state: State, w: Weights, cell: Cell, turned: bool) -> tuple[Tensor, State]:
+def _run_direction(x_CTBI: Tensor, state: State, w: Weights, cell: Cell, turned: bool) -> tuple[Tensor, State]:
     """All places, from the end where it is turned; outputs in their order and the last state."""
     _, places, batch, _ = x_CTBI.shape
     gates = w.inner(x_CTBI.flatten(1, 2), joined=cell is not _gru).unflatten(1, (places, batch))
@@ -77,8 +77,8 @@ def _direction(x_CTBI: Tensor, state: State, w: Weights, cell: Cell, turned: boo
     return torch.stack(outputs[::-1] if turned else outputs, dim=1), state
 
 
-def layers(
-    frame: Frame, op: Any, x: Any, hidden: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
+def rnn_rule(
+    frame: Context, op: Any, x: Any, hidden: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
     both: bool, batch_first: bool = False,
 ) -> Any:  # fmt: skip
     """`nn.LSTM`, `nn.GRU` and `nn.RNN`."""
@@ -86,11 +86,11 @@ def layers(
         return NotImplemented
     given = frame.expanded(x)
     alone = given.dim() == 3
-    if _has_own(op, given) and not (dropout and train and count > 1):
+    if _has_fused_cpu_kernel(op, given) and not (dropout and train and count > 1):
         every = [frame.expanded(each) for each in (x, *hidden, *params)]
         shape = biases, count, dropout, train, both, batch_first
         done = [op(own[0], own[1:3], own[3:], *shape) for own in zip(*(each.unbind() for each in every), strict=True)]
-        return tuple(Stack(torch.stack(parts)) for parts in zip(*done, strict=True))
+        return tuple(PerClient(torch.stack(parts)) for parts in zip(*done, strict=True))
     if alone:
         given, batch_first = given[:, :, None], False
     x_CTBI = given.transpose(1, 2) if batch_first else given
@@ -109,7 +109,7 @@ def layers(
             own = weights[number * each : (number + 1) * each]
             b, c = own[2:4] if biases else (None, None)
             w = Weights(own[0], own[1], b, c, own[-1] if projects else None)
-            y, end = _direction(x_CTBI, tuple(one[:, number] for one in states), w, cell, direction == 1)
+            y, end = _run_direction(x_CTBI, tuple(one[:, number] for one in states), w, cell, direction == 1)
             outputs.append(y)
             ends.append(end)
         x_CTBI = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
@@ -119,17 +119,17 @@ def layers(
     last = [torch.stack([end[part] for end in ends], dim=1) for part in range(len(states))]
     if alone:
         y, last = y[:, :, 0], [one[:, :, 0] for one in last]
-    return Stack(y), *(Stack(one) for one in last)
+    return PerClient(y), *(PerClient(one) for one in last)
 
 
-def _has_own(op: Any, given: Tensor) -> bool:
+def _has_fused_cpu_kernel(op: Any, given: Tensor) -> bool:
     """Whether a CPU's library has the whole layer as one kernel, which beats many small products of
     all clients."""
     on_cpu = given.device.type == "cpu" and given.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return op._opname == "lstm" and on_cpu and torch.backends.mkldnn.is_available()
 
 
-def one_step(frame: Frame, op: Any, x: Any, hidden: Any, w: Any, v: Any, b: Any = None, c: Any = None) -> Any:
+def cell_rule(frame: Context, op: Any, x: Any, hidden: Any, w: Any, v: Any, b: Any = None, c: Any = None) -> Any:
     """`nn.LSTMCell` and the others."""
     kind = op._opname.removesuffix("_cell")
     states = [frame.expanded(each) for each in (hidden if kind == "lstm" else [hidden])]
@@ -140,10 +140,10 @@ def one_step(frame: Frame, op: Any, x: Any, hidden: Any, w: Any, v: Any, b: Any 
     weights = Weights(frame.expanded(w), frame.expanded(v), own[0], own[1], None)
     cell = CELLS[kind]
     end = cell(weights.inner(x_CBI, joined=cell is not _gru), tuple(states), weights)
-    return tuple(map(Stack, end)) if kind == "lstm" else Stack(end[0])
+    return tuple(map(PerClient, end)) if kind == "lstm" else PerClient(end[0])
 
 
-FORMS: dict[str, Form] = {
-    **dict.fromkeys(CELLS, layers),
-    **{f"{kind}_cell": one_step for kind in CELLS},
+FORMS: dict[str, BatchingRule] = {
+    **dict.fromkeys(CELLS, rnn_rule),
+    **{f"{kind}_cell": cell_rule for kind in CELLS},
 }

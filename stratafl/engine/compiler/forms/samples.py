@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.compiler.forms.stack import Form, Frame, Stack, wrapped
+from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, wrap
 from stratafl.engine.random_streams import math_attention
 
 POOLS = ("max", "avg", "adaptive_avg", "adaptive_max")
@@ -25,47 +25,47 @@ BATCHED = {
 """Operations, and how many axes a batch of samples has there."""
 
 
-def folded(frame: Frame, op: Any, *args: Any, **kwargs: Any) -> Any:
+def fold_batch_rule(frame: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     """The samples of all clients as one batch."""
     rank = BATCHED[op._opname]
-    given = [frame.expanded(each) if isinstance(each, Stack | Tensor) else each for each in args]
+    given = [frame.expanded(each) if isinstance(each, PerClient | Tensor) else each for each in args]
     ranks = {each.dim() - 1 for each in given if isinstance(each, Tensor)}
     if rank - 1 in ranks and rank not in ranks:
-        return wrapped(op(*given, **kwargs))
+        return wrap(op(*given, **kwargs))
     shape = given[0].shape[:2]
     result = op(*(each.flatten(0, 1) if isinstance(each, Tensor) else each for each in given), **kwargs)
     if isinstance(result, tuple):
-        return tuple(Stack(each.unflatten(0, shape)) for each in result)
-    return Stack(result.unflatten(0, shape))
+        return tuple(PerClient(each.unflatten(0, shape)) for each in result)
+    return PerClient(result.unflatten(0, shape))
 
 
-def grid(frame: Frame, op: Any, theta: Stack, size: Any, *more: Any) -> Any:
+def grid(frame: Context, op: Any, theta: PerClient, size: Any, *more: Any) -> Any:
     """Where the pixels of every sample come from."""
     front = theta.t.shape[:2]
     made = op(theta.t.flatten(0, 1), [frame.clients * size[0], *size[1:]], *more)
-    return Stack(made.unflatten(0, front))
+    return PerClient(made.unflatten(0, front))
 
 
-def padded(frame: Frame, op: Any, x: Stack, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+def padded(frame: Context, op: Any, x: PerClient, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     if mode == "constant":
-        return Stack(op(x.t, pad, mode, value))
+        return PerClient(op(x.t, pad, mode, value))
     axes = len(pad) // 2
     if x.rank == axes + 1:
-        return Stack(op(x.t, pad, mode, value))
-    return Stack(op(x.t.flatten(0, 1), pad, mode, value).unflatten(0, x.t.shape[:2]))
+        return PerClient(op(x.t, pad, mode, value))
+    return PerClient(op(x.t.flatten(0, 1), pad, mode, value).unflatten(0, x.t.shape[:2]))
 
 
-def spectrum(frame: Frame, op: Any, x: Stack, *more: Any, **kwargs: Any) -> Any:
+def spectrum(frame: Context, op: Any, x: PerClient, *more: Any, **kwargs: Any) -> Any:
     """Of one series or of several, with a window that all share."""
-    if any(isinstance(each, Stack) for each in (*more, *kwargs.values())):
+    if any(isinstance(each, PerClient) for each in (*more, *kwargs.values())):
         return NotImplemented
     if x.rank == 1:
-        return Stack(op(x.t, *more, **kwargs))
-    return Stack(op(x.t.flatten(0, 1), *more, **kwargs).unflatten(0, x.t.shape[:2]))
+        return PerClient(op(x.t, *more, **kwargs))
+    return PerClient(op(x.t.flatten(0, 1), *more, **kwargs).unflatten(0, x.t.shape[:2]))
 
 
 def attention(
-    frame: Frame,
+    frame: Context,
     op: Any,
     q: Any,
     k: Any,
@@ -79,7 +79,7 @@ def attention(
     if len({each.dim() for each in (q, k, v)}) > 1:
         return NotImplemented
     front, folds = q.shape[:2], q.dim() == 5
-    if isinstance(mask, Stack) or (mask is not None and folds and mask.dim() == 4 and len(mask) > 1):
+    if isinstance(mask, PerClient) or (mask is not None and folds and mask.dim() == 4 and len(mask) > 1):
         own = frame.expanded(mask)
         own = own[(slice(None), *[None] * (q.dim() - own.dim()))]
         mask = own.expand(*front, *own.shape[2:]).flatten(0, 1) if folds else own
@@ -92,44 +92,44 @@ def attention(
             y = op(q, k, v, mask, dropout, causal, **more)
     else:
         y = op(q, k, v, mask, 0.0, causal, **more)
-    return Stack(y.unflatten(0, front) if folds else y)
+    return PerClient(y.unflatten(0, front) if folds else y)
 
 
-def labelled(
-    frame: Frame, op: Any, x: Any, labels: Any, weight: Any = None, kind: int = 1, ignored: int = -100,
+def cross_entropy_rule(
+    frame: Context, op: Any, x: Any, labels: Any, weight: Any = None, kind: int = 1, ignored: int = -100,
     smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """A loss of scores and class numbers: of each sample, then the sum or mean of a client's."""
     given = frame.expanded(labels)
-    if weight is not None or smoothing or given.is_floating_point() or not isinstance(x, Stack) or x.rank < 2:
+    if weight is not None or smoothing or given.is_floating_point() or not isinstance(x, PerClient) or x.rank < 2:
         return NotImplemented
     losses = op(x.t.flatten(0, 1), given.flatten(0, 1), None, 0, ignored).view_as(given)
     if kind == 0:
-        return Stack(losses)
+        return PerClient(losses)
     total_C = losses.flatten(1).sum(dim=1)
-    return Stack(total_C / (given != ignored).flatten(1).sum(dim=1) if kind == 1 else total_C)
+    return PerClient(total_C / (given != ignored).flatten(1).sum(dim=1) if kind == 1 else total_C)
 
 
 # -- norms -----------------------------------------------------------------------------------------
 
 
-def layer_norm(frame: Frame, op: Any, x: Any, shape: Any, w: Any = None, b: Any = None, *more: Any) -> Any:
-    if not isinstance(w, Stack) and not isinstance(b, Stack):
-        return Stack(op(x.t, shape, w, b, *more))
+def layer_norm(frame: Context, op: Any, x: Any, shape: Any, w: Any = None, b: Any = None, *more: Any) -> Any:
+    if not isinstance(w, PerClient) and not isinstance(b, PerClient):
+        return PerClient(op(x.t, shape, w, b, *more))
     plain = op(frame.expanded(x), shape, *([None, None, *more] if op._opname == "layer_norm" else [None, b]))
     if op._opname == "rms_norm":
         b = None
-    return Stack(_affine(frame, plain, w, b, plain.dim() - 1 - len(shape)))
+    return PerClient(_affine(frame, plain, w, b, plain.dim() - 1 - len(shape)))
 
 
-def group_norm(frame: Frame, op: Any, x: Any, groups: int, w: Any = None, b: Any = None, *more: Any) -> Any:
+def group_norm(frame: Context, op: Any, x: Any, groups: int, w: Any = None, b: Any = None, *more: Any) -> Any:
     given = frame.expanded(x)
-    own = isinstance(w, Stack) or isinstance(b, Stack)
+    own = isinstance(w, PerClient) or isinstance(b, PerClient)
     y = op(given.flatten(0, 1), groups, None if own else w, None if own else b, *more).unflatten(0, given.shape[:2])
-    return Stack(_affine(frame, y, w, b, 1, given.dim() - 3) if own else y)
+    return PerClient(_affine(frame, y, w, b, 1, given.dim() - 3) if own else y)
 
 
-def _affine(frame: Frame, y: Tensor, w: Any, b: Any, before: int, after: int = 0) -> Tensor:
+def _affine(frame: Context, y: Tensor, w: Any, b: Any, before: int, after: int = 0) -> Tensor:
     """Scale and shift by each client's own, which have so many axes of one around them."""
 
     def fitting(rows: Any) -> Tensor:
@@ -142,7 +142,7 @@ def _affine(frame: Frame, y: Tensor, w: Any, b: Any, before: int, after: int = 0
 
 
 def batch_norm(
-    frame: Frame, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
+    frame: Context, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
     *more: Any,
 ) -> Any:  # fmt: skip
     """The clients' channels side by side; statistics are written to each client's own. On a CPU
@@ -163,16 +163,16 @@ def batch_norm(
     y = op(merged, w, b, *kept, training, momentum, eps, *more)
     if training:
         for each, now in zip((mean, var), kept, strict=True):
-            if isinstance(each, Stack) and now is not None:
+            if isinstance(each, PerClient) and now is not None:
                 each.t.copy_(now.view_as(each.t))
-    return Stack(y.unflatten(1, (frame.clients, -1)).transpose(0, 1))
+    return PerClient(y.unflatten(1, (frame.clients, -1)).transpose(0, 1))
 
 
-FORMS: dict[str, Form] = {
-    **dict.fromkeys(BATCHED, folded),
+FORMS: dict[str, BatchingRule] = {
+    **dict.fromkeys(BATCHED, fold_batch_rule),
     "affine_grid_generator": grid,
     "pad": padded,
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"), labelled),
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"), cross_entropy_rule),
     "stft": spectrum,
     "scaled_dot_product_attention": attention,
     "layer_norm": layer_norm,

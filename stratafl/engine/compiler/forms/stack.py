@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.engine.random_streams import RandomOverride, RandomSource
 
 
-class Stack:
+class PerClient:
     """A tensor of every client, with the clients in front."""
 
     __slots__ = ("t",)
@@ -28,7 +28,7 @@ class Stack:
 
 
 @dataclass
-class Frame:
+class Context:
     """What one run of a program has besides its values."""
 
     clients: int
@@ -41,15 +41,15 @@ class Frame:
     channels_last: bool = False
     """Whether convolutions leave their images so."""
 
-    def images(self, each: list[Tensor]) -> Stack:
+    def images(self, each: list[Tensor]) -> PerClient:
         """Every client's, as they are to lie."""
         if not self.channels_last:
-            return Stack(torch.stack(each))
-        return Stack(torch.stack([one.movedim(1, -1) for one in each]).movedim(-1, 2))
+            return PerClient(torch.stack(each))
+        return PerClient(torch.stack([one.movedim(1, -1) for one in each]).movedim(-1, 2))
 
     def expanded(self, value: Any) -> Tensor:
         """With the clients in front, whether every one has its own or all share one."""
-        if isinstance(value, Stack):
+        if isinstance(value, PerClient):
             return value.t
         assert isinstance(value, Tensor)
         return value.expand(self.clients, *value.shape)
@@ -63,38 +63,38 @@ class Frame:
         return RandomOverride(self.draws())
 
 
-Form = Callable[..., Any]
+BatchingRule = Callable[..., Any]
 """(frame, operation, arguments) -> a `Stack`, several, or NotImplemented."""
 
 
 def rank_of(value: Any) -> int:
     """Of one client's."""
-    return value.rank if isinstance(value, Stack) else value.dim()
+    return value.rank if isinstance(value, PerClient) else value.dim()
 
 
-def fitting(value: Any, rank: int) -> Any:
+def align_rank(value: Any, rank: int) -> Any:
     """A tensor with axes of one put in front of a client's own up to `rank`."""
-    if not isinstance(value, Stack):
+    if not isinstance(value, PerClient):
         return value
     missing = rank - value.rank
     return value.t if missing <= 0 else value.t[(slice(None), *[None] * missing)]
 
 
-def wrapped(result: Any) -> Any:
+def wrap(result: Any) -> Any:
     """Every tensor as a stack."""
     if isinstance(result, Tensor):
-        return Stack(result)
+        return PerClient(result)
     if isinstance(result, tuple | list):
-        return tuple(wrapped(each) for each in result)
+        return tuple(wrap(each) for each in result)
     return result
 
 
-def tensors(value: Any) -> list[Any]:
+def tensor_arguments(value: Any) -> list[Any]:
     """Every tensor or stack in the arguments of an operation."""
-    if isinstance(value, Tensor | Stack):
+    if isinstance(value, Tensor | PerClient):
         return [value]
     if isinstance(value, tuple | list):
-        return [each for part in value for each in tensors(part)]
+        return [each for part in value for each in tensor_arguments(part)]
     if isinstance(value, dict):
-        return [each for part in value.values() for each in tensors(part)]
+        return [each for part in value.values() for each in tensor_arguments(part)]
     return []

@@ -18,26 +18,26 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
-    Target,
+    GradientTarget,
+    activation_dtype,
     cdiv,
+    dot_operands,
     exponent,
-    operands,
-    pixel_operands,
-    power,
-    rows,
+    next_power_of_two,
+    per_client_parameter,
+    reduction_operands,
     settle,
-    storage,
     target,
     unscaled,
 )
 from stratafl.engine.kernels.convolution.pack import (
-    Taps,
+    KernelWindow,
     as_channels_last,
-    convert,
-    lies_channels_last,
-    new_channels_last,
+    cast_scaled,
+    empty_channels_last,
+    is_channels_last,
     pack,
-    taps_met,
+    reachable_window,
 )
 from stratafl.engine.kernels.tuning import tuning
 from stratafl.engine.ops import Sink
@@ -247,7 +247,7 @@ def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def input_gradient(
-    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: Taps, stride: int, padding: int, compute: str,
+    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: KernelWindow, stride: int, padding: int, compute: str,
 ) -> Tensor:  # fmt: skip
     """The gradient of the convolution's input, of height and width `size`; `packed` are these taps'
     weights."""
@@ -258,18 +258,22 @@ def input_gradient(
     dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
     pixels = batch * cdiv(width, stride)
     t = tuning("conv input gradient", compute)
-    bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(inputs)), min(t.k, power(outputs))
+    bm, bn, bk = (
+        min(t.m, next_power_of_two(pixels)),
+        min(t.n, next_power_of_two(inputs)),
+        min(t.k, next_power_of_two(outputs)),
+    )
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
         dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, taps.height, taps.width,
-        stride, padding - taps.first, operands(compute).precision, forward_pack, bm, bn, bk,
+        stride, padding - taps.first, dot_operands(compute).precision, forward_pack, bm, bn, bk,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
 
 
 def weight_gradient(
-    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: Target, db: Target | None, taps: Taps, stride: int, padding: int,
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, taps: KernelWindow, stride: int, padding: int,
     compute: str, scale: float,
 ) -> None:  # fmt: skip
     """Write the gradients of weights and bias, times `scale`, to these targets; other taps than
@@ -277,11 +281,11 @@ def weight_gradient(
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = dw.grad.shape[3:]
-    by = pixel_operands(compute)
-    (x, x_peaks), (dy, dy_peaks) = convert(x_CBHWI, by), convert(dy_CBHWO, by)
+    by = reduction_operands(compute)
+    (x, x_peaks), (dy, dy_peaks) = cast_scaled(x_CBHWI, by), cast_scaled(dy_CBHWO, by)
     row = kernel_width * inputs
     t = tuning("conv weight gradient", compute)
-    br, bn = min(t.m, power(row)), min(t.n, power(outputs))
+    br, bn = min(t.m, next_power_of_two(row)), min(t.n, next_power_of_two(outputs))
     blocks = cdiv(row, br)
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
     programs = kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn)
@@ -296,20 +300,20 @@ def weight_gradient(
         by.scaled, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if db is not None:
-        bm, programs = min(256, power(pixels)), cdiv(outputs, bn)
+        bm, programs = min(256, next_power_of_two(pixels)), cdiv(outputs, bn)
         _bias_gradient[(programs, clients)](
             dy, db.grad, db.extra, db.parts(programs), dy_peaks, db.grad.stride(0), scale, pixels, outputs,
             db.corrected, by.scaled, bm, bn, num_warps=8,
         )  # fmt: skip
 
 
-def filter_target(sink: Sink | None, w_COIhw: Tensor) -> Target:
+def filter_target(sink: Sink | None, w_COIhw: Tensor) -> GradientTarget:
     """Where the gradient of filters that lie channels-last goes: there it lies so too."""
     if sink is None:
-        grad = new_channels_last(w_COIhw.shape, w_COIhw.device)
-        return Target(grad, grad, False, None)
+        grad = empty_channels_last(w_COIhw.shape, w_COIhw.device)
+        return GradientTarget(grad, grad, False, None)
     found = target(sink, w_COIhw)
-    if not lies_channels_last(found.grad):
+    if not is_channels_last(found.grad):
         raise ValueError("a convolution's gradients must lie channels-last")
     return found
 
@@ -320,7 +324,7 @@ class _Conv2d(torch.autograd.Function):
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: int, padding: int, compute: str, sink: Sink | None,
         grad_scale: float,
     ) -> Tensor:  # fmt: skip
-        x = x.to(storage(compute)).contiguous()
+        x = x.to(activation_dtype(compute)).contiguous()
         clients, batch, height, width, inputs = x.shape
         outputs, _, kernel_height, kernel_width = w.shape[1:]
         out_height, out_width = (
@@ -328,16 +332,22 @@ class _Conv2d(torch.autograd.Function):
             out_size(width, kernel_width, stride, padding),
         )
         w = as_channels_last(w)
-        taps = taps_met((height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding)
+        taps = reachable_window(
+            (height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding
+        )
         packed = pack(w, x.dtype, taps)
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
         pixels, row = batch * out_height * out_width, taps.width * inputs
         t = tuning("conv forward", compute)
-        bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
-        bias, stride_bias = (w, 0) if b is None else rows(b)
+        bm, bn, bk = (
+            min(t.m, next_power_of_two(pixels)),
+            min(t.n, next_power_of_two(outputs)),
+            min(t.k, next_power_of_two(row)),
+        )
+        bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
             x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
-            taps.height, stride, padding - taps.first, taps.outside, b is not None, operands(compute).precision,
+            taps.height, stride, padding - taps.first, taps.outside, b is not None, dot_operands(compute).precision,
             bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)

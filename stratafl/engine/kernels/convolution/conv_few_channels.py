@@ -21,13 +21,13 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import (
     TORCH,
-    Target,
+    GradientTarget,
     cast,
     cdiv,
     exponent,
-    pixel_operands,
-    power,
-    rows,
+    next_power_of_two,
+    per_client_parameter,
+    reduction_operands,
     settle,
     unscaled,
 )
@@ -35,11 +35,11 @@ from stratafl.engine.kernels.convolution.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 
 GROUP = 32
-SPLITS = 5
+PIXEL_SPLITS = 5
 """Parts of the pixels summed apart, so that 100 clients fill a GPU."""
 
 
-def fits(inputs: int, kernel_height: int, kernel_width: int) -> bool:
+def is_supported(inputs: int, kernel_height: int, kernel_width: int) -> bool:
     return inputs <= 3 and kernel_height <= 5 and kernel_width <= 7
 
 
@@ -62,13 +62,13 @@ def _prepare(
     )
 
 
-def prepare(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> tuple[Tensor, Tensor]:
+def pad_channels(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str) -> tuple[Tensor, Tensor]:
     """(C, B, H + 2 padding, an even width that holds every group, 4), and the images' peaks."""
     x = x_CBHWI.contiguous()
     clients, batch, height, width, inputs = x.shape
     wide, tall = max(width + 2 * padding, 2 * pooled_width + 6), height + 2 * padding
     wide += wide % 2
-    by = pixel_operands(compute)
+    by = reduction_operands(compute)
     peaks = by.peaks(x)
     out = torch.empty((clients, batch, tall, wide, 4), dtype=TORCH[by.dtype], device=x.device)
     pixels = batch * tall * wide
@@ -149,7 +149,7 @@ def forward(x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, 
     clients, batch, tall, wide, _ = x.shape
     outputs, inputs, kernel_height, kernel_width = w.shape[1:]
     packed = torch.empty((clients, kernel_height, 2, outputs, GROUP), dtype=x.dtype, device=x.device)
-    by = pixel_operands(compute)
+    by = reduction_operands(compute)
     w_peaks = by.peaks(w)
     _pack[(cdiv(outputs, 64), clients)](
         w, packed, w_peaks, w.stride(0), outputs, inputs, kernel_height, kernel_width, by.scaled, 64
@@ -157,8 +157,8 @@ def forward(x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, 
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
     t = tuning("few channels forward", compute)
-    bm, bn = min(t.m, power(pixels)), min(t.n, power(outputs))
-    bias, stride_bias = (w, 0) if b is None else rows(b)
+    bm, bn = min(t.m, next_power_of_two(pixels)), min(t.n, next_power_of_two(outputs))
+    bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
     _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
         x, packed, bias, y, place, x_peaks, w_peaks, stride_bias, pixels, tall, wide, pooled_height, pooled_width,
         outputs, kernel_height, b is not None, by.precision, by.scaled, bm, bn,
@@ -167,7 +167,7 @@ def forward(x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, 
 
 
 @triton.jit
-def _met(acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, PRECISION: tl.constexpr):
+def _accumulate_row(acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, PRECISION: tl.constexpr):
     """Add what row `u` of the image below a window gives to row `row` of the filters: this row
     meets it from the window's upper half, or one further down from its lower half."""
     if u == row:
@@ -212,15 +212,15 @@ def _weight_gradient(
         for u in tl.static_range(KH + 1):
             here = tl.multiple_of(start + u * WIDE * 4, 8)
             x_KG = tl.load(x_ptr + here[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0)
-            acc0 = _met(acc0, upper, lower, x_KG, u, 0, PRECISION)
+            acc0 = _accumulate_row(acc0, upper, lower, x_KG, u, 0, PRECISION)
             if KH > 1:
-                acc1 = _met(acc1, upper, lower, x_KG, u, 1, PRECISION)
+                acc1 = _accumulate_row(acc1, upper, lower, x_KG, u, 1, PRECISION)
             if KH > 2:
-                acc2 = _met(acc2, upper, lower, x_KG, u, 2, PRECISION)
+                acc2 = _accumulate_row(acc2, upper, lower, x_KG, u, 2, PRECISION)
             if KH > 3:
-                acc3 = _met(acc3, upper, lower, x_KG, u, 3, PRECISION)
+                acc3 = _accumulate_row(acc3, upper, lower, x_KG, u, 3, PRECISION)
             if KH > 4:
-                acc4 = _met(acc4, upper, lower, x_KG, u, 4, PRECISION)
+                acc4 = _accumulate_row(acc4, upper, lower, x_KG, u, 4, PRECISION)
     out = part_ptr + (c * SPLITS + split) * (KH * 2 * CO * 32) + (shift * CO + n)[:, None] * 32 + group[None, :]
     inside = (n < CO)[:, None] & (group < 32)[None, :]
     tl.store(out, acc0, mask=inside)
@@ -235,7 +235,7 @@ def _weight_gradient(
 
 
 @triton.jit
-def _gather(
+def _reduce_splits(
     part_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr, stride_w, stride_b,
     scale, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
     SCALED: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr,
@@ -264,27 +264,34 @@ def _gather(
 
 
 def weight_gradient(
-    x: Tensor, x_peaks: Tensor, dy: Tensor, place: Tensor, dw: Target, db: Target | None, compute: str, scale: float
+    x: Tensor,
+    x_peaks: Tensor,
+    dy: Tensor,
+    place: Tensor,
+    dw: GradientTarget,
+    db: GradientTarget | None,
+    compute: str,
+    scale: float,
 ) -> None:
     """Write the gradients of weights and bias, times `scale`, from the pooled gradient."""
     clients, batch, tall, wide, _ = x.shape
     pooled_height, pooled_width, outputs = dy.shape[2:]
     inputs, kernel_height, kernel_width = dw.grad.shape[2:]
-    by = pixel_operands(compute)
+    by = reduction_operands(compute)
     dy_peaks = by.peaks(dy)
     pixels = batch * pooled_height * pooled_width
     t = tuning("few channels weight gradient", compute)
-    bn, bk = min(t.m, power(outputs)), t.k
-    part = torch.empty((clients, SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
-    span = cdiv(cdiv(pixels, SPLITS), bk) * bk
-    _weight_gradient[(cdiv(outputs, bn) * SPLITS, clients)](
+    bn, bk = min(t.m, next_power_of_two(outputs)), t.k
+    part = torch.empty((clients, PIXEL_SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
+    span = cdiv(cdiv(pixels, PIXEL_SPLITS), bk) * bk
+    _weight_gradient[(cdiv(outputs, bn) * PIXEL_SPLITS, clients)](
         x, dy, place, part, dy_peaks, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
-        by.precision, by.dtype, by.scaled, bn, bk, SPLITS, num_warps=t.warps, num_stages=t.stages,
+        by.precision, by.dtype, by.scaled, bn, bk, PIXEL_SPLITS, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     bias = dw if db is None else db
     programs = kernel_height * cdiv(outputs, bn)
-    _gather[(programs, clients)](
+    _reduce_splits[(programs, clients)](
         part, dw.grad, bias.grad, dw.extra, bias.extra, dw.parts(programs), x_peaks, dy_peaks, dw.grad.stride(0),
         bias.grad.stride(0), scale, outputs, inputs, kernel_height, kernel_width, db is not None, dw.corrected,
-        by.scaled, SPLITS, bn, num_warps=4,
+        by.scaled, PIXEL_SPLITS, bn, num_warps=4,
     )  # fmt: skip

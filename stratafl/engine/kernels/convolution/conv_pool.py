@@ -20,7 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, operands, power, rows, storage, target
+from stratafl.engine.kernels.common import (
+    activation_dtype,
+    cdiv,
+    dot_operands,
+    next_power_of_two,
+    per_client_parameter,
+    target,
+)
 from stratafl.engine.kernels.convolution import conv_few_channels
 from stratafl.engine.kernels.convolution.conv import (
     filter_target,
@@ -29,7 +36,7 @@ from stratafl.engine.kernels.convolution.conv import (
     packed_for_both,
     weight_gradient,
 )
-from stratafl.engine.kernels.convolution.pack import as_channels_last, pack, taps_met
+from stratafl.engine.kernels.convolution.pack import as_channels_last, pack, reachable_window
 from stratafl.engine.kernels.convolution.pool import relu_pool
 from stratafl.engine.kernels.tuning import tuning
 from stratafl.engine.ops import Sink
@@ -103,7 +110,7 @@ def unpool(dy_CBpqO: Tensor, place_CBpqO: Tensor, size: tuple[int, int]) -> Tens
     clients, batch, pooled_height, pooled_width, outputs = dy_CBpqO.shape
     out = torch.empty((clients, batch, *size, outputs), dtype=dy_CBpqO.dtype, device=dy_CBpqO.device)
     pixels = batch * size[0] * size[1]
-    bn = min(64, power(outputs))
+    bn = min(64, next_power_of_two(outputs))
     bm = 4096 // bn
     _unpool[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
         dy_CBpqO, place_CBpqO, out, pixels, *size, pooled_height, pooled_width, outputs, bm, bn
@@ -121,26 +128,32 @@ class _ConvReluPool(torch.autograd.Function):
         outputs, _, kernel_height, kernel_width = w.shape[1:]
         size = out_size(height, kernel_height, 1, padding), out_size(width, kernel_width, 1, padding)
         pooled = size[0] // 2, size[1] // 2
-        dtype = storage(compute)
+        dtype = activation_dtype(compute)
         y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         w = as_channels_last(w)
-        taps = taps_met((height, width), size, (kernel_height, kernel_width), 1, padding)
-        has_few_channels = not ctx.needs_input_grad[0] and conv_few_channels.fits(inputs, kernel_height, kernel_width)
+        taps = reachable_window((height, width), size, (kernel_height, kernel_width), 1, padding)
+        has_few_channels = not ctx.needs_input_grad[0] and conv_few_channels.is_supported(
+            inputs, kernel_height, kernel_width
+        )
         packed = peaks = None
         if has_few_channels:
-            x, peaks = conv_few_channels.prepare(x, padding, pooled[1], compute)
+            x, peaks = conv_few_channels.pad_channels(x, padding, pooled[1], compute)
             conv_few_channels.forward(x, peaks, w, b, y, place, compute)
         else:
             x = x.to(dtype).contiguous()
             packed = pack(w, dtype, taps)
             pixels, row = batch * pooled[0] * pooled[1], taps.width * inputs
             t = tuning("pool forward", compute)
-            bm, bn, bk = min(t.m, power(pixels)), min(t.n, power(outputs)), min(t.k, power(row))
-            bias, stride_bias = (w, 0) if b is None else rows(b)
+            bm, bn, bk = (
+                min(t.m, next_power_of_two(pixels)),
+                min(t.n, next_power_of_two(outputs)),
+                min(t.k, next_power_of_two(row)),
+            )
+            bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
             _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
                 x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
-                taps.height, padding - taps.first, taps.outside, b is not None, operands(compute).precision,
+                taps.height, padding - taps.first, taps.outside, b is not None, dot_operands(compute).precision,
                 bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place, packed, peaks)
@@ -151,7 +164,7 @@ class _ConvReluPool(torch.autograd.Function):
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, place, packed, peaks = ctx.saved_tensors
         image, size, taps, padding, compute, sink, grad_scale, has_few_channels = ctx.plan
-        dy = dy_[0].to(storage(compute)).contiguous()
+        dy = dy_[0].to(activation_dtype(compute)).contiguous()
         dw = filter_target(sink, w)
         db = None if b is None else target(sink, b, bias=True)
         dx = None

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, TRITON, Operands, cast, cdiv, exponent, power
+from stratafl.engine.kernels.common import TORCH, TRITON, DotOperands, cast, cdiv, exponent, next_power_of_two
 from stratafl.engine.ops import Pair
 
 
-class Taps(NamedTuple):
+class KernelWindow(NamedTuple):
     """A part of a kernel: so many rows and columns of it, from (first, first) on. One `first`,
     because the kernels have one padding, which is less by it."""
 
@@ -32,7 +32,7 @@ class Taps(NamedTuple):
 
 
 @functools.cache
-def taps_met(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) -> Taps:
+def reachable_window(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) -> KernelWindow:
     """The taps that meet the image anywhere; the others' products and gradients are zero. Of
     ResNet-18's last 3x3 kernels, whose images are one pixel, it is a ninth."""
     places = [
@@ -43,15 +43,15 @@ def taps_met(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) ->
     first = min(axis[0] for axis in met)
     height, width = (axis[-1] + 1 - first for axis in met)
     rows, columns = places[0][first : first + height], places[1][first : first + width]
-    return Taps(first, height, width, outside=not all(all(inside) for inside in rows + columns))
+    return KernelWindow(first, height, width, outside=not all(all(inside) for inside in rows + columns))
 
 
-def lies_channels_last(w_COIhw: Tensor) -> bool:
+def is_channels_last(w_COIhw: Tensor) -> bool:
     """Whether each client's filters lie channels-last."""
     return w_COIhw[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def new_channels_last(shape: torch.Size, device: torch.device) -> Tensor:
+def empty_channels_last(shape: torch.Size, device: torch.device) -> Tensor:
     """Empty filters of this (C, CO, CI, KH, KW) that lie channels-last."""
     clients, outputs, inputs, height, width = shape
     return torch.empty((clients, outputs, height, width, inputs), device=device).permute(0, 1, 4, 2, 3)
@@ -59,7 +59,7 @@ def new_channels_last(shape: torch.Size, device: torch.device) -> Tensor:
 
 def as_channels_last(w_COIhw: Tensor) -> Tensor:
     """The same filters, channels-last."""
-    if lies_channels_last(w_COIhw):
+    if is_channels_last(w_COIhw):
         return w_COIhw
     own = w_COIhw if w_COIhw.stride(0) else w_COIhw[:1]  # a frozen layer's are all clients'
     return own.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).expand(w_COIhw.shape)
@@ -82,7 +82,7 @@ def _pack(
     tl.store(out_ptr + c * out_client + where, w.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: Taps, for_input: bool = False) -> Tensor:
+def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: KernelWindow, for_input: bool = False) -> Tensor:
     """These taps of filters that lie channels-last, in another type: (C, KH, CO, KW * CI) for the
     forward product, (C, KH * KW, CI, CO) for the input gradient, where what is summed is inner."""
     clients, outputs, inputs = w_COIhw.shape[:3]
@@ -93,8 +93,8 @@ def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: Taps, for_input: bool = Fals
     if for_input:
         shape, axes = (clients, taps.height, taps.width, inputs, outputs), (0, 1, 2, 4, 3)
     out = torch.empty(shape, dtype=dtype, device=w.device)
-    block_i = min(64 if for_input else 128, power(inputs, 1))
-    block_o = min(power(outputs, 1), 4096 // block_i)
+    block_i = min(64 if for_input else 128, next_power_of_two(inputs, 1))
+    block_o = min(next_power_of_two(outputs, 1), 4096 // block_i)
     count = taps.height * taps.width
     grid = (count * cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)
     strides = [w.stride(axis) for axis in (0, 1, 3, 4)] + [out.stride(axis) for axis in axes]
@@ -125,10 +125,10 @@ def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
     """
     clients, outputs, inputs, height, width = w_COIhw.shape
     taps = height * width
-    block_t, block_i = power(taps, 1), min(64, power(inputs, 1))
-    block_o = min(power(outputs, 1), max(1, 4096 // (block_t * block_i)))
+    block_t, block_i = next_power_of_two(taps, 1), min(64, next_power_of_two(inputs, 1))
+    block_o = min(next_power_of_two(outputs, 1), max(1, 4096 // (block_t * block_i)))
     plain, channels_last = (taps, 1), (1, inputs)
-    strides = (*channels_last, *plain) if lies_channels_last(w_COIhw) else (*plain, *channels_last)
+    strides = (*channels_last, *plain) if is_channels_last(w_COIhw) else (*plain, *channels_last)
     _reorder[(cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
         w_COIhw, out_COIhw, w_COIhw.stride(0), out_COIhw.stride(0), *strides, outputs, inputs, taps,
         block_o, block_i, block_t,
@@ -143,7 +143,7 @@ def _convert(x_ptr, out_ptr, peak_ptr, N, DTYPE: tl.constexpr, SCALED: tl.conste
     tl.store(out_ptr + c * N + at, cast(x, DTYPE, exponent(peak_ptr, c, SCALED), SCALED), mask=at < N)
 
 
-def convert(x: Tensor, by: Operands) -> tuple[Tensor, Tensor]:
+def cast_scaled(x: Tensor, by: DotOperands) -> tuple[Tensor, Tensor]:
     """A contiguous tensor as the operand of a product, itself if it is one; and its peaks."""
     peaks = by.peaks(x)
     if TRITON[x.dtype] == by.dtype:

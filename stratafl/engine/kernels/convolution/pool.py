@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, power
+from stratafl.engine.kernels.common import cdiv, next_power_of_two
 from stratafl.engine.ops import Pair
 
 
@@ -98,7 +98,7 @@ def _max_gradient(
 
 
 def _grid(pixels: int, channels: int, clients: int) -> tuple[tuple[int, int], int, int]:
-    bn = min(64, power(channels, 1))
+    bn = min(64, next_power_of_two(channels, 1))
     bm = 2048 // bn
     return (cdiv(pixels, bm) * cdiv(channels, bn), clients), bm, bn
 
