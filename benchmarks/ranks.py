@@ -28,7 +28,7 @@ import torch.distributed as dist
 from stratafl import Simulation, leaf, simulate
 from stratafl.base.environment import environment
 from stratafl.base.topology import Tree
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.distributed.subtree import Branch
 from stratafl.models.registry import build
 
@@ -37,7 +37,7 @@ FEATURES, CLASSES, SAMPLES, PERIODS = 784, 10, 100, [5, 10]
 TURNS = 3
 
 
-def simulation(shape: Any, rounds: int, ranks: Ranks) -> Simulation:
+def simulation(shape: Any, rounds: int, ranks: Communicator) -> Simulation:
     tree = Tree.of(shape)
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(tree.leaves * SAMPLES, FEATURES, generator=random)
@@ -61,7 +61,7 @@ def least_bytes(run: Simulation) -> int:
 
 def one_rank(shape: Any, rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join()
+    ranks = Communicator.join()
     run = simulation(shape, rounds, ranks)
     next(run)
     ranks.given.clear()

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from tests.distributed.conftest import on_ranks
 from tests.fingerprint_runs import RANKED, Left, Tensors, every_run, simulated
 
@@ -187,7 +187,7 @@ def as_text(table: Table) -> str:
 
 
 def on_this_rank(path: Path) -> None:
-    ranks = Ranks.join()
+    ranks = Communicator.join()
     found = {f"{name}, {ranks.count} ranks": fingerprint(simulated(make(ranks=ranks))) for name, make in RANKED.items()}
     if ranks.is_first:
         path.write_text(json.dumps(found))

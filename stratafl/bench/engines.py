@@ -35,7 +35,7 @@ from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, drift_kernel, make_engine
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision, float32_matmul_precision
 from stratafl.federation.federation import Federation
-from stratafl.models.registry import build, parameters
+from stratafl.models.registry import build, count_parameters
 from stratafl.rules.registry import rules_for
 
 SAMPLES = 500
@@ -150,7 +150,7 @@ def bench(
     rows: list[Row] = []
     failed: dict[str, str] = {}
     table = Table(
-        model, parameters(job.module), *sizes, _device_name(device), str(torch.__version__),
+        model, count_parameters(job.module), *sizes, _device_name(device), str(torch.__version__),
         operations, traffic, rates, rows, failed,
     )  # fmt: skip
     watch(table)
@@ -158,7 +158,7 @@ def bench(
         floor = sizes.clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
         try:
             rows.append(_row(name, precision, job, floor, rounds))
-        except jax_baseline.Unsupported as error:
+        except jax_baseline.UnsupportedByJax as error:
             if engines:
                 failed[f"{name}:{precision}"] = str(error)
         except Exception as error:

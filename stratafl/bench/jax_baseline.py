@@ -37,7 +37,7 @@ Forward = Callable[[tuple[Array, ...], Array], Array]
 """One layer: its weights, the batch -> the batch."""
 
 
-class Unsupported(InvalidInput):
+class UnsupportedByJax(InvalidInput):
     """A job this baseline cannot do; it may be left out of a table."""
 
 
@@ -110,7 +110,7 @@ def convert(module: nn.Module) -> Network:
     layers = list(_leaves(module))
     # a module counts what its layers share once
     if sum(len(list(layer.parameters())) for layer in layers) != len(list(module.parameters())):
-        raise Unsupported("module", module, "layers must not share weights")
+        raise UnsupportedByJax("module", module, "layers must not share weights")
     forwards = [_forward(layer) for layer in layers]
 
     def apply(weights: Parameters, x_B: Array) -> Array:
@@ -247,12 +247,12 @@ def _forward(layer: nn.Module) -> Forward:
         return _halved
     if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return _flattened
-    raise Unsupported("module", layer, "JAX gets Conv2d, ReLU, MaxPool2d(2), Flatten and Linear in a Sequential")
+    raise UnsupportedByJax("module", layer, "JAX gets Conv2d, ReLU, MaxPool2d(2), Flatten and Linear in a Sequential")
 
 
 def _linear(own: tuple[Array, ...], x_BF: Array) -> Array:
     if x_BF.ndim != 2:
-        raise Unsupported("module", tuple(x_BF.shape), "Linear takes (B, features)")
+        raise UnsupportedByJax("module", tuple(x_BF.shape), "Linear takes (B, features)")
     return _jax().numpy.matmul(x_BF, own[0]) + sum(own[1:])
 
 
@@ -297,12 +297,12 @@ def _check(job: Job, network: Network) -> None:
     """Complain before the first round about what would fail in it."""
     sizes = {len(samples) for samples in job.partition}
     if len(sizes) != 1:
-        raise Unsupported("partition", sizes, "all clients must have as many samples")
+        raise UnsupportedByJax("partition", sizes, "all clients must have as many samples")
     if job.augment not in (None, flip_and_crop) or (job.augment is not None and job.inputs.dim() != 4):
-        raise Unsupported("augment", job.augment, "JAX gets flips and crops of images, or none")
+        raise UnsupportedByJax("augment", job.augment, "JAX gets flips and crops of images, or none")
     sample = _jax().eval_shape(network.apply, network.weights, images_last(job.inputs[:1].float()))
     if sample.ndim != 2:
-        raise Unsupported("module", tuple(sample.shape), "must give (B, classes)")
+        raise UnsupportedByJax("module", tuple(sample.shape), "must give (B, classes)")
 
 
 def _device(device: torch.device) -> Any:
@@ -311,7 +311,7 @@ def _device(device: torch.device) -> Any:
     try:
         return _jax().devices(kind)[device.index or 0]
     except (RuntimeError, IndexError):
-        raise Unsupported("device", str(device), "JAX does not see it") from None
+        raise UnsupportedByJax("device", str(device), "JAX does not see it") from None
 
 
 def _array(tensor: Tensor) -> Array:
@@ -323,7 +323,7 @@ def _jax() -> Any:
     # torch uses the same GPU, and JAX would take most of its memory at the start
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not available():
-        raise Unsupported("engine", "jax", "JAX is not installed")
+        raise UnsupportedByJax("engine", "jax", "JAX is not installed")
     import jax
 
     return jax

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stratafl.bench.baselines import Job
 from stratafl.engine.precision import HALF_DTYPES, Precision, float32_matmul_precision
-from stratafl.models.registry import parameters
+from stratafl.models.registry import count_parameters
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def counted(job: Job, precisions: Sequence[Precision]) -> tuple[float, dict[str,
     for hook in hooks:
         hook.remove()
     job.module.zero_grad(set_to_none=True)
-    rows = 7 * 4 * parameters(job.module) + job.batch * job.inputs[0].nbytes
+    rows = 7 * 4 * count_parameters(job.module) + job.batch * job.inputs[0].nbytes
     return float(counter.get_total_flops()), {
         kind: float(rows + 4 * activations * (2 if kind in HALF_DTYPES else 4)) for kind in precisions
     }

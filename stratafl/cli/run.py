@@ -20,7 +20,7 @@ from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.config.schema import Config
-    from stratafl.distributed.communicator import Ranks
+    from stratafl.distributed.communicator import Communicator
     from stratafl.metrics.records import RoundResult
     from stratafl.runs.launch import Launch
 
@@ -51,7 +51,7 @@ def run_command(
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
     from stratafl.config.schema import Config
-    from stratafl.distributed.launcher import session
+    from stratafl.distributed.launcher import distributed_session
     from stratafl.runs.launch import Launch
     from stratafl.runs.trackers import check_trackers
 
@@ -59,7 +59,7 @@ def run_command(
         raise typer.Exit(_shared(nproc, None if config is None else Config.load(config, change or ())))
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)
-    with session() as ranks:
+    with distributed_session() as ranks:
         try:
             with ranks.together():
                 if (config is None) == (resume is None):
@@ -86,17 +86,17 @@ def run_command(
 def _shared(nproc: int, settings: Config | None) -> int:
     """Have so many processes do it, and return the exit code."""
     from stratafl.base.topology import Tree
-    from stratafl.distributed.launcher import start, without_option
+    from stratafl.distributed.launcher import launch, without_option
 
     count = check_integer("--nproc", nproc, at_least=1, at_most=4096)
     clients = count if settings is None else Tree.of(settings.tree.shape).leaves
     if count > clients:
         # said before so many processes are started that would have nothing to do
         raise InvalidInput("--nproc", count, f"the tree has {clients:,} clients; every process needs one at least")
-    return start(count, without_option(sys.argv[1:], "--nproc"))
+    return launch(count, without_option(sys.argv[1:], "--nproc"))
 
 
-def _saying(title: str, ranks: Ranks) -> Callable[[str], None]:
+def _saying(title: str, ranks: Communicator) -> Callable[[str], None]:
     def say(text: str) -> None:
         if ranks.is_first:
             print(escape_control(f"{title}: {text}"), file=sys.stderr)

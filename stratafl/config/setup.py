@@ -33,7 +33,7 @@ from stratafl.core.schedule import Schedule
 from stratafl.data import batches
 from stratafl.data.dataset import BatchKey, InMemorySamples
 from stratafl.data.inputs import Pair, Shape, shape_of
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.validation import ModelUnderTest, build_objective, check_forward
 from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
@@ -71,7 +71,7 @@ def experiment(config: Config) -> Simulation:
 
 
 @attribute_errors()
-def study(config: Config, ranks: Ranks | None = None) -> Study:
+def study(config: Config, ranks: Communicator | None = None) -> Study:
     """The run with what its clients hold; on several ranks, the part of it that is this one's."""
     seed = check_integer("run.seed", config.run.seed)
     check_integer("run.checkpoint_every", config.run.checkpoint_every, at_least=0)
@@ -132,7 +132,7 @@ def _evaluation(config: Config) -> Evaluation:
     )
 
 
-def _execution(config: Config, ranks: Ranks | None) -> Execution:
+def _execution(config: Config, ranks: Communicator | None) -> Execution:
     run = config.run
     return Execution(device.check_device(run.device, "run.device"), run.engine, run.precision, ranks)
 

@@ -8,7 +8,7 @@ import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.validation import name_and_params
-from stratafl.models.registry import build, parameters
+from stratafl.models.registry import build, count_parameters
 from stratafl.network.messages import training_flops
 from stratafl.runs import StoredRun
 
@@ -36,7 +36,7 @@ def flops_of(run: StoredRun, trained: int) -> float | None:
             counted = training_flops(lambda: model(sample))
     except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
         return None
-    own = parameters(model)
+    own = count_parameters(model)
     # where nothing but models is sent, records do not tell parameters from buffers
     both = own + sum(each.numel() for each in model.buffers() if each.is_floating_point())
     return counted if trained in (own, both) else None

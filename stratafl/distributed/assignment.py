@@ -17,27 +17,27 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.data.batches import Sampling
 
-SLACK = 1.1
+MAX_IMBALANCE = 1.1
 """The factor by which the busiest rank may have more to do than it must, if that keeps groups
 together."""
-STEP = 8.0
+STEP_COST = 8.0
 """What a step costs whatever is in its batch, in samples; roughly."""
-TRIES = 12
+SEARCH_STEPS = 12
 """Halvings of the slack, in search of the most even of the cheapest ways."""
 
 
-def leaf_work(samples: Sequence[int], batch: int | None, sampling: Sampling) -> np.ndarray:
+def client_cost(samples: Sequence[int], batch: int | None, sampling: Sampling) -> np.ndarray:
     """What a step of each leaf costs: the mean length of its batches, and something for the step
     itself."""
     size_N = np.asarray(samples, dtype=float)
     if batch is None:
-        return size_N + STEP
+        return size_N + STEP_COST
     if sampling == "replacement":
-        return np.minimum(size_N, batch) + STEP
-    return size_N / np.ceil(size_N / batch) + STEP
+        return np.minimum(size_N, batch) + STEP_COST
+    return size_N / np.ceil(size_N / batch) + STEP_COST
 
 
-def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np.ndarray:
+def assign_clients(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np.ndarray:
     """Where each rank's leaves begin, and where the last one's end.
 
     meetings: how often each edge level meets in a round, indexed by level.
@@ -46,12 +46,12 @@ def deal(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np
         raise InvalidInput("ranks", ranks, f"the tree has {tree.leaves} clients; every rank needs one at least")
     ends = np.concatenate([[0.0], np.cumsum(work_N)])
     cost = _cut_costs(tree, meetings)
-    least = _least(ends, ranks)
-    cuts, cheapest = _cheapest(ends, cost, ranks, least * SLACK)
-    below, above = least, least * SLACK
-    for _ in range(TRIES):
+    least = _min_makespan(ends, ranks)
+    cuts, cheapest = _cheapest_cuts(ends, cost, ranks, least * MAX_IMBALANCE)
+    below, above = least, least * MAX_IMBALANCE
+    for _ in range(SEARCH_STEPS):
         middle = (below + above) / 2
-        found, price = _cheapest(ends, cost, ranks, middle)
+        found, price = _cheapest_cuts(ends, cost, ranks, middle)
         if price <= cheapest:
             cuts, above = found, middle
         else:
@@ -69,7 +69,7 @@ def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
     return cost
 
 
-def _least(ends: np.ndarray, ranks: int) -> float:
+def _min_makespan(ends: np.ndarray, ranks: int) -> float:
     """The work of the busiest rank where nothing but evenness counts."""
     work = np.diff(ends)
     below, above = max(work.max(), ends[-1] / ranks), ends[-1]
@@ -87,7 +87,7 @@ def _least(ends: np.ndarray, ranks: int) -> float:
     return above * (1 + 1e-9)
 
 
-def _cheapest(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tuple[np.ndarray, float]:
+def _cheapest_cuts(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tuple[np.ndarray, float]:
     """The cuts that cost least where no rank has more than `most` to do, and what they cost."""
     count = len(cost)
     # the last rank's leaves may begin here at the earliest, if they end before leaf j
@@ -97,7 +97,7 @@ def _cheapest(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tu
     came_from = []
     for _ in range(ranks):
         entered = price + np.concatenate([cost, [np.inf]])
-        best, where = _least_between(entered, earliest, np.arange(count + 1))
+        best, where = _range_argmin(entered, earliest, np.arange(count + 1))
         came_from.append(where)
         price = best
     if not np.isfinite(price[count]):
@@ -108,7 +108,7 @@ def _cheapest(ends: np.ndarray, cost: np.ndarray, ranks: int, most: float) -> tu
     return np.array(cuts[::-1]), float(price[count])
 
 
-def _least_between(values: np.ndarray, first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _range_argmin(values: np.ndarray, first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The smallest of values[first:end] for each pair of bounds, and where it is; infinite where
     there is none."""
     tables = [np.arange(len(values))]

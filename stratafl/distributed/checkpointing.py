@@ -17,14 +17,14 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
 from stratafl.base.topology import Tree
-from stratafl.distributed.communicator import Ranks
-from stratafl.distributed.subtree import Branch, held
+from stratafl.distributed.communicator import Communicator
+from stratafl.distributed.subtree import Branch, held_nodes
 
 Rows = Tensor | np.ndarray
 Merge = Callable[[int, Sequence[Any]], Any]
 
 
-def whole_state(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
+def gather_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
     """The state of the whole federation on the first rank, nothing on the others. All must call
     it."""
     if not isinstance(tree, Branch):
@@ -49,7 +49,7 @@ def whole_state(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
     return _mapped(parts, join)
 
 
-def state_part(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
+def scatter_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
     """This rank's part of a state that the first rank has. All must call it."""
     if not isinstance(tree, Branch):
         return state
@@ -59,7 +59,7 @@ def state_part(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
         cut: dict[tuple[int, int], Rows] = {}
 
         def part(level: int, rows: Sequence[Rows]) -> Rows:
-            span = held(tree.full, tree.cuts, rank, level)
+            span = held_nodes(tree.full, tree.cuts, rank, level)
             key = id(rows[0]), span.start
             if key not in cut:
                 cut[key] = rows[0][span]
@@ -71,7 +71,7 @@ def state_part(ranks: Ranks, tree: Tree, state: StateDict) -> StateDict:
     return mine
 
 
-def check_whole(tree: Tree, state: StateDict) -> None:
+def check_full_state(tree: Tree, state: StateDict) -> None:
     """Refuse a state whose rows are not those of the whole tree."""
 
     def look(level: int, rows: Sequence[Rows]) -> None:
@@ -110,7 +110,7 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-def _send(ranks: Ranks, state: StateDict, to: int) -> None:
+def _send(ranks: Communicator, state: StateDict, to: int) -> None:
     packed, tensors = to_json_and_tensors(state)
     forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
     text = torch.frombuffer(bytearray(json.dumps([packed, forms]).encode()), dtype=torch.uint8)
@@ -120,7 +120,7 @@ def _send(ranks: Ranks, state: StateDict, to: int) -> None:
         ranks.send(each, to)
 
 
-def _received(ranks: Ranks, source: int) -> StateDict:
+def _received(ranks: Communicator, source: int) -> StateDict:
     length = int(ranks.receive(torch.empty(1, dtype=torch.int64), source))
     text = ranks.receive(torch.empty(length, dtype=torch.uint8), source)
     packed, forms = json.loads(text.numpy().tobytes())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, UserCodeError
 
-LOST = 3
+EXIT_PEER_LOST = 3
 """The exit code of a rank that lost another one."""
 
 STARTED_BY = "STRATAFL_STARTED_BY"
@@ -31,7 +31,7 @@ gone and why."""
 
 SECONDS_TO_LEAVE = 10.0
 
-GONE = "another process of this run is gone"
+PEER_LOST_MESSAGE = "another process of this run is gone"
 
 
 class Lifeline:
@@ -62,11 +62,11 @@ class Lifeline:
         try:
             more = self.on_loss()
             if self.rank == 0 and STARTED_BY not in os.environ:
-                print(f"error: {GONE}{more}", file=sys.stderr, flush=True)
+                print(f"error: {PEER_LOST_MESSAGE}{more}", file=sys.stderr, flush=True)
         finally:
             # the main thread may hang in a collective, or in the middle of anything: as after a
             # kill, the run goes on from its last checkpoint
-            os._exit(LOST)
+            os._exit(EXIT_PEER_LOST)
 
 
 def _follow_starter() -> None:
@@ -78,19 +78,19 @@ def _follow_starter() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-PATIENCE = timedelta(days=7)
+COLLECTIVE_TIMEOUT = timedelta(days=7)
 """A rank waits for the others as long as they train; one that is gone is noticed by the
 lifeline."""
 
-TO_MEET = timedelta(minutes=5)
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 """How long ranks look for each other at first."""
 
-WORD = "stratafl last word"
+FAILURE_KEY = "stratafl last word"
 """The name under which a rank says why it ends."""
 
 SECONDS_TO_ASK = 2.0
 
-PIECE = 64 << 20
+CHUNK_BYTES = 64 << 20
 """Bytes sent in one go: what a GPU holds goes through the host's memory."""
 
 Members = tuple[int, ...]
@@ -100,11 +100,11 @@ def _found() -> tuple[dist.Store, int, int]:
     """The store all ranks share, this one's number, and how many there are."""
     if STARTED_BY in os.environ:
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return dist.TCPStore(*place, timeout=TO_MEET), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return next(dist.rendezvous("env://", timeout=TO_MEET))
+        return dist.TCPStore(*place, timeout=RENDEZVOUS_TIMEOUT), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return next(dist.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
 
 
-class Ranks:
+class Communicator:
     """All of them, seen from one. Without others, every answer is one's own."""
 
     def __init__(self, rank: int = 0, count: int = 1, local_rank: int = 0, store: dist.Store | None = None):
@@ -119,18 +119,22 @@ class Ranks:
         self._circles: dict[Members, dist.ProcessGroup | None] = {}
 
     @staticmethod
-    def join() -> Ranks:
+    def join() -> Communicator:
         """Join the ranks that torchrun, or `stratafl run --nproc`, started with this one; alone
         where nobody did."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return Ranks()
+            return Communicator()
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
         store, rank, count = _found()
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+            store=store,
+            rank=rank,
+            world_size=count,
+            timeout=COLLECTIVE_TIMEOUT,
         )
-        ranks = Ranks(rank, count, int(os.environ.get("LOCAL_RANK", "0")), store)
-        ranks.lifeline = Lifeline(rank, count, dist.new_group(backend="gloo", timeout=PATIENCE))
+        ranks = Communicator(rank, count, int(os.environ.get("LOCAL_RANK", "0")), store)
+        ranks.lifeline = Lifeline(rank, count, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
         return ranks
 
     def leave(self) -> None:
@@ -202,15 +206,15 @@ class Ranks:
     def leave_word(self, why: str) -> None:
         """Tell the others why this rank is about to end, which they would not hear otherwise."""
         if self.store is not None:
-            self.store.set(WORD, why)
+            self.store.set(FAILURE_KEY, why)
 
     def last_word(self) -> str:
         """Why a rank that is gone has ended, if it said so."""
         heard: list[str] = []
 
         def ask(store: dist.Store) -> None:
-            if store.check([WORD]):
-                heard.append(store.get(WORD).decode())
+            if store.check([FAILURE_KEY]):
+                heard.append(store.get(FAILURE_KEY).decode())
 
         if self.store is not None:
             # whoever else is talking to the store may wait for the one that is gone, for ever
@@ -239,7 +243,9 @@ class Ranks:
         """Make the circles that were asked for; all ranks must do so at the same moment."""
         for members in self._wanted:
             everybody = len(members) == self.count
-            self._circles[members] = dist.group.WORLD if everybody else dist.new_group(list(members), PATIENCE)
+            self._circles[members] = (
+                dist.group.WORLD if everybody else dist.new_group(list(members), COLLECTIVE_TIMEOUT)
+            )
         self._wanted.clear()
 
     def add_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
@@ -272,14 +278,14 @@ class Ranks:
         """Send a tensor's bytes; the other rank must have room of the same size."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         with self._talking():
-            for piece in flat.split(PIECE):
+            for piece in flat.split(CHUNK_BYTES):
                 dist.send(piece.cpu(), to)
         self.given[kind] += flat.nbytes
 
     def receive(self, room: Tensor, source: int) -> Tensor:
         """Fill the room, which is on the host."""
         with self._talking():
-            for piece in room.reshape(-1).view(torch.uint8).split(PIECE):
+            for piece in room.reshape(-1).view(torch.uint8).split(CHUNK_BYTES):
                 dist.recv(piece, source)
         return room
 

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from stratafl.base.environment import usable_cores
 from stratafl.base.errors import InvalidInput, UserCodeError
 from stratafl.base.signals import Interrupted
-from stratafl.distributed.communicator import LOST, STARTED_BY, Ranks
+from stratafl.distributed.communicator import EXIT_PEER_LOST, STARTED_BY, Communicator
 
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
-RUN = "stratafl run"
+RUN_KEY = "stratafl run"
 """The name under which the first rank tells where its run is kept."""
 
 SECONDS_TO_FOLLOW = 5.0
@@ -66,11 +66,11 @@ class Rank:
         return self.log.read().decode(errors="replace").rstrip().splitlines()
 
 
-def start(count: int, arguments: Sequence[str]) -> int:
+def launch(count: int, arguments: Sequence[str]) -> int:
     """Run `stratafl` with these arguments on so many ranks; the exit code."""
     # this process keeps the store the ranks find each other by, so that its port is free and it
     # outlives them all
-    store = dist.TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     ranks: list[Rank] = []
     signals: list[int] = []
 
@@ -92,7 +92,7 @@ def start(count: int, arguments: Sequence[str]) -> int:
             rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = _verdict(ranks, failed, signals, store)
+    code = _exit_code(ranks, failed, signals, store)
     for rank in ranks:
         if rank.log is not None:
             rank.log.close()
@@ -106,7 +106,7 @@ def _start_rank(number: int, count: int, port: int, arguments: Sequence[str]) ->
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": HERE, "MASTER_PORT": str(port),
+        "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port),
         STARTED_BY: str(os.getpid()),
     }  # fmt: skip
     log = None if number == 0 else tempfile.TemporaryFile()  # noqa: SIM115  # closed with the ranks
@@ -136,24 +136,24 @@ def _watch(ranks: Sequence[Rank]) -> list[Rank]:
     return failed + [rank for rank in ranks if rank.process.poll() and rank not in failed]
 
 
-def _verdict(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[int], store: dist.Store) -> int:
+def _exit_code(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[int], store: dist.Store) -> int:
     if not failed:
         return 0
     first = ranks[0].process.returncode
-    if first > 0 and first != LOST:
+    if first > 0 and first != EXIT_PEER_LOST:
         return first  # and it said why
-    path = store.get(RUN).decode() if store.check([RUN]) else ""
+    path = store.get(RUN_KEY).decode() if store.check([RUN_KEY]) else ""
     go_on = f"; go on with: stratafl run --resume {shlex.quote(path)}" if path else ""
     if signals:
         print(f"interrupted{go_on}", file=sys.stderr)
         return 128 + signals[0]
     # one that only followed another's end has nothing to tell
-    culprit = next((rank for rank in failed if rank.process.returncode != LOST), failed[0])
+    culprit = next((rank for rank in failed if rank.process.returncode != EXIT_PEER_LOST), failed[0])
     if culprit.process.returncode == UserCodeError.exit_code and culprit.log is not None:
         print(f"{culprit.complaint()}\nrank {culprit.number} ended with this{go_on}", file=sys.stderr)
         return UserCodeError.exit_code
     print(f"error: rank {culprit.number} {culprit.how()}{culprit.last_words()}{go_on}", file=sys.stderr)
-    return LOST
+    return EXIT_PEER_LOST
 
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:
@@ -166,9 +166,9 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
 
 
 @contextmanager
-def session() -> Iterator[Ranks]:
+def distributed_session() -> Iterator[Communicator]:
     """What all ranks raise together, only the first one goes on to tell."""
-    ranks = Ranks.join()
+    ranks = Communicator.join()
     try:
         yield ranks
     except (InvalidInput, Interrupted) as problem:

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.topology import Mask, Reducer, Tree, reduced
-from stratafl.distributed.communicator import Members, Ranks
+from stratafl.distributed.communicator import Communicator, Members
 
 
-class Shared(NamedTuple):
+class SharedParent(NamedTuple):
     """A parent whose children lie on several ranks."""
 
     number: int
@@ -32,13 +32,13 @@ class Shared(NamedTuple):
     members: Members
 
 
-class Shares(NamedTuple):
+class SharedLevel(NamedTuple):
     """Parents of a level that are shared with this rank, or with a rank that shares one with it,
     and so on."""
 
     circle: Members
     """All ranks concerned."""
-    parents: list[Shared]
+    parents: list[SharedParent]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +49,16 @@ class Branch(Tree):
     full: Tree = field(kw_only=True)
     cuts: np.ndarray = field(kw_only=True)
     """Where each rank's leaves begin, and where the last one's end."""
-    ranks: Ranks = field(kw_only=True)
+    ranks: Communicator = field(kw_only=True)
 
     @staticmethod
-    def of_rank(tree: Tree, cuts: np.ndarray, ranks: Ranks) -> Branch:
+    def of_rank(tree: Tree, cuts: np.ndarray, ranks: Communicator) -> Branch:
         """Every rank must make its own of the same tree and cuts."""
         for level in range(tree.depth):
             for shares in _shares(tree, cuts, level):
                 for members in (shares.circle, *(parent.members for parent in shares.parents)):
                     ranks.circle(members)
-        spans = [held(tree, cuts, ranks.rank, level) for level in range(tree.depth + 1)]
+        spans = [held_nodes(tree, cuts, ranks.rank, level) for level in range(tree.depth + 1)]
         none = np.empty(0, dtype=np.int64)
         parents = [none, *(tree.parents[m][spans[m]] - spans[m - 1].start for m in range(1, tree.depth + 1))]
         names = tuple(tree.names[m][spans[m]] for m in range(tree.depth + 1))
@@ -138,7 +138,7 @@ class Branch(Tree):
         return reduced_MP
 
     def _reduce_across(
-        self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer, parent: Shared, row_P: Tensor
+        self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer, parent: SharedParent, row_P: Tensor
     ) -> None:
         """Collect the messages of a parent's children on its first rank, reduce them there, and
         hand the row to all."""
@@ -154,7 +154,7 @@ class Branch(Tree):
         else:
             rows = [rows_NP[sending]]
             for other in others:
-                theirs = answered(self.full, self.cuts, other, level)
+                theirs = owned_nodes(self.full, self.cuts, other, level)
                 count = int(there_K[(family >= theirs.start) & (family < theirs.stop)].sum())
                 room = torch.empty(count, rows_NP.shape[1], dtype=rows_NP.dtype)
                 rows.append(ranks.receive(room, other).to(rows_NP.device))
@@ -163,60 +163,60 @@ class Branch(Tree):
 
     @cached_property
     def _spans(self) -> list[slice]:
-        return [held(self.full, self.cuts, self.ranks.rank, level) for level in range(self.depth + 1)]
+        return [held_nodes(self.full, self.cuts, self.ranks.rank, level) for level in range(self.depth + 1)]
 
     @cached_property
     def _counted(self) -> list[np.ndarray]:
         masks = []
         for level, span in enumerate(self._spans):
-            mine = answered(self.full, self.cuts, self.ranks.rank, level)
+            mine = owned_nodes(self.full, self.cuts, self.ranks.rank, level)
             number_N = np.arange(span.start, span.stop)
             masks.append((number_N >= mine.start) & (number_N < mine.stop))
         return masks
 
     @cached_property
-    def _shares(self) -> list[Shares | None]:
+    def _shares(self) -> list[SharedLevel | None]:
         """What of each edge level reaches across ranks and concerns this one."""
-        found: list[Shares | None] = [None]
+        found: list[SharedLevel | None] = [None]
         for level in range(self.depth):
             mine = (shares for shares in _shares(self.full, self.cuts, level) if self.ranks.rank in shares.circle)
             found.append(next(mine, None))
         return found
 
-    def _shared(self, level: int) -> list[tuple[int, Shared]]:
+    def _shared(self, level: int) -> list[tuple[int, SharedParent]]:
         """The shared parents of an edge level that are here, with their numbers in this part."""
         shares, first = self._shares[level], self._spans[level - 1].start
         parents = () if shares is None else shares.parents
         return [(each.number - first, each) for each in parents if self.ranks.rank in each.members]
 
 
-def held(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+def held_nodes(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
     """The nodes of a level that a rank has rows of."""
     ancestor_N = tree.ancestors(level)
     return slice(int(ancestor_N[cuts[rank]]), int(ancestor_N[cuts[rank + 1] - 1]) + 1)
 
 
-def answered(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+def owned_nodes(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
     """The nodes of a level that a rank answers for, of those that it holds."""
-    span = held(tree, cuts, rank, level)
-    if rank > 0 and held(tree, cuts, rank - 1, level).stop > span.start:
+    span = held_nodes(tree, cuts, rank, level)
+    if rank > 0 and held_nodes(tree, cuts, rank - 1, level).stop > span.start:
         return slice(span.start + 1, max(span.stop, span.start + 1))
     return span
 
 
-def _shares(tree: Tree, cuts: np.ndarray, level: int) -> list[Shares]:
+def _shares(tree: Tree, cuts: np.ndarray, level: int) -> list[SharedLevel]:
     """The nodes of a level that lie on several ranks, in circles that have no rank in common."""
     ancestor_N = tree.ancestors(level)
-    found: list[Shares] = []
+    found: list[SharedLevel] = []
     for number in np.unique(ancestor_N[cuts[1:-1]]):
         leaves = np.flatnonzero(ancestor_N == number)
         first, last = np.searchsorted(cuts, [leaves[0], leaves[-1]], side="right") - 1
         if first == last:
             continue
-        parent = Shared(int(number), tuple(range(int(first), int(last) + 1)))
+        parent = SharedParent(int(number), tuple(range(int(first), int(last) + 1)))
         if found and found[-1].circle[-1] >= first:
             circle = tuple(range(found[-1].circle[0], int(last) + 1))
-            found[-1] = Shares(circle, [*found[-1].parents, parent])
+            found[-1] = SharedLevel(circle, [*found[-1].parents, parent])
         else:
-            found.append(Shares(parent.members, [parent]))
+            found.append(SharedLevel(parent.members, [parent]))
     return found

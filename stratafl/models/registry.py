@@ -23,13 +23,13 @@ Shape = Sequence[int]
 Maker = TypeVar("Maker", bound=Callable[..., nn.Module])
 
 
-class _Registered(NamedTuple):
+class _Entry(NamedTuple):
     make: Callable[..., nn.Module]
     input_shape: tuple[int, ...]
     classes: int
 
 
-_models: dict[str, _Registered] = {}
+_models: dict[str, _Entry] = {}
 _shipped: set[str] = set()
 """Names of the package's own models, which mean the same in every run."""
 
@@ -46,7 +46,7 @@ def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
         if make.__name__ in _shipped:
             told = "is the name of a model that stratafl ships: give the function another one"
             raise InvalidInput("register", make.__name__, told)
-        _models[make.__name__] = _Registered(make, *example)
+        _models[make.__name__] = _Entry(make, *example)
         return make
 
     return add
@@ -75,11 +75,11 @@ def catalogue() -> list[ListedModel]:
         with torch.device("meta"):
             model = make(input_shape, classes)
         description = (make.__doc__ or "").strip().rstrip(".")
-        listed.append(ListedModel(name, description, input_shape, classes, parameters(model)))
+        listed.append(ListedModel(name, description, input_shape, classes, count_parameters(model)))
     return sorted(listed, key=lambda each: each.parameters)
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -93,10 +93,10 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
     """
     if not isinstance(name, str):
         raise InvalidInput("model.name", name, 'must be a name or "package.module:Class"')
-    task: dict[str, Any] = {"input_shape": _sample(name, input_shape), "classes": classes}
+    task: dict[str, Any] = {"input_shape": _check_input_shape(name, input_shape), "classes": classes}
     check_sizes("classes", (classes,))
     if ":" in name:
-        maker = _load(name)
+        maker = _load_factory(name)
         with convert_errors("model.name", name, "does not say what it takes"):
             accepted = inspect.signature(maker).parameters
         arguments = {key: value for key, value in task.items() if key in accepted}
@@ -120,7 +120,7 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
     return model
 
 
-def _sample(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+def _check_input_shape(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
     """A sample's shape, or those of its inputs by name, which only a model of the user's own
     takes."""
     if not isinstance(shape, Mapping):
@@ -131,15 +131,15 @@ def _sample(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[int, ...] | 
     return {key: tuple(each) for key, each in shape.items()}
 
 
-def _load(path: str) -> Callable[..., Any]:
+def _load_factory(path: str) -> Callable[..., Any]:
     """What a user's own name stands for, if it may be called at all."""
     maker = load_attribute("model.name", path)
-    if not _makes_modules(maker):
+    if not _is_model_factory(maker):
         raise InvalidInput("model.name", path, "must be a torch.nn.Module's class, or a Python function that makes one")
     return maker
 
 
-def _makes_modules(maker: object) -> bool:
+def _is_model_factory(maker: object) -> bool:
     """Whether it may be called at all.
 
     What is neither a module's class nor a function of Python's may do anything.

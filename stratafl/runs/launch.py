@@ -12,7 +12,7 @@ from stratafl.base.errors import InvalidInput, join_names
 from stratafl.config.data import LabelCounts
 from stratafl.config.schema import Config, with_changes
 from stratafl.config.setup import study
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
 from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent
@@ -36,9 +36,9 @@ class Launch(Recorder):
         self.config = config
 
     @staticmethod
-    def new(config: Config, name: str, parent: Path, ranks: Ranks | None = None) -> Launch:
+    def new(config: Config, name: str, parent: Path, ranks: Communicator | None = None) -> Launch:
         """Begin a run in a new folder."""
-        ranks = Ranks() if ranks is None else ranks
+        ranks = Communicator() if ranks is None else ranks
         with ranks.together():
             format.check_name(name)
             if ranks.is_first:
@@ -56,7 +56,11 @@ class Launch(Recorder):
 
     @staticmethod
     def resume(
-        path: Path, say: Say = silent, ranks: Ranks | None = None, force: bool = False, config: Config | None = None
+        path: Path,
+        say: Say = silent,
+        ranks: Communicator | None = None,
+        force: bool = False,
+        config: Config | None = None,
     ) -> Launch:
         """From the last good checkpoint of a run that was interrupted or failed, or of one that is
         done and is to go further.
@@ -66,7 +70,7 @@ class Launch(Recorder):
         config: the run's own as it is now, which may say that it goes further, or have its files
             elsewhere; it goes on where and how it was computed.
         """
-        ranks = Ranks() if ranks is None else ranks
+        ranks = Communicator() if ranks is None else ranks
 
         def check(described: Mapping[str, Any]) -> None:
             if "job" in described:

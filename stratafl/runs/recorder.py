@@ -26,8 +26,8 @@ from stratafl.base import errors
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.base.state_dict import StateDict
-from stratafl.distributed.communicator import GONE
-from stratafl.distributed.launcher import RUN
+from stratafl.distributed.communicator import PEER_LOST_MESSAGE
+from stratafl.distributed.launcher import RUN_KEY
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Place
@@ -85,7 +85,7 @@ class Recorder:
         self.name, self.simulation, self.folder, self.keeping = name, simulation, folder, keeping
         self.ranks = simulation.ranks
         if self.ranks.store is not None and self.ranks.is_first:
-            self.ranks.store.set(RUN, str(folder.path))
+            self.ranks.store.set(RUN_KEY, str(folder.path))
         if self.ranks.lifeline is not None:
             self.ranks.lifeline.on_loss = self._lost
         self._stopped_together = False
@@ -174,7 +174,7 @@ class Recorder:
 
     def _lost(self) -> str:
         """Another rank is gone: say so in the directory, and how to go on."""
-        self._end(format.FAILED, self.ranks.last_word() or GONE)
+        self._end(format.FAILED, self.ranks.last_word() or PEER_LOST_MESSAGE)
         return f"; {self.go_on}"
 
     def _end(self, status: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict
 from stratafl.config.data import LabelCounts
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.format import Lock
@@ -67,7 +67,7 @@ class Reopening:
     described: dict[str, Any]
     """What run.json says."""
     lock: Lock | None
-    ranks: Ranks
+    ranks: Communicator
     say: Say
     force: bool
     """Whether to go on also where something is no longer what it was, and note that."""
@@ -231,7 +231,9 @@ class Reopening:
 
 
 @contextmanager
-def opened(path: Path, ranks: Ranks, check: Callable[[dict[str, Any]], None]) -> Iterator[tuple[dict[str, Any], Any]]:
+def opened(
+    path: Path, ranks: Communicator, check: Callable[[dict[str, Any]], None]
+) -> Iterator[tuple[dict[str, Any], Any]]:
     """A run's description, and on the first rank its lock, which is let go where the block fails.
 
     check: raises where this is no run to go on with.

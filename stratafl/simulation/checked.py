@@ -25,7 +25,7 @@ from stratafl.data.dataset import Given, is_per_client, load_per_client, one_num
 from stratafl.data.dataset import load_dataset as given_data
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.engine.factory import EngineName
 from stratafl.engine.precision import PRECISIONS, Precision
 from stratafl.metrics.drift import Diagnose
@@ -56,7 +56,7 @@ class Checked:
     batch: int | None
     sampling: Sampling
     seed: int
-    ranks: Ranks
+    ranks: Communicator
     device: torch.device
     participation: tuple[Participation, ...]
     network: Network | None
@@ -88,8 +88,8 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     schedule = _schedule(method, leaf, tree)
     evaluation = checked_evaluation(evaluation, tree.depth)
     batch, sampling = batches.check_batching(method.batch, method.sampling)
-    ranks = Ranks() if execution.ranks is None else execution.ranks
-    if not isinstance(ranks, Ranks):
+    ranks = Communicator() if execution.ranks is None else execution.ranks
+    if not isinstance(ranks, Communicator):
         raise InvalidInput("ranks", ranks, "must be those of stratafl.distributed; see docs/ranks.md")
     device = ranks.device(check_device(execution.device))
     participation = check_participation(method.participation, tree.depth)

@@ -16,7 +16,7 @@ from stratafl.core.losses import is_additive
 from stratafl.data.dataset import Given, is_per_client, load_per_client
 from stratafl.data.inputs import Pair
 from stratafl.data.partition import partition
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
 from stratafl.metrics.objective import Objective
 
@@ -90,7 +90,7 @@ def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tens
     return evaluate(lambda inputs: flat.call(x_P, buffers_B, inputs), loss, *test, metrics=chosen)
 
 
-def shard_for_rank(ranks: Ranks, objective: Objective, test: Pair) -> Pair:
+def shard_for_rank(ranks: Communicator, objective: Objective, test: Pair) -> Pair:
     """The part of the test data that is this rank's to look at."""
     if ranks.count == 1:
         return test

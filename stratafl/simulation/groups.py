@@ -25,7 +25,7 @@ from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.dataset import Given
 from stratafl.data.partition.partition import Partition
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.metrics.metrics import MetricsLike
 from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
@@ -166,6 +166,6 @@ class Execution:
     precision: str
     """The type of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and
     corrections stay float32."""
-    ranks: Ranks | None
+    ranks: Communicator | None
     """The processes that share the run, each of which must set it up in the same way; see
     docs/ranks.md."""

@@ -27,7 +27,7 @@ from stratafl.core.participation import expected_share
 from stratafl.data.batches import steps_per_epoch
 from stratafl.data.dataset import BatchKey, Given, LazySamples, SampleSource
 from stratafl.data.inputs import NamedInputs, Pair
-from stratafl.distributed.assignment import deal, leaf_work
+from stratafl.distributed.assignment import assign_clients, client_cost
 from stratafl.distributed.subtree import Branch
 from stratafl.engine import validation
 from stratafl.engine.batches import augment_fields
@@ -235,10 +235,10 @@ def _part(given: Checked) -> tuple[Tree, int]:
     tree, ranks = given.tree, given.ranks
     if ranks.count == 1:
         return tree, 0
-    work_N = leaf_work(given.samples, given.batch, given.sampling) * expected_share(given.participation, tree)
+    work_N = client_cost(given.samples, given.batch, given.sampling) * expected_share(given.participation, tree)
     if given.leaf.epochs is not None:
         work_N = work_N * [steps_per_epoch(size, given.batch) for size in given.samples]
-    cuts = deal(tree, work_N, given.schedule.meetings, ranks.count)
+    cuts = assign_clients(tree, work_N, given.schedule.meetings, ranks.count)
     return Branch.of_rank(tree, cuts, ranks), int(cuts[ranks.rank])
 
 

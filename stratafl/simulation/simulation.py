@@ -24,8 +24,8 @@ from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Pair
-from stratafl.distributed.checkpointing import check_whole, state_part, whole_state
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
+from stratafl.distributed.communicator import Communicator
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters
 from stratafl.federation.update_checks import Refusal
@@ -141,7 +141,7 @@ def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, sev
     if engine.chunk is not None or state["chunk"] is not None:
         check_integer("state.chunk", state["chunk"], at_least=1)
     if several_ranks:
-        check_whole(tree, {name: state[name] for name in PARTS})
+        check_full_state(tree, {name: state[name] for name in PARTS})
 
 
 class Recorder(Protocol):
@@ -172,7 +172,7 @@ class Simulation(Shown):
         test: Pair | None,
         own_test: ClientTestData | None,
         evaluation: Evaluation,
-        ranks: Ranks,
+        ranks: Communicator,
         notes: Sequence[str] = (),
     ):
         self.ranks = ranks
@@ -356,7 +356,7 @@ class Simulation(Shown):
         return {
             "step": self.step,
             **({"history": [asdict(result) for result in self.history]} if history else {}),
-            **(whole_state(self.ranks, self.federation.tree, parts) or {name: {} for name in parts}),
+            **(gather_state(self.ranks, self.federation.tree, parts) or {name: {} for name in parts}),
             # another engine's bits are others
             "engine": self.engine.name,
             # how many clients share a batched product can change its last bits, and what fits
@@ -383,7 +383,7 @@ class Simulation(Shown):
             if ranks.is_first:
                 check_state(state, self.engine, federation.tree, self.meetings_per_round, ranks.count > 1)
         known = ranks.first({name: value for name, value in state.items() if name not in PARTS})
-        mine = state_part(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
+        mine = scatter_state(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
         with ranks.together():
             held, sent = federation.fitted(mine["federation"]), self.traffic.fitted(mine["traffic"])
         ranks.connect()
@@ -471,7 +471,7 @@ class Simulation(Shown):
         """Everything sent in the whole tree."""
         tree = self.federation.tree
         communication = Communication(tree.whole)
-        joined = whole_state(self.ranks, tree, self.traffic.communication.saved())
+        joined = gather_state(self.ranks, tree, self.traffic.communication.saved())
         if joined:
             communication.restore(copy.deepcopy(joined))
         return communication

@@ -17,7 +17,7 @@ from stratafl.bench import jax_baseline
 from stratafl.bench.baselines import Job
 from stratafl.bench.jax_baseline import (
     Clients,
-    Unsupported,
+    UnsupportedByJax,
     convert,
     drawn_batches,
     flipped_and_cropped,
@@ -221,7 +221,7 @@ SAME = nn.Linear(3, 3)
     ids=lambda module: type(module).__name__,
 )
 def test_other_modules_are_refused(module: nn.Module) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedByJax):
         convert(module)
 
 

@@ -49,7 +49,7 @@ def test_too_many_processes_are_refused_before_they_are_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
-    monkeypatch.setattr("stratafl.distributed.launcher.start", lambda *given: pytest.fail("they were started"))
+    monkeypatch.setattr("stratafl.distributed.launcher.launch", lambda *given: pytest.fail("they were started"))
     assert command(monkeypatch, "run", tmp_path / "run.toml", "--nproc", 99) == 2
     told = "error: --nproc = 99: the tree has 4 clients; every process needs one at least\n"
     assert capsys.readouterr().err == told

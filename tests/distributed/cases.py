@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
 from stratafl.base.topology import Shape, Tree
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.rules.registry import entries
 from tests.federation.test_weights import remembering
 
@@ -90,7 +90,7 @@ def every_second(draw: Draw) -> np.ndarray:
 
 
 def make(
-    ranks: Ranks | None,
+    ranks: Communicator | None,
     shape: str,
     rules: Any,
     *,
@@ -129,14 +129,14 @@ def make(
     )  # fmt: skip
 
 
-CASES: dict[str, Callable[[Ranks | None], Simulation]] = {}
+CASES: dict[str, Callable[[Communicator | None], Simulation]] = {}
 
 
 def add(name: str, *arguments: Any, **settings: Any) -> None:
     CASES[name] = partial(_made, arguments, settings)
 
 
-def _made(arguments: tuple, settings: dict, ranks: Ranks | None) -> Simulation:
+def _made(arguments: tuple, settings: dict, ranks: Communicator | None) -> Simulation:
     return make(ranks, *arguments, **settings)
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from stratafl import Draw
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from tests.distributed.cases import make
 
 
 class Lots:
     """Everybody takes part; a rank is interrupted when lots are drawn for the so-manieth time."""
 
-    def __init__(self, ranks: Ranks, moment: int):
+    def __init__(self, ranks: Communicator, moment: int):
         self.ranks, self.moment, self.drawn = ranks, moment, 0
 
     def __call__(self, draw: Draw) -> np.ndarray:
@@ -30,7 +30,7 @@ class Lots:
 
 def main(folder: Path, moment: int) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join()
+    ranks = Communicator.join()
     try:
         lots = Lots(ranks, moment)
         simulation = make(ranks, "uneven", "mtgc", participation=[None, lots], diagnose="ideal", broken=4, rounds=3)

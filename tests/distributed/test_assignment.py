@@ -11,9 +11,9 @@ import torch
 from stratafl import InvalidInput, Tree
 from stratafl.core.participation import expected_share
 from stratafl.core.schedule import Schedule
-from stratafl.distributed.assignment import SLACK, deal, leaf_work
-from stratafl.distributed.communicator import Ranks
-from stratafl.distributed.subtree import Branch, answered, held
+from stratafl.distributed.assignment import MAX_IMBALANCE, assign_clients, client_cost
+from stratafl.distributed.communicator import Communicator
+from stratafl.distributed.subtree import Branch, held_nodes, owned_nodes
 from tests.distributed.cases import SHAPES
 
 MEETINGS = np.array([0, 1, 10, 100])
@@ -38,29 +38,29 @@ def busiest(work: np.ndarray, cuts: np.ndarray) -> float:
 def test_best_of_all_ways(shape: str, ranks: int, seed: int | None) -> None:
     tree = Tree.of(SHAPES[shape])
     work = np.ones(tree.leaves) if seed is None else np.random.default_rng(seed).uniform(1, 9, tree.leaves)
-    cuts = deal(tree, work, MEETINGS, ranks)
+    cuts = assign_clients(tree, work, MEETINGS, ranks)
     inner = itertools.combinations(range(1, tree.leaves), ranks - 1)
     ways = [np.array([0, *way, tree.leaves]) for way in inner]
     least = min(busiest(work, way) for way in ways)
     assert any((way == cuts).all() for way in ways)
-    assert busiest(work, cuts) <= SLACK * least * (1 + 1e-6)
-    allowed = [way for way in ways if busiest(work, way) <= SLACK * least]
+    assert busiest(work, cuts) <= MAX_IMBALANCE * least * (1 + 1e-6)
+    allowed = [way for way in ways if busiest(work, way) <= MAX_IMBALANCE * least]
     assert crossing(tree, cuts) <= min(crossing(tree, way) for way in allowed)
 
 
 def test_groups_stay_together_where_that_is_even_enough() -> None:
     tree = Tree.of("4x5")
-    assert deal(tree, np.ones(20), MEETINGS, 2).tolist() == [0, 10, 20]
-    assert deal(tree, np.ones(20), MEETINGS, 4).tolist() == [0, 5, 10, 15, 20]
+    assert assign_clients(tree, np.ones(20), MEETINGS, 2).tolist() == [0, 10, 20]
+    assert assign_clients(tree, np.ones(20), MEETINGS, 4).tolist() == [0, 5, 10, 15, 20]
     large = Tree.of([12, 2, 2])
-    assert deal(large, np.ones(16), MEETINGS, 4).tolist() == [0, 4, 8, 12, 16]
+    assert assign_clients(large, np.ones(16), MEETINGS, 4).tolist() == [0, 4, 8, 12, 16]
 
 
 def test_work_is_what_a_step_has_to_do() -> None:
-    work = leaf_work([100, 10, 60], 50, "epochs")
+    work = client_cost([100, 10, 60], 50, "epochs")
     assert work[0] > work[2] > work[1]
-    assert leaf_work([100, 60], 50, "replacement")[0] == leaf_work([100, 60], 50, "replacement")[1]
-    assert np.diff(leaf_work([100, 10], None, "epochs"))[0] == -90
+    assert client_cost([100, 60], 50, "replacement")[0] == client_cost([100, 60], 50, "replacement")[1]
+    assert np.diff(client_cost([100, 10], None, "epochs"))[0] == -90
     shares = expected_share([None, 1], Tree.of([4, 1]))
     assert shares.tolist() == [0.25] * 4 + [1.0]
     assert Schedule((3, 2, 5)).meetings.tolist() == [0, 1, 3, 6]
@@ -68,26 +68,26 @@ def test_work_is_what_a_step_has_to_do() -> None:
 
 def test_every_rank_needs_a_client() -> None:
     with pytest.raises(InvalidInput, match="every rank needs one"):
-        deal(Tree.of(3), np.ones(3), MEETINGS, 4)
+        assign_clients(Tree.of(3), np.ones(3), MEETINGS, 4)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_every_node_is_held_and_answered_for(shape: str) -> None:
     tree = Tree.of(SHAPES[shape])
     for ranks in range(1, 5):
-        cuts = deal(tree, np.ones(tree.leaves), MEETINGS, ranks)
+        cuts = assign_clients(tree, np.ones(tree.leaves), MEETINGS, ranks)
         for level in range(tree.depth + 1):
             numbers = np.arange(tree.sizes[level])
-            owned = [number for rank in range(ranks) for number in numbers[answered(tree, cuts, rank, level)]]
+            owned = [number for rank in range(ranks) for number in numbers[owned_nodes(tree, cuts, rank, level)]]
             assert owned == list(numbers)
             for rank in range(ranks):
                 mine = np.unique(tree.ancestors(level)[cuts[rank] : cuts[rank + 1]])
-                assert mine.tolist() == numbers[held(tree, cuts, rank, level)].tolist()
+                assert mine.tolist() == numbers[held_nodes(tree, cuts, rank, level)].tolist()
 
 
 def test_one_rank_has_the_bits_of_the_tree() -> None:
     tree = Tree.of(SHAPES["uneven, depth 3"]).weighted("samples", list(range(1, 13)))
-    branch = Branch.of_rank(tree, np.array([0, tree.leaves]), Ranks())
+    branch = Branch.of_rank(tree, np.array([0, tree.leaves]), Communicator())
     random = torch.Generator().manual_seed(0)
     for level in range(1, tree.depth + 1):
         rows = torch.randn(tree.sizes[level], 5, generator=random)

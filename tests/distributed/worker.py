@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from stratafl import Simulation
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from tests.distributed.cases import CASES, IN_TWO_GOES, WITHIN
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join()
+    ranks = Communicator.join()
     found: dict[str, Any] = {name: finished(make(ranks)) for name, make in CASES.items()}
     halves = {}
     for name in IN_TWO_GOES:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
 from stratafl.core.client_update import Leaf, corrections
 from stratafl.core.optimizer import constant
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.rules.checks import Called
 from tests.deploy.trees import Deployed, simulation
 from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
@@ -231,7 +231,7 @@ def test_a_deployed_parent_tells_the_line(caplog: pytest.LogCaptureFixture) -> N
     assert told in caplog.text
 
 
-class Both(Ranks):
+class Both(Communicator):
     """Two ranks, of which the other one says what it is to say."""
 
     def __init__(self, other: Callable[[Any], Any]):
@@ -245,11 +245,11 @@ class Both(Ranks):
 def test_what_one_rank_complains_of_is_a_complaint_of_all() -> None:
     mine = Called("rule 'mine'", "merge", lambda *given: None).complaint("returned None")
 
-    def fail(ranks: Ranks) -> None:
+    def fail(ranks: Communicator) -> None:
         with ranks.together():
             raise mine
 
-    def follow(ranks: Ranks) -> None:
+    def follow(ranks: Communicator) -> None:
         with ranks.together():
             pass
 
@@ -266,8 +266,8 @@ def test_what_one_rank_complains_of_is_a_complaint_of_all() -> None:
 
 def test_a_rank_leaves_its_last_word() -> None:
     store = torch.distributed.HashStore()
-    first, second = Ranks(0, 2, store=store), Ranks(1, 2, store=store)
+    first, second = Communicator(0, 2, store=store), Communicator(1, 2, store=store)
     assert first.last_word() == ""
     second.leave_word("model 'Net': Net.forward raised ValueError: no")
     assert first.last_word() == "model 'Net': Net.forward raised ValueError: no"
-    assert Ranks().last_word() == ""
+    assert Communicator().last_word() == ""

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from stratafl.base.errors import InvalidInput
 from stratafl.models import registry
 from stratafl.models.networks import Recurrent
-from stratafl.models.registry import build, catalogue, parameters
+from stratafl.models.registry import build, catalogue, count_parameters
 
 RATES = {"lstm": 0.5, "resnet18_gn": 0.003}
 COUNTS = {"mlp": 199_210, "cnn": 797_962, "resnet18_gn": 11_227_812, "lstm": 133_520}
@@ -51,7 +51,7 @@ def test_catalogue_lists_every_model_with_its_parameters():
     for entry in entries.values():
         assert entry.description and "\n" not in entry.description
         if entry.name != "resnet18_gn":
-            assert parameters(build(entry.name, entry.input_shape, entry.classes)) == entry.parameters
+            assert count_parameters(build(entry.name, entry.input_shape, entry.classes)) == entry.parameters
 
 
 @pytest.mark.parametrize("data", SHAPES)
@@ -109,7 +109,7 @@ def test_models_can_be_mapped_over_clients(name, shape, params):
 
 
 def test_parameters_of_a_model_come_from_the_config():
-    assert parameters(build("mlp", (4,), 3, hidden=[5])) == 4 * 5 + 5 + 5 * 3 + 3
+    assert count_parameters(build("mlp", (4,), 3, hidden=[5])) == 4 * 5 + 5 + 5 * 3 + 3
     assert build("lstm", (10,), 7, vocabulary=30).embedding.num_embeddings == 30
 
 

@@ -18,7 +18,7 @@ from stratafl.core.losses import LossLike
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import Sampling
-from stratafl.distributed.communicator import Ranks
+from stratafl.distributed.communicator import Communicator
 from stratafl.engine.factory import EngineName
 from stratafl.engine.precision import Precision
 from stratafl.metrics.drift import Diagnose
@@ -53,7 +53,7 @@ def simulate(
     update_limit: float | None = None, update_factor: float | Sequence[float] | None = None,
     network: NetworkLike | None = None, wait: Wait | Sequence[Wait] = None, seed: int = 0,
     device: str | torch.device = "cpu", engine: EngineName | None = None, precision: Precision = "fp32",
-    ranks: Ranks | None = None, save: str | Path | None = None,
+    ranks: Communicator | None = None, save: str | Path | None = None,
 ) -> Simulation:  # fmt: skip
     """Set up a run: iterate over what it returns for a result per global round, or call `run()`.
     `stratafl.simulation.groups` says more of each argument.
