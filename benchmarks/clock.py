@@ -18,7 +18,7 @@ from stratafl.core.schedule import Schedule
 from stratafl.cost.costs import costs
 from stratafl.network.instance import place
 from stratafl.network.messages import message_sizes
-from stratafl.network.replay import Story
+from stratafl.network.replay import Workload
 from stratafl.network.specification import Network, network
 from stratafl.rules.registry import rules_for
 
@@ -35,10 +35,10 @@ JITTERY = Network.of(
 )
 
 
-def story(shape: str, periods: list[int], participation: Participation) -> Story:
+def story(shape: str, periods: list[int], participation: Participation) -> Workload:
     """A run of MTGC as far as pricing needs it."""
     tree = Tree.of(shape)
-    return Story(
+    return Workload(
         tree=tree,
         schedule=Schedule.of(periods, tree.depth),
         participation=(None,) * (tree.depth - 1) + (participation,),

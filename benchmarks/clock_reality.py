@@ -65,7 +65,7 @@ from stratafl.deploy.sites.site import HUGE_PAGES
 from stratafl.deploy.sites.state_file import status
 from stratafl.network.instance import place
 from stratafl.network.messages import message_sizes
-from stratafl.network.replay import Story, leaf_steps
+from stratafl.network.replay import Workload, leaf_steps
 from stratafl.network.specification import Network
 from stratafl.rules.registry import rules_for
 
@@ -225,13 +225,13 @@ def _running(sites: Mapping[str, Path], hosts: Hosts) -> Iterator[dict[str, subp
 # -- the clock -------------------------------------------------------------------------------------
 
 
-def story_of(config: Config) -> Story:
+def story_of(config: Config) -> Workload:
     """What the clock needs to know of the run."""
     made, leaf = root_of(config), config.leaf
     tree, flat, schedule = made.tree, made.start.flat, schedule_of(config, made.tree.depth)
     held_N = made.counts.labels.sum(axis=1)
     steps_N, samples_N = leaf_steps(held_N, leaf.batch, schedule, leaf.epochs is not None)
-    return Story(
+    return Workload(
         tree=tree,
         schedule=schedule,
         participation=(None,) * tree.depth,
@@ -253,20 +253,20 @@ def network(limited: bool, step_s: float, overhead: Overhead) -> Network:
     return Network.of({"name": "links", "leaf": {"step_s": step_s}, "tier": tiers})
 
 
-def priced(story: Story, limited: bool, step_s: float, overhead: Overhead) -> Price:
+def priced(story: Workload, limited: bool, step_s: float, overhead: Overhead) -> Price:
     """The run's last round."""
     placed = place(network(limited, step_s, overhead), story.tree, story.seed, story.samples_N)
     found = costs(story, placed)
     return Price(float(found.seconds_R[-1]), float(sum(each[-1] for each in found.bytes)))
 
 
-def message_bytes(story: Story) -> float:
+def message_bytes(story: Workload) -> float:
     """Of the arrays of a message, on average over all of a round."""
     arrays = priced(story, False, 1.0, NOTHING).wire_bytes
     return arrays / (priced(story, False, 1.0, Overhead(0.0, 1.0)).wire_bytes - arrays)
 
 
-def overhead_of(story: Story, measured: Measured) -> Overhead:
+def overhead_of(story: Workload, measured: Measured) -> Overhead:
     """Of a message, from a run without limits of bandwidth: what the clock does not know of,
     divided by the messages on the critical path, and in bytes by all."""
     bare = priced(story, False, measured.step_s, NOTHING)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.config.schema import Config
-from stratafl.cost.costs import PricedRun
+from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import TIME, Unit
 from stratafl.metrics.records import measured
 from stratafl.network.specification import network
@@ -78,7 +78,7 @@ def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[Priced]:
     """All of them on all networks."""
     found = []
     for case, run in cases:
-        ready = PricedRun.of(run)
+        ready = PriceableRun.of(run)
         distribution, periods = case.panel
         for name in NETWORKS:
             costs = ready.on(network(name))

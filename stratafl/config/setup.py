@@ -40,7 +40,7 @@ from stratafl.federation.local_parameters import ClientTrainer, LocalParameters,
 from stratafl.metrics.evaluation import finalize_metrics
 from stratafl.metrics.metrics import parse_metrics
 from stratafl.metrics.objective import Objective
-from stratafl.network.messages import Workload
+from stratafl.network.messages import RecordedWorkload
 from stratafl.rules.registry import RuleLike, rules_for
 from stratafl.simulation.checked import checked_evaluation
 from stratafl.simulation.evaluate import evaluate_model, is_evaluation_round
@@ -220,7 +220,7 @@ class RootSetup:
     objective: Objective
     counts: LabelCounts
     home: LocalParameters
-    workload: Workload
+    workload: RecordedWorkload
 
     @property
     def shared(self) -> tuple[Tensor, Tensor]:
@@ -268,7 +268,7 @@ def root_of(config: Config) -> RootSetup:
 
 def _workload(
     config: Config, tree: Tree, data: PreparedData, subject: ModelUnderTest, home: LocalParameters
-) -> Workload:
+) -> RecordedWorkload:
     """The workload of leaves that have their parts of the config's data."""
     return measured(
         subject,

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.cost.workload import Recovered, recover
-from stratafl.network.instance import PlacedNetwork, place
-from stratafl.network.replay import Chunk, Sent, Story, at_once, replay, watched
+from stratafl.cost.workload import RecoveredWorkload, read_workload
+from stratafl.network.instance import NetworkInstance, place
+from stratafl.network.replay import LevelTraffic, RoundBlock, Workload, block_size, replay_rounds, trace_round
 from stratafl.network.specification import Network
-from stratafl.network.timeline import Clock, Interval, Part, Spent
+from stratafl.network.timeline import Activity, NetworkTimeline, Part, RoundCosts
 from stratafl.runs import StoredRun
 
 HOUR = 3600.0
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class RunCosts:
     """Of one run on one network; every array has an entry per global round."""
 
     network: Network
@@ -38,9 +38,9 @@ class Costs:
     """Over the links of each edge level, both ways, with what the protocol adds; root's first."""
     money_R: np.ndarray
 
-    def until(self, round: int) -> Total:
+    def until(self, round: int) -> CumulativeCost:
         """All up to the end of a round, counted from 1."""
-        return Total(
+        return CumulativeCost(
             round=round,
             seconds=float(self.seconds_R[:round].sum()),
             joules=float(self.joules_R[:round].sum()),
@@ -51,7 +51,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Total:
+class CumulativeCost:
     """A part of a run, from its beginning."""
 
     round: int
@@ -64,33 +64,33 @@ class Total:
 
 
 @dataclass(frozen=True, eq=False)
-class PricedRun:
+class PriceableRun:
     """A stored run that is ready to be priced under any number of networks."""
 
     run: StoredRun
-    recovered: Recovered
+    recovered: RecoveredWorkload
     flops: float | None
 
     @staticmethod
-    def of(run: StoredRun, flops: float | None = None) -> PricedRun:
+    def of(run: StoredRun, flops: float | None = None) -> PriceableRun:
         """flops: of training on one sample, instead of those that are known; a run whose parents
         waited by time was timed with its own."""
-        recovered = recover(run)
+        recovered = read_workload(run)
         is_bound = recovered.story.waits_by_time and recovered.flops is not None
-        return PricedRun(run, recovered, recovered.flops if is_bound or flops is None else flops)
+        return PriceableRun(run, recovered, recovered.flops if is_bound or flops is None else flops)
 
-    def on(self, network: Network) -> Costs:
+    def on(self, network: Network) -> RunCosts:
         """What it costs there."""
         return costs(self.recovered.story, self.placed(network))
 
-    def intervals(self, network: Network, round: int) -> list[Interval]:
+    def intervals(self, network: Network, round: int) -> list[Activity]:
         """What every node does in one global round there, counted from 1."""
-        seen: list[Interval] = []
-        clock = Clock(self.placed(network), self.recovered.story.wait)
-        watched(self.recovered.story, round - 1, clock, seen.append)
+        seen: list[Activity] = []
+        clock = NetworkTimeline(self.placed(network), self.recovered.story.wait)
+        trace_round(self.recovered.story, round - 1, clock, seen.append)
         return seen
 
-    def placed(self, network: Network) -> PlacedNetwork:
+    def placed(self, network: Network) -> NetworkInstance:
         """The network on the run's tree."""
         story = self.recovered.story
         self.recovered.check(network, self.run.name)
@@ -103,29 +103,31 @@ class PricedRun:
             raise InvalidInput("leaf.flops_per_sample", None, f"{allowed} ({self.run.name})") from None
 
 
-class Pricing:
+class PriceBatch:
     """Runs on networks one after another, where one that cannot be priced stops no other."""
 
-    def __init__(self, flops: float | None = None, before: Pricing | None = None):
+    def __init__(self, flops: float | None = None, before: PriceBatch | None = None):
         """flops: as `PricedRun.of` takes them. before: a pricing that may have had the same runs
         and networks, whose results are taken over then."""
         self._flops = flops
         self._before = {} if before is None else before._known
         self._known: dict[int, _Known] = {}
         """By the run's object, which it holds."""
-        self.done: list[tuple[PricedRun, Network]] = []
+        self.done: list[tuple[PriceableRun, Network]] = []
         self.problems: dict[str, InvalidInput] = {}
         """By a line that names the run, and says what is in the way."""
 
-    def ready(self, run: StoredRun) -> PricedRun | None:
+    def ready(self, run: StoredRun) -> PriceableRun | None:
         """A run for any network; None where it cannot be priced anywhere."""
-        known = self._known[id(run)] = self._before.get(id(run)) or _Known(run, _tried(PricedRun.of, run, self._flops))
+        known = self._known[id(run)] = self._before.get(id(run)) or _Known(
+            run, _tried(PriceableRun.of, run, self._flops)
+        )
         if isinstance(known.ready, InvalidInput):
             self.problems[f"{run.name} cannot be priced: {known.ready}"] = known.ready
             return None
         return known.ready
 
-    def on(self, run: PricedRun, network: Network) -> Costs | None:
+    def on(self, run: PriceableRun, network: Network) -> RunCosts | None:
         """What it costs there; None where it cannot be priced there. run: as `ready` gave it."""
         costs = self._known[id(run.run)].costs
         found = next((each for place, each in costs if place == network), None)
@@ -144,8 +146,8 @@ class _Known:
     """Results for one run, or why there is none."""
 
     run: StoredRun
-    ready: PricedRun | InvalidInput
-    costs: list[tuple[Network, Costs | InvalidInput]] = field(default_factory=list)
+    ready: PriceableRun | InvalidInput
+    costs: list[tuple[Network, RunCosts | InvalidInput]] = field(default_factory=list)
 
 
 def _tried(function: Callable[..., Result], *arguments: Any) -> Result | InvalidInput:
@@ -155,22 +157,24 @@ def _tried(function: Callable[..., Result], *arguments: Any) -> Result | Invalid
         return problem
 
 
-def costs(story: Story, placed: PlacedNetwork) -> Costs:
+def costs(story: Workload, placed: NetworkInstance) -> RunCosts:
     """What a run with this story costs on a network."""
-    clock, network, depth = Clock(placed, story.wait), placed.network, story.tree.depth
-    spent: list[tuple[int, Spent]] = []
-    sent: list[tuple[Sent, ...]] = []
-    for chunk in replay(story, clock):
+    clock, network, depth = NetworkTimeline(placed, story.wait), placed.network, story.tree.depth
+    spent: list[tuple[int, RoundCosts]] = []
+    sent: list[tuple[LevelTraffic, ...]] = []
+    for chunk in replay_rounds(story, clock):
         spent += list(_spent(clock, story, chunk))
-        sent.append(tuple(Sent(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent))
+        sent.append(
+            tuple(LevelTraffic(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent)
+        )
     seconds_R = _joined([(count, each.seconds) for count, each in spent])
     names = dict.fromkeys(part for _, each in spent for part in each.parts)
     parts = {part: _joined([(count, each.parts.get(part, np.zeros(1))) for count, each in spent]) for part in names}
     levels = [
-        Sent(*(np.concatenate(each) for each in zip(*(vars(s[m]).values() for s in sent), strict=True)))
+        LevelTraffic(*(np.concatenate(each) for each in zip(*(vars(s[m]).values() for s in sent), strict=True)))
         for m in range(depth)
     ]
-    return Costs(
+    return RunCosts(
         network=network,
         levels=tuple(network.title(level, depth) for level in range(1, depth + 1)),
         seconds_R=seconds_R,
@@ -184,7 +188,7 @@ def costs(story: Story, placed: PlacedNetwork) -> Costs:
     )
 
 
-def _spent(clock: Clock, story: Story, chunk: Chunk) -> Iterator[tuple[int, Spent]]:
+def _spent(clock: NetworkTimeline, story: Workload, chunk: RoundBlock) -> Iterator[tuple[int, RoundCosts]]:
     """Of a chunk's rounds, with how many rounds each is for."""
     rows = len(chunk.sent[0].bytes_up)
     if chunk.spent:
@@ -194,7 +198,7 @@ def _spent(clock: Clock, story: Story, chunk: Chunk) -> Iterator[tuple[int, Spen
     elif clock.placed.is_steady:
         yield chunk.rounds, clock.spent(chunk.stages, 1)
     else:
-        size = at_once(story)
+        size = block_size(story)
         for first in range(0, chunk.rounds, size):
             some = range(first, min(first + size, chunk.rounds))
             yield len(some), clock.spent(chunk.many(story.schedule, some), len(some))
@@ -208,14 +212,14 @@ def _joined(parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
     return np.concatenate([_long(values, count) for count, values in parts])
 
 
-def _wire(placed: PlacedNetwork, level: int, sent: Sent, up: bool) -> np.ndarray:
+def _wire(placed: NetworkInstance, level: int, sent: LevelTraffic, up: bool) -> np.ndarray:
     """Bytes over a level's links; messages are counted for the level, so an overhead that differs
     from node to node counts with its mean."""
     overhead = placed.edge(level).overhead_bytes_N.mean()
     return sent.bytes_up + overhead * sent.messages_up if up else sent.bytes_down + overhead * sent.messages_down
 
 
-def _money(placed: PlacedNetwork, levels: list[Sent], seconds_R: np.ndarray) -> np.ndarray:
+def _money(placed: NetworkInstance, levels: list[LevelTraffic], seconds_R: np.ndarray) -> np.ndarray:
     """For what goes over the links, and for as long as the nodes are there."""
     money_R = seconds_R / HOUR * (placed.devices.per_hour + sum(each.parents_per_hour for each in placed.edges))
     for level, sent in enumerate(levels, 1):

@@ -11,7 +11,7 @@ import numpy as np
 
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.topology import Tree
-from stratafl.cost.pricing import ALL, TIME, PricedSetting, Unit, grouped
+from stratafl.cost.pricing import ALL, TIME, GroupCosts, Unit, time_breakdown
 from stratafl.network.distributions import Distribution
 from stratafl.network.specification import Device, Network, Tier
 
@@ -28,7 +28,7 @@ SHADES = {
 WIDTH = 7.2
 
 
-def bars(path: Path, found: Sequence[PricedSetting], until: str = ALL) -> None:
+def plot_time_breakdown(path: Path, found: Sequence[GroupCosts], until: str = ALL) -> None:
     """Write a picture of what settings took until a milestone."""
     plt = pyplot()
     networks = list(dict.fromkeys(each.network for each in found))
@@ -45,9 +45,9 @@ def bars(path: Path, found: Sequence[PricedSetting], until: str = ALL) -> None:
         save(figure, path)
 
 
-def _panel(axes: Any, found: Sequence[PricedSetting], names: Sequence[str], until: str) -> None:
+def _panel(axes: Any, found: Sequence[GroupCosts], names: Sequence[str], until: str) -> None:
     known = [each for each in found if each.at(until).seconds is not None]
-    spent = {each.setting: grouped(each.at(until), each.levels) for each in known}
+    spent = {each.setting: time_breakdown(each.at(until), each.levels) for each in known}
     unit = Unit.of(TIME, [sum(parts.values()) for parts in spent.values()])
     totals = {name: sum(parts.values()) / unit.factor for name, parts in spent.items()}
     titles = [

@@ -16,7 +16,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput
 from stratafl.base.statistics import OverSeeds
 from stratafl.base.validation import check_number
-from stratafl.cost.costs import Costs, PricedRun, Pricing, Total
+from stratafl.cost.costs import CumulativeCost, PriceableRun, PriceBatch, RunCosts
 from stratafl.cost.workload import named_networks, resolved
 from stratafl.network.specification import LARGEST, Network
 from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, PARTS, UP, WAIT, WORK, Part
@@ -47,7 +47,7 @@ class Milestone:
 
 
 @dataclass(frozen=True)
-class PricedSetting:
+class GroupCosts:
     """Runs that differ in their seed only, on one network."""
 
     setting: str
@@ -70,7 +70,7 @@ def price(
     networks: str | Path | Network | Sequence[str | Path | Network],
     targets: Sequence[str | float] = (),
     flops_per_sample: float | None = None,
-) -> list[PricedSetting]:
+) -> list[GroupCosts]:
     """Price stored runs under networks, afterwards: their learning does not depend on these.
 
     A run that cannot be priced is left out with a warning, unless there is no other.
@@ -92,7 +92,7 @@ def price(
         raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
     given = [networks] if isinstance(networks, str | Path | Network) else list(networks)
     named, known = named_networks(given, "networks"), [*stored, *found]
-    chosen, pricing = resolved(named, known, "networks"), Pricing(flops_per_sample)
+    chosen, pricing = resolved(named, known, "networks"), PriceBatch(flops_per_sample)
     settled = priced(settings(known), chosen, pricing, targets, "targets")
     for line in pricing.problems:
         warnings.warn(line, stacklevel=2)
@@ -102,10 +102,10 @@ def price(
 def priced(
     compared: Sequence[Setting],
     networks: Sequence[Network],
-    pricing: Pricing,
+    pricing: PriceBatch,
     targets: Sequence[str | float] = (),
     field: str = "--target",
-) -> list[PricedSetting]:
+) -> list[GroupCosts]:
     """Settings under networks, all settings of a network together; what cannot be priced is left
     out, and in `pricing`."""
     goals = targets_of(targets, *judged_by(compared), field)
@@ -124,12 +124,12 @@ def priced(
 class _Priced(NamedTuple):
     """A run of a setting on a network."""
 
-    run: PricedRun
+    run: PriceableRun
     curve: Curve
-    costs: Costs
+    costs: RunCosts
 
 
-def _on(network: Network, setting: Setting, runs: Sequence[PricedRun | None], pricing: Pricing) -> list[_Priced]:
+def _on(network: Network, setting: Setting, runs: Sequence[PriceableRun | None], pricing: PriceBatch) -> list[_Priced]:
     """Those of a setting's runs that can be priced there."""
     tried = [
         (run, curve, pricing.on(run, network))
@@ -139,14 +139,14 @@ def _on(network: Network, setting: Setting, runs: Sequence[PricedRun | None], pr
     return [_Priced(run, curve, costs) for run, curve, costs in tried if costs is not None]
 
 
-def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> PricedSetting:
+def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
     each = [priced_run.costs for priced_run in runs]
     made = []
     for measure, goal in targets:
         ends = [first_round(priced_run.curve, goal) for priced_run in runs]
         made.append(_milestone(f"{measure.name} {measure.goal_text(goal.value)}", each, ends))
     made.append(_milestone(ALL, each, [len(priced_run.run.run.rounds) for priced_run in runs]))
-    return PricedSetting(
+    return GroupCosts(
         setting=setting.label,
         network=network.name,
         about=network.about,
@@ -157,13 +157,13 @@ def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], target
     )
 
 
-def _milestone(until: str, runs: Sequence[Costs], ends: Sequence[int | None]) -> Milestone:
+def _milestone(until: str, runs: Sequence[RunCosts], ends: Sequence[int | None]) -> Milestone:
     totals = [None if end is None else run.until(end) for run, end in zip(runs, ends, strict=True)]
     there = [total for total in totals if total is not None]
     if len(there) < len(totals):
         return Milestone(until, len(totals), len(there), None, None, None, None, (), {})
 
-    def over(value: Callable[[Total], float]) -> OverSeeds:
+    def over(value: Callable[[CumulativeCost], float]) -> OverSeeds:
         found = of_all([value(total) for total in there])
         assert found is not None
         return found
@@ -184,12 +184,12 @@ def _milestone(until: str, runs: Sequence[Costs], ends: Sequence[int | None]) ->
 # -- for other programs ----------------------------------------------------------------------------
 
 
-def as_rows(found: Sequence[PricedSetting]) -> list[dict[str, Any]]:
+def as_rows(found: Sequence[GroupCosts]) -> list[dict[str, Any]]:
     """One flat table per setting, network and milestone, every number in full."""
     return [_row(each, milestone) for each in found for milestone in each.milestones]
 
 
-def _row(priced_setting: PricedSetting, milestone: Milestone) -> dict[str, Any]:
+def _row(priced_setting: GroupCosts, milestone: Milestone) -> dict[str, Any]:
     row: dict[str, Any] = {
         "setting": priced_setting.setting,
         "network": priced_setting.network,
@@ -209,7 +209,7 @@ def _row(priced_setting: PricedSetting, milestone: Milestone) -> dict[str, Any]:
     return row
 
 
-def as_csv(found: Sequence[PricedSetting]) -> str:
+def as_csv(found: Sequence[GroupCosts]) -> str:
     """The same as a CSV file."""
     rows = as_rows(found)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -268,7 +268,7 @@ class Column:
     cells: list[str]
 
 
-def cost_columns(found: Sequence[PricedSetting]) -> list[Column]:
+def cost_columns(found: Sequence[GroupCosts]) -> list[Column]:
     """What settings cost on one network: a row per setting and milestone."""
     rows = [(each, milestone) for each in found for milestone in each.milestones]
     columns = [
@@ -300,7 +300,7 @@ def _rounds(milestone: Milestone) -> str:
     return PLAIN.text(milestone.rounds) if milestone.rounds.deviation else f"{milestone.rounds.mean:.0f}"
 
 
-def grouped(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
+def time_breakdown(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
     """Seconds by what they went into: sending is both ways; absences and pauses are together."""
     spent = {"computing": 0.0, "away": 0.0}
     spent["computing"] = sum(value for (what, _), value in milestone.parts.items() if what == COMPUTE)
@@ -314,9 +314,9 @@ def grouped(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
     return spent
 
 
-def part_columns(found: Sequence[PricedSetting]) -> list[Column]:
+def part_columns(found: Sequence[GroupCosts]) -> list[Column]:
     """Where the time of all rounds goes, in per cent."""
-    spent = [grouped(each.milestones[-1], each.levels) for each in found]
+    spent = [time_breakdown(each.milestones[-1], each.levels) for each in found]
     columns = [Column("setting", [each.setting for each in found])]
     for title in dict.fromkeys(title for each in spent for title in each):
         shares = [100 * each.get(title, 0.0) / (sum(each.values()) or 1.0) for each in spent]
@@ -330,26 +330,26 @@ SECONDS, COST = "seconds on ", "cost on "
 
 
 @dataclass(frozen=True)
-class NetworkAxes:
+class CostAxes:
     """Axes that curves have besides their own."""
 
     titles: dict[str, str] = field(default_factory=dict)
     """The titles of axes by their names."""
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
     """A value per round and axis, by run; gaps where a run cannot be priced."""
-    priced: dict[Path, list[tuple[PricedRun, Network]]] = field(default_factory=dict)
+    priced: dict[Path, list[tuple[PriceableRun, Network]]] = field(default_factory=dict)
     """A run on each network on which it can be priced."""
     notes: tuple[str, ...] = ()
     """Which runs cannot be, and why."""
 
 
-def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing: Pricing | None = None) -> NetworkAxes:
+def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing: PriceBatch | None = None) -> CostAxes:
     """The axes of these networks, and the runs on them. pricing: a new one, which may have been
     given the results of another."""
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
-    on: dict[Path, list[tuple[PricedRun, Network]]] = {}
-    pricing = Pricing() if pricing is None else pricing
+    on: dict[Path, list[tuple[PriceableRun, Network]]] = {}
+    pricing = PriceBatch() if pricing is None else pricing
     ready = [pricing.ready(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
@@ -366,7 +366,7 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing
     for run in runs:
         for axis in titles:
             points[run.path].setdefault(axis, [None] * len(run.rounds))
-    return NetworkAxes(titles, points, on, tuple(pricing.problems))
+    return CostAxes(titles, points, on, tuple(pricing.problems))
 
 
 def _points(each_R: np.ndarray) -> Points:

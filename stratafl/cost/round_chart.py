@@ -12,10 +12,10 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.topology import Tree
-from stratafl.cost.costs import PricedRun
+from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import TIME, Unit
 from stratafl.network.specification import Network
-from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, Interval
+from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, UP, WAIT, Activity
 
 MOST_ROUNDS, LEAST = 60, 12
 """Rows of a round, and how many it may have on a page with many of them."""
@@ -35,15 +35,15 @@ SHOWN: dict[int, tuple[tuple[float, str], ...]] = {
 word for it."""
 
 
-class Clocked(NamedTuple):
+class GroupOnNetwork(NamedTuple):
     """A run on a network."""
 
     title: str
-    run: PricedRun
+    run: PriceableRun
     network: Network
 
 
-def timelines(clocked: Sequence[Clocked]) -> list[dict[str, Any]]:
+def timelines(clocked: Sequence[GroupOnNetwork]) -> list[dict[str, Any]]:
     """The first, the middle and the last round of each; the middle alone where they are many."""
     found = []
     for title, run, network in clocked:
@@ -51,7 +51,7 @@ def timelines(clocked: Sequence[Clocked]) -> list[dict[str, Any]]:
         room = ROOM // (3 * len(clocked) * BARS * int(story.schedule.meetings[-1]))
         middle = (last + 1) // 2
         for round in sorted({1, middle, last} if room >= LEAST else {middle}):
-            seen = Seen(story.tree, run.intervals(network, round))
+            seen = RoundChart(story.tree, run.intervals(network, round))
             rows = seen.rows(min(MOST_ROUNDS, max(LEAST, room)))
             shown = {"run": title, "network": network.name, "round": round, "rounds": last}
             found.append({**shown, "seconds": seen.seconds, "nodes": seen.taking_part, "rows": rows})
@@ -67,12 +67,12 @@ class _Row(NamedTuple):
     """How many of its group take part, with itself."""
 
 
-class Seen:
+class RoundChart:
     """One round, by node."""
 
-    def __init__(self, tree: Tree, intervals: Sequence[Interval]):
+    def __init__(self, tree: Tree, intervals: Sequence[Activity]):
         self.tree = tree
-        self._of: list[list[Interval]] = [[] for _ in tree.sizes]
+        self._of: list[list[Activity]] = [[] for _ in tree.sizes]
         self._is_there = [np.zeros(size, dtype=bool) for size in tree.sizes]
         self._waits, self._comes = ([np.zeros(size) for size in tree.sizes] for _ in range(2))
         for each in intervals:
@@ -154,7 +154,7 @@ MOST = 40
 Place = tuple[int, int]
 
 
-def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> None:
+def plot_round(path: Path, ready: PriceableRun, network: Network, round: int) -> None:
     """Write the time line of one global round of a run, counted from 1."""
     run, tree = ready.run, ready.recovered.story.tree
     if round > len(run.rounds):
@@ -164,7 +164,7 @@ def draw_round(path: Path, ready: PricedRun, network: Network, round: int) -> No
     with plt.rc_context(STYLE):
         size = (7.2, 0.95 + 0.17 * len(lines))
         figure, axes = plt.subplots(figsize=size, layout="constrained")
-        _bars(axes, Seen(tree, ready.intervals(network, round)), lines)
+        _bars(axes, RoundChart(tree, ready.intervals(network, round)), lines)
         names = [f"{'   ' * (tree.depth - level)}{tree.names[level][node]}" for level, node in lines]
         axes.set_yticks(range(len(lines)), list(map(escape_control, names)), fontsize=7)
         axes.set(ylim=(len(lines) - 0.4, -0.6))
@@ -194,7 +194,7 @@ def _lines(tree: Tree) -> list[Place]:
     return found
 
 
-def _bars(axes: Any, seen: Seen, lines: Sequence[Place]) -> None:
+def _bars(axes: Any, seen: RoundChart, lines: Sequence[Place]) -> None:
     unit, drawn = Unit.of(TIME, [seen.seconds]), set[str]()
     for row, place in enumerate(lines):
         for begin, end, what in seen.bars(*place):

@@ -24,14 +24,14 @@ from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.cost.legacy import flops_of
-from stratafl.network.messages import UNIT, MessageSizes, Workload, message_sizes
-from stratafl.network.replay import Story, leaf_steps, replay
+from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes
+from stratafl.network.replay import Workload, leaf_steps, replay_rounds
 from stratafl.network.specification import Network, NetworkLike, network
 from stratafl.network.waiting import check_wait
 from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 
-OWN = "own"
+OWN_NETWORK = "own"
 """What stands for the network of the runs themselves."""
 LOOKED_AT = 3
 """Rounds from which the sizes follow: the first differs from the others, as nobody has a model
@@ -39,10 +39,10 @@ yet."""
 
 
 @dataclass(frozen=True, eq=False)
-class Recovered:
+class RecoveredWorkload:
     """A run's story, and how well it agrees with its records."""
 
-    story: Story
+    story: Workload
     parameters: int
     buffers: int
     notes: tuple[str, ...]
@@ -58,7 +58,7 @@ class Recovered:
             raise InvalidInput("--network", network.name, f"{told} on this one")
 
 
-def recover(run: StoredRun) -> Recovered:
+def read_workload(run: StoredRun) -> RecoveredWorkload:
     """The story of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
@@ -68,9 +68,9 @@ def recover(run: StoredRun) -> Recovered:
     wait = check_wait(_table(config, "schedule").get("wait"), tree.depth)
     noted = _noted(run, config, schedule)
 
-    def story(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Story:
+    def story(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
         drawn = _participation(run, config, tree.depth), _seed(run, config)
-        return Story(tree, schedule, *drawn, sizes, steps_N, samples_N, len(run.rounds), wait)
+        return Workload(tree, schedule, *drawn, sizes, steps_N, samples_N, len(run.rounds), wait)
 
     if noted is None:
         return _reconstructed(run, config, story(MessageSizes((), 0), *_steps(run, config, schedule)))
@@ -80,25 +80,25 @@ def recover(run: StoredRun) -> Recovered:
     made = story(noted.messages, noted.steps_N, noted.samples_N)
     notes = [] if made.waits_by_time else _disagreement(run, made)
     own = _own(run) if run.clock else None
-    return Recovered(made, noted.parameters, noted.buffers, tuple(notes), noted.flops_per_sample, own)
+    return RecoveredWorkload(made, noted.parameters, noted.buffers, tuple(notes), noted.flops_per_sample, own)
 
 
-def _noted(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> Workload | None:
+def _noted(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> RecordedWorkload | None:
     """The workload that a run notes; None of a run of an early version, but where it went on in
     virtual time and noted most of it with that."""
     clients = len(run.tree["levels"][-1]["names"])
     try:
         if run.workload:
-            return Workload.of(run.workload, len(schedule.periods), clients)
+            return RecordedWorkload.of(run.workload, len(schedule.periods), clients)
         if not run.clock:
             return None
         steps = dict(zip(("steps_per_sync", "samples_per_step"), _steps(run, config, schedule), strict=True))
-        return Workload.of({**run.clock, **steps}, len(schedule.periods), clients)
+        return RecordedWorkload.of({**run.clock, **steps}, len(schedule.periods), clients)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
 
 
-def _reconstructed(run: StoredRun, config: Mapping[str, Any], story: Story) -> Recovered:
+def _reconstructed(run: StoredRun, config: Mapping[str, Any], story: Workload) -> RecoveredWorkload:
     """The story of a run that does not note its workload. story: without the sizes of messages."""
     if story.waits_by_time:
         raise InvalidInput(
@@ -107,25 +107,25 @@ def _reconstructed(run: StoredRun, config: Mapping[str, Any], story: Story) -> R
     rules, leaf = _rules(run, config, story.tree.depth), _leaf(config, run.total)
     parameters, buffers = _model_size(run, story, rules, leaf)
     story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
-    return Recovered(story, parameters, buffers, tuple(_disagreement(run, story)), flops_of(run, parameters))
+    return RecoveredWorkload(story, parameters, buffers, tuple(_disagreement(run, story)), flops_of(run, parameters))
 
 
-def own_network(runs: Sequence[StoredRun], field: str) -> Network:
+def shared_network(runs: Sequence[StoredRun], field: str) -> Network:
     """The network in whose virtual time runs went on, if it is one for all of them."""
     known = [_own(run) for run in runs if run.clock]
     if not known or len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
-        raise InvalidInput(field, OWN, "is for runs in the virtual time of a network, the same for all of them")
+        raise InvalidInput(field, OWN_NETWORK, "is for runs in the virtual time of a network, the same for all of them")
     return known[0]
 
 
 def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> list[Network | None]:
     """Of these names, or files; None where the runs' own is meant."""
-    return [None if each == OWN else network(each, field) for each in given]
+    return [None if each == OWN_NETWORK else network(each, field) for each in given]
 
 
 def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
     """The same, now that the runs are known; two of one name could not be told apart."""
-    found = [own_network(runs, field) if each is None else each for each in named]
+    found = [shared_network(runs, field) if each is None else each for each in named]
     name = repeated(each.name for each in found)
     if name is not None:
         raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
@@ -209,21 +209,21 @@ def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tup
     return leaf_steps(held_N, given.get("batch") or None, schedule, given.get("epochs") is not None)
 
 
-def _client_bytes(story: Story, rounds: int) -> np.ndarray:
+def _client_bytes(story: Workload, rounds: int) -> np.ndarray:
     """Bytes sent and received by all leaves, up to the end of each of the first rounds."""
     found: list[float] = []
-    for chunk in replay(replace(story, rounds=rounds)):
+    for chunk in replay_rounds(replace(story, rounds=rounds)):
         last = chunk.sent[-1]
         each = last.bytes_up + last.bytes_down
         found += list(np.broadcast_to(each, (chunk.rounds,)) if len(each) == 1 else each)
     return np.cumsum(found)
 
 
-def _recorded(run: StoredRun, story: Story, rounds: int) -> np.ndarray:
+def _recorded(run: StoredRun, story: Workload, rounds: int) -> np.ndarray:
     return np.array([record["bytes_per_client"] for record in run.rounds[:rounds]]) * story.tree.leaves
 
 
-def _model_size(run: StoredRun, story: Story, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
+def _model_size(run: StoredRun, story: Workload, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
     """Parameters and buffer values of the run's model, from what it sent."""
     rounds = min(LOOKED_AT, len(run.rounds))
     told = _recorded(run, story, rounds)
@@ -241,7 +241,7 @@ def _model_size(run: StoredRun, story: Story, rules: Sequence[Rule], leaf: Leaf 
     return max(1, round(parameters)), max(0, round(buffers))
 
 
-def _disagreement(run: StoredRun, story: Story) -> list[str]:
+def _disagreement(run: StoredRun, story: Workload) -> list[str]:
     """What the records say otherwise: a node that was refused or absent was told less."""
     rounds = len(run.rounds)
     told, made = _recorded(run, story, rounds)[-1], _client_bytes(story, rounds)[-1]

@@ -76,7 +76,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class LinkParameters:
     """The edges of one level in one run, drawn."""
 
     up_N: np.ndarray
@@ -102,7 +102,7 @@ class Edges:
 
 
 @dataclass(frozen=True, eq=False)
-class Devices:
+class DeviceParameters:
     """The leaves' in one run, drawn."""
 
     step_s_N: np.ndarray
@@ -119,17 +119,17 @@ class Devices:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacedNetwork:
+class NetworkInstance:
     """A network on a tree, with everything that is drawn once."""
 
     network: Network
     tree: Tree
     seed: int
-    edges: tuple[Edges, ...]
+    edges: tuple[LinkParameters, ...]
     """Root's first: entry m - 1 is edge level m's."""
-    devices: Devices
+    devices: DeviceParameters
 
-    def edge(self, level: int) -> Edges:
+    def edge(self, level: int) -> LinkParameters:
         return self.edges[level - 1]
 
     @cached_property
@@ -142,7 +142,7 @@ class PlacedNetwork:
 
 
 def place(network: Network, tree: Tree, seed: int, samples_N: Sequence[int] | np.ndarray | None = None,
-          flops: float | None = None) -> PlacedNetwork:  # fmt: skip
+          flops: float | None = None) -> NetworkInstance:  # fmt: skip
     """Draw a network for the nodes of a tree.
 
     samples_N: how many samples each leaf takes in one step, and flops: the operations of training
@@ -159,7 +159,7 @@ def place(network: Network, tree: Tree, seed: int, samples_N: Sequence[int] | np
         }
         edges.append(_edges(links, above, seed))
     leaves = {name: _quantity(name, tree.depth, getattr(network.leaf, name), tree.leaves, changes) for name in DEVICE}
-    return PlacedNetwork(network, tree, seed, tuple(edges), _devices(leaves, seed, samples_N, flops))
+    return NetworkInstance(network, tree, seed, tuple(edges), _devices(leaves, seed, samples_N, flops))
 
 
 Changes = Mapping[tuple[int, str], list[tuple[np.ndarray, Distribution | None]]]
@@ -198,10 +198,10 @@ def _quantity(name: str, level: int, usual: Distribution | None, count: int, cha
     return Quantity(name, level, tuple(kinds), kind_N)
 
 
-def _edges(links: Mapping[str, Quantity], above: Mapping[str, Quantity], seed: int) -> Edges:
+def _edges(links: Mapping[str, Quantity], above: Mapping[str, Quantity], seed: int) -> LinkParameters:
     link = {name: quantity.once(seed) for name, quantity in links.items() if name != "jitter_s"}
     parent = {name: quantity.once(seed) for name, quantity in above.items()}
-    return Edges(
+    return LinkParameters(
         up_N=link["up_mbit_s"] * BYTES_PER_MBIT,
         down_N=link["down_mbit_s"] * BYTES_PER_MBIT,
         latency_N=link["latency_s"],
@@ -223,7 +223,7 @@ def _edges(links: Mapping[str, Quantity], above: Mapping[str, Quantity], seed: i
 
 def _devices(
     leaves: Mapping[str, Quantity], seed: int, samples_N: Sequence[int] | np.ndarray | None, flops: float | None
-) -> Devices:
+) -> DeviceParameters:
     once = ("step_s", "gflop_s", "flops_per_sample", "availability", "dropout", "watts", "money_per_hour")
     drawn = {name: leaves[name].once(seed) for name in once}
     step_s_N = drawn["step_s"]
@@ -237,7 +237,7 @@ def _devices(
     chance = Distribution("uniform", (("low", 0.0), ("high", 1.0)))
     nobody_N = np.zeros(len(step_s_N), dtype=np.int64)
     level = leaves["step_s"].level
-    return Devices(
+    return DeviceParameters(
         step_s_N=step_s_N,
         slowdown=leaves["slowdown"],
         pause=leaves["pause_s"],

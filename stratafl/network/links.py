@@ -13,7 +13,7 @@ BLOCK = 1 << 17
 enough to stay in a processor's cache."""
 
 
-def finished(
+def transfer_end_times(
     start_GK: np.ndarray, bytes_GK: np.ndarray, link_GK: np.ndarray, pipe_G: np.ndarray, there_GK: np.ndarray
 ) -> np.ndarray:
     """When each transfer ends that is there; the others' times mean nothing."""
@@ -28,11 +28,11 @@ def finished(
     if apart_G.any():
         never_G = np.full_like(pipe_G, np.inf)
         given = (values[apart_G] for values in (start_GK, bytes_GK, link_GK, pipe_G, there_GK, never_G))
-        end_GK[apart_G], _ = _shared(*given)
+        end_GK[apart_G], _ = simulate_shared_links(*given)
     return end_GK
 
 
-def left(
+def remaining_bytes(
     start_GK: np.ndarray,
     bytes_GK: np.ndarray,
     link_GK: np.ndarray,
@@ -52,7 +52,7 @@ def left(
     tight_G = (link_GK * there_GK).sum(axis=1) > pipe_G
     if tight_G.any():
         given = (values[tight_G] for values in (start_GK, bytes_GK, link_GK, pipe_G, there_GK, at_G))
-        _, left_GK[tight_G] = _shared(*given)
+        _, left_GK[tight_G] = simulate_shared_links(*given)
     return left_GK
 
 
@@ -62,7 +62,7 @@ def _is_even(values_GK: np.ndarray, there_GK: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(there_GK, values_GK, np.inf).min(axis=1) == largest_G)
 
 
-def _shared(
+def simulate_shared_links(
     start_GK: np.ndarray,
     bytes_GK: np.ndarray,
     link_GK: np.ndarray,
@@ -76,7 +76,7 @@ def _shared(
     size = max(1, BLOCK // start_GK.shape[1])
     for first in range(0, len(pipe_G), size):
         some = slice(first, first + size)
-        pipes, low = _Pipes.of(start_GK[some], left_GK[some], link_GK[some], pipe_G[some], until_G[some]), 0
+        pipes, low = _LinkState.of(start_GK[some], left_GK[some], link_GK[some], pipe_G[some], until_G[some]), 0
         while len(pipes.now_B):
             pipes = pipes.without_idle(end_GK[some], left_GK[some])
             pipes.begin()
@@ -84,7 +84,7 @@ def _shared(
     return end_GK, left_GK
 
 
-class _Pipes(NamedTuple):
+class _LinkState(NamedTuple):
     """Some pipes (B) side by side, each at a moment of its own, from which it goes on to the next
     beginning or end of a transfer. Transfers (K) come in the order in which they begin, and lie
     along the first axis, so that what is done to them is done to all pipes at once."""
@@ -114,7 +114,7 @@ class _Pipes(NamedTuple):
     @staticmethod
     def of(
         start_GK: np.ndarray, left_GK: np.ndarray, link_GK: np.ndarray, pipe_G: np.ndarray, until_G: np.ndarray
-    ) -> _Pipes:
+    ) -> _LinkState:
         """Before anything has begun."""
         begin_GK = np.where(left_GK > 0, start_GK, np.inf)
         place_GK = np.argsort(begin_GK, axis=1, kind="stable")
@@ -123,7 +123,7 @@ class _Pipes(NamedTuple):
             return np.ascontiguousarray(np.take_along_axis(values_GK, place_GK, axis=1).T)
 
         begin_KB, rest_KB = sorted_KB(begin_GK), sorted_KB(left_GK)
-        return _Pipes(
+        return _LinkState(
             number_B=np.arange(len(pipe_G)),
             place_KB=place_GK.T,
             start_KB=np.concatenate([begin_KB, np.full((1, len(pipe_G)), np.inf)]),
@@ -143,7 +143,7 @@ class _Pipes(NamedTuple):
         """Where nothing more happens."""
         return (self.now_B >= self.until_B) | ((self.live_B == 0) & np.isinf(self.begins_B))
 
-    def without_idle(self, end_GK: np.ndarray, left_GK: np.ndarray) -> _Pipes:
+    def without_idle(self, end_GK: np.ndarray, left_GK: np.ndarray) -> _LinkState:
         """Those that go on; of the others, write down when transfers ended and what is left. They
         stay where they are few, since to leave them behind is to copy all."""
         is_idle_B = self.is_idle_B()
@@ -153,7 +153,7 @@ class _Pipes(NamedTuple):
         where = self.number_B[idle], self.place_KB[:, idle]
         rest_KB = self.rest_KB[:, idle]
         end_GK[where], left_GK[where] = self.end_KB[:, idle], np.where(np.isinf(rest_KB), 0.0, rest_KB)
-        return _Pipes(*(np.take(values, going, axis=-1) for values in self))
+        return _LinkState(*(np.take(values, going, axis=-1) for values in self))
 
     def begin(self) -> None:
         """Let transfers begin whose time has come."""
@@ -170,7 +170,7 @@ class _Pipes(NamedTuple):
         while low < high and np.isinf(self.rest_KB[low]).all():
             low += 1
         rest_KB, taken_KB, end_KB = (each[low:high] for each in (self.rest_KB, self.taken_KB, self.end_KB))
-        rate_KB = np.minimum(taken_KB, _level(taken_KB, self.live_B, self.pipe_B))
+        rate_KB = np.minimum(taken_KB, fair_share_rate(taken_KB, self.live_B, self.pipe_B))
         with np.errstate(divide="ignore"):
             needs_KB = rest_KB / rate_KB
         ends_B = needs_KB.min(axis=0, initial=np.inf)
@@ -189,7 +189,7 @@ class _Pipes(NamedTuple):
         return low
 
 
-def _level(taken_KB: np.ndarray, live_B: np.ndarray, pipe_B: np.ndarray) -> np.ndarray:
+def fair_share_rate(taken_KB: np.ndarray, live_B: np.ndarray, pipe_B: np.ndarray) -> np.ndarray:
     """The most that anybody gets of each pipe, without an end where all are limited by their links.
 
     Equal parts of what those leave over whose links take less are never too much, and the more
@@ -206,7 +206,7 @@ def _level(taken_KB: np.ndarray, live_B: np.ndarray, pipe_B: np.ndarray) -> np.n
         level_B = np.maximum(level_B, more_B)
 
 
-class Families:
+class SiblingGroups:
     """The children of each parent of a level, who are neighbours."""
 
     def __init__(self, tree: Tree, level: int):
@@ -249,7 +249,7 @@ class Families:
         if np.isinf(pipe_M).all():
             return np.where(there_RN, begin_RN + size_RN / link_N, begin_RN)
         begin, size, link, pipe, there = self._pipes(begin_RN, size_RN, link_N, pipe_M, there_RN)
-        ends = finished(begin, size, link, pipe, there)
+        ends = transfer_end_times(begin, size, link, pipe, there)
         return ends.reshape(len(there_RN), -1)[:, self._place_N]
 
     def left(
@@ -263,7 +263,7 @@ class Families:
     ) -> np.ndarray:
         """What is not yet sent of transfers at a moment of their parent's."""
         begin, size, link, pipe, there = self._pipes(begin_RN, size_RN, link_N, pipe_M, there_RN)
-        rest = left(begin, size, link, pipe, there, at_RM.reshape(-1))
+        rest = remaining_bytes(begin, size, link, pipe, there, at_RM.reshape(-1))
         return rest.reshape(len(there_RN), -1)[:, self._place_N]
 
     def _pipes(

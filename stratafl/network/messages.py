@@ -59,7 +59,7 @@ UNIT = 64
 """Parameters, and buffer values, of a model that message sizes are learnt from."""
 
 
-class _Scale(Observer):
+class _SizeProbe(Observer):
     """Notes what is sent at each level's meeting."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def message_sizes(
     device: torch.device | None = None,
 ) -> MessageSizes:
     """Message sizes of a model with so many parameters and buffer values, on rows of that size."""
-    scale = _Scale()
+    scale = _SizeProbe()
     tree = Tree.of("x".join("1" for _ in rules))
     x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
     federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[scale], leaf=leaf)
@@ -137,7 +137,7 @@ BACKWARD = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
+class RecordedWorkload:
     """What a run's clients compute, and how large its messages are."""
 
     parameters: int
@@ -164,7 +164,7 @@ class Workload:
         }
 
     @staticmethod
-    def of(values: Mapping[str, Any], depth: int, clients: int) -> Workload:
+    def of(values: Mapping[str, Any], depth: int, clients: int) -> RecordedWorkload:
         """From what `as_plain` made of it; raises KeyError, TypeError or ValueError where it is not
         that of a tree with so many edge levels and clients."""
         messages, flops = values["messages"], values["flops_per_sample"]
@@ -173,7 +173,7 @@ class Workload:
             raise ValueError("messages of another tree")
         if flops is not None and not 0 < float(flops) < math.inf:
             raise ValueError("no number of operations")
-        return Workload(
+        return RecordedWorkload(
             parameters=int(values["parameters"]),
             buffers=int(values["buffers"]),
             flops_per_sample=None if flops is None else float(flops),

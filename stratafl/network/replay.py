@@ -16,19 +16,27 @@ from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Ro
 from stratafl.federation.sync import AggregationResult, AggregatorState
 from stratafl.metrics.communication import CommunicationMeter, LinkCounts
 from stratafl.network.messages import MessageSizes
-from stratafl.network.timeline import Clock, Interval, Messages, Observer, Spent, Stage, Walk
-from stratafl.network.waiting import Policy
+from stratafl.network.timeline import (
+    Activity,
+    ActivityCallback,
+    Messages,
+    NetworkTimeline,
+    RoundCosts,
+    Stage,
+    TimelineState,
+)
+from stratafl.network.waiting import WaitPolicy
 
-CHUNK = 4_000_000
+BLOCK_VALUES = 4_000_000
 """Numbers in the matrices of rounds that are looked at side by side, about."""
 
-GRADIENTS = 1 << 40
+GRADIENT_ROUND_OFFSET = 1 << 40
 """Added to the counter of a round for the exchange of gradients before it, which is a round of
 messages of its own."""
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class Workload:
     """What of a run decides who takes part and what is sent."""
 
     tree: Tree
@@ -42,7 +50,7 @@ class Story:
     samples_N: np.ndarray
     """That each leaf takes in one step."""
     rounds: int
-    wait: tuple[Policy, ...] = ()
+    wait: tuple[WaitPolicy, ...] = ()
     """Whom parents wait for, root first; for all unless given."""
 
     @property
@@ -68,7 +76,7 @@ class Story:
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class LevelTraffic:
     """What was sent over one edge level up to the end of a round, for several rounds (R)."""
 
     messages_up: np.ndarray
@@ -78,16 +86,16 @@ class Sent:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class RoundBlock:
     """Some rounds in a row of a run: each has a row, or all are like the one that there is."""
 
     first: int
     """Counted from 0."""
     rounds: int
     stages: tuple[Stage, ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[LevelTraffic, ...]
     """In each of these rounds, as the run's own account has it; root's edge level first."""
-    spent: tuple[Spent, ...] = ()
+    spent: tuple[RoundCosts, ...] = ()
     """What each took, where that cannot be told from its stages alone."""
 
     def many(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
@@ -116,20 +124,20 @@ RowStage = tuple[int, int, ByLevel, dict[int, tuple], dict[int, tuple], dict[int
 """The fields of a `Stage` without its steps, of one round."""
 
 
-class Row:
+class ReplayedRound:
     """One global round as it is replayed: per stage and level who took part and what went over."""
 
     def __init__(self) -> None:
         self.stages: list[RowStage] = []
         self.sent: list[tuple[np.ndarray, ...]] = []
-        self.spent: Spent | None = None
+        self.spent: RoundCosts | None = None
         """What it took, where a clock was there."""
         self.asked: dict[tuple[int, int], np.ndarray] = {}
         """By level and the number of its round: who was to take part."""
         self.came: dict[tuple[int, int], np.ndarray] = {}
         """Likewise, who of them was heard in time; also below a node that was late itself."""
 
-    def take_part(self, story: Story) -> dict[tuple[int, int], np.ndarray]:
+    def take_part(self, story: Workload) -> dict[tuple[int, int], np.ndarray]:
         """Likewise, who took part: who came in time, or begins work that counts whenever it comes,
         with all its ancestors."""
         found: dict[tuple[int, int], np.ndarray] = {}
@@ -142,10 +150,10 @@ class Row:
         return found
 
 
-class Replay:
+class WorkloadReplay:
     """The state of a replay: the account, who takes part, how many rounds each level has begun."""
 
-    def __init__(self, story: Story, clock: Clock | None = None):
+    def __init__(self, story: Workload, clock: NetworkTimeline | None = None):
         """clock: what decides who is late; without it nobody is."""
         self.story, self.tree, self.clock = story, story.tree, clock
         self.traffic, self.top = CommunicationMeter(story.tree), 0
@@ -155,13 +163,13 @@ class Replay:
         """By level at which late work counts: whose is under way."""
         self.moved = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
         """By level: who has a model to report, which an aggregator without anybody has not."""
-        self.walk = Walk(1)
+        self.walk = TimelineState(1)
 
-    def round(self, watch: Observer | None = None) -> Row:
+    def round(self, watch: ActivityCallback | None = None) -> ReplayedRound:
         """The next one."""
         if not self.story.goes_on:
-            self.walk = Walk(1)
-        row, depth, walk = Row(), self.tree.depth, self.walk
+            self.walk = TimelineState(1)
+        row, depth, walk = ReplayedRound(), self.tree.depth, self.walk
         began = walk.begin_round(watch)
         totals = [np.zeros((4, size), dtype=np.int64) for size in self.tree.sizes]
         # answers to the last meeting are in the account already, and belong to the round before
@@ -175,8 +183,8 @@ class Replay:
                 down = self._taken("down", range(begin, depth + 1), totals)
                 self._restart(fresh)
                 up = self._taken("up", range(fresh[0], depth + 1), totals)
-                early = {level: count + GRADIENTS for level, count in counter.items()}
-                early |= {level: self.begun[level] - 1 + GRADIENTS for level in range(fresh[0], depth + 1)}
+                early = {level: count + GRADIENT_ROUND_OFFSET for level, count in counter.items()}
+                early |= {level: self.begun[level] - 1 + GRADIENT_ROUND_OFFSET for level in range(fresh[0], depth + 1)}
                 # what is owed above the gradients' levels travels with the models
                 for level in range(begin, fresh[0]):
                     down[level] = _joined(down[level], self._taken("down", range(level, level + 1), totals)[level])
@@ -201,7 +209,7 @@ class Replay:
         self._add(totals, sign=1)
         row.sent = [tuple(total.sum(axis=1)) for total in totals]
         if self.clock is not None:
-            row.spent = Spent(walk.seconds_R - began, walk.sums.parts, walk.sums.joules_R)
+            row.spent = RoundCosts(walk.seconds_R - began, walk.sums.parts, walk.sums.joules_R)
         if self.story.waits_by_time:
             present = row.take_part(self.story)
             row.stages = [
@@ -225,7 +233,7 @@ class Replay:
             works_N = (self.active[level] | self.busy[level]) & self.moved[level]
             self.moved[level - 1][self.tree.parents[level][works_N]] = True
 
-    def _clocked(self, row: Row, walk: Walk) -> ByLevel:
+    def _clocked(self, row: ReplayedRound, walk: TimelineState) -> ByLevel:
         """Let the last stage pass on the clock: by level that meets, who is heard in time."""
         begin, end, active, _, _, counter, _ = row.stages[-1]
         came = {level: self.active[level] for level in range(end, self.tree.depth + 1)}
@@ -321,17 +329,17 @@ def leaf_steps(
     return np.array([period * steps_per_epoch(max(int(held), 1), batch) for held in held_N]), samples_N
 
 
-def at_once(story: Story) -> int:
+def block_size(story: Workload) -> int:
     """How many rounds are looked at side by side."""
-    return max(1, CHUNK // (sum(story.tree.sizes) * int(story.schedule.meetings[-1])))
+    return max(1, BLOCK_VALUES // (sum(story.tree.sizes) * int(story.schedule.meetings[-1])))
 
 
-def replay(story: Story, clock: Clock | None = None) -> Iterator[Chunk]:
+def replay_rounds(story: Workload, clock: NetworkTimeline | None = None) -> Iterator[RoundBlock]:
     """The run's rounds in chunks; where all of them are alike from some round on, these are said
     once, with how many they are. A clock is needed only where somebody can be late."""
-    machine = Replay(story, clock if story.waits_by_time else None)
-    size = at_once(story)
-    rows: list[Row] = []
+    machine = WorkloadReplay(story, clock if story.waits_by_time else None)
+    size = block_size(story)
+    rows: list[ReplayedRound] = []
     first, before = 0, None
     for round in range(story.rounds):
         rows.append(machine.round())
@@ -350,23 +358,23 @@ def replay(story: Story, clock: Clock | None = None) -> Iterator[Chunk]:
         yield _chunk(story, rows, first)
 
 
-def _chunk(story: Story, rows: Sequence[Row], first: int) -> Chunk:
+def _chunk(story: Workload, rows: Sequence[ReplayedRound], first: int) -> RoundBlock:
     """Rounds beside each other."""
     stages = [_stage(story, [row.stages[number] for row in rows]) for number in range(len(rows[0].stages))]
     sent = []
     for level in range(1, story.tree.depth + 1):
         counts = np.array([row.sent[level] for row in rows], dtype=np.float64).reshape(-1, 4).T
-        sent.append(Sent(*counts))
+        sent.append(LevelTraffic(*counts))
     spent = tuple(row.spent for row in rows if row.spent is not None) if story.goes_on else ()
-    return Chunk(first, len(rows), tuple(stages), tuple(sent), spent)
+    return RoundBlock(first, len(rows), tuple(stages), tuple(sent), spent)
 
 
-def _stage(story: Story, same: Sequence[RowStage]) -> Stage:
+def _stage(story: Workload, same: Sequence[RowStage]) -> Stage:
     """The same stage of several rounds."""
     begin, end, *_, asked = same[0]
     below, above = range(begin, story.tree.depth + 1), range(end, story.tree.depth + 1)
     counters = {level: np.array([each[5][level] for each in same]) for level in same[0][5]}
-    is_look = bool(counters[story.tree.depth][0] >= GRADIENTS)
+    is_look = bool(counters[story.tree.depth][0] >= GRADIENT_ROUND_OFFSET)
     return Stage(
         begin=begin,
         end=end,
@@ -385,13 +393,13 @@ def _messages(parts: Sequence[tuple]) -> Messages:
     return Messages(*(np.stack([part[n] for part in parts]).astype(np.float64) for n in (0, 1)))
 
 
-def watched(story: Story, round: int, clock: Clock, watch: Observer) -> None:
+def trace_round(story: Workload, round: int, clock: NetworkTimeline, watch: ActivityCallback) -> None:
     """Let somebody see what every node does in one global round, counted from 0, with times from
     its beginning."""
     if not story.goes_on:
         clock.spent(_stages_of(story, round, clock), 1, watch)
         return
-    machine, seen = Replay(story, clock), list[Interval]()
+    machine, seen = WorkloadReplay(story, clock), list[Activity]()
     for _ in range(round):
         machine.round(seen.append)
         now = machine.walk.seconds_R[0]
@@ -408,9 +416,9 @@ def watched(story: Story, round: int, clock: Clock, watch: Observer) -> None:
         watch(each._replace(begin_RN=span[0], end_RN=span[1], who_RN=each.who_RN & is_now_RN))
 
 
-def _stages_of(story: Story, round: int, clock: Clock) -> tuple[Stage, ...]:
+def _stages_of(story: Workload, round: int, clock: NetworkTimeline) -> tuple[Stage, ...]:
     """Those of one global round, counted from 0."""
-    for chunk in replay(replace(story, rounds=round + 1), clock):
+    for chunk in replay_rounds(replace(story, rounds=round + 1), clock):
         place = round - chunk.first
         if len(chunk.sent[0].bytes_up) < chunk.rounds:
             return chunk.many(story.schedule, range(place, place + 1))

@@ -28,7 +28,7 @@ number, too."""
 LONGEST = 300
 """Characters of a text."""
 
-HOW_FAST = "how fast a leaf trains"
+STEP_TIME = "how fast a leaf trains"
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def _tier(where: str, values: Any, folder: Path | None) -> Tier:
 def _device(values: Any, folder: Path | None) -> Device:
     device = Device(**_filled(Device, "leaf", values, folder))
     if (device.step_s is None) == (device.gflop_s is None):
-        raise InvalidInput("leaf", dict(values), f"needs either step_s or gflop_s: {HOW_FAST}")
+        raise InvalidInput("leaf", dict(values), f"needs either step_s or gflop_s: {STEP_TIME}")
     return device
 
 
@@ -252,7 +252,7 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
             if key not in (*TIER, *DEVICE):
                 raise unknown_name(f"{where} key", key, (*TIER, *DEVICE))
         if "step_s" in given and "gflop_s" in given:
-            raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {HOW_FAST}")
+            raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {STEP_TIME}")
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
         found.append((pattern, quantities))
     return tuple(found)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.network.instance import PlacedNetwork
-from stratafl.network.links import Families
-from stratafl.network.waiting import ALL, Policy, closed
+from stratafl.network.instance import NetworkInstance
+from stratafl.network.links import SiblingGroups
+from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy, close_round
 
 
 class Phase(NamedTuple):
@@ -20,7 +20,7 @@ class Phase(NamedTuple):
     end_RN: np.ndarray
 
 
-class Report(NamedTuple):
+class PendingReport(NamedTuple):
     """What a child sends in the end."""
 
     begin_RN: np.ndarray
@@ -32,28 +32,32 @@ class Report(NamedTuple):
 
 
 @dataclass(eq=False)
-class Flights:
+class InFlightWork:
     """Of all nodes of a level; only those of which `is_RN` is true mean anything."""
 
     is_RN: np.ndarray
     whats: tuple[str, ...]
     bounds_FRN: np.ndarray
     """When each phase begins; the last entry is when the report was ready."""
-    report: Report
+    report: PendingReport
 
     @staticmethod
     def begun(
-        before: Flights | None, who_RN: np.ndarray, told_RN: np.ndarray, phases: Sequence[Phase], report: Report
-    ) -> Flights:
+        before: InFlightWork | None,
+        who_RN: np.ndarray,
+        told_RN: np.ndarray,
+        phases: Sequence[Phase],
+        report: PendingReport,
+    ) -> InFlightWork:
         """With those in the mask at the beginning of their way."""
         shape = who_RN.shape
         whats = tuple(phase.what for phase in phases)
         bounds = np.stack([np.broadcast_to(each, shape) for each in (told_RN, *(phase.end_RN for phase in phases))])
-        new = Report(*(np.broadcast_to(each, shape).copy() for each in report))
+        new = PendingReport(*(np.broadcast_to(each, shape).copy() for each in report))
         if before is None:
-            return Flights(who_RN.copy(), whats, bounds, new)
-        mixed = Report(*(np.where(who_RN, one, other) for one, other in zip(new, before.report, strict=True)))
-        return Flights(before.is_RN | who_RN, whats, np.where(who_RN, bounds, before.bounds_FRN), mixed)
+            return InFlightWork(who_RN.copy(), whats, bounds, new)
+        mixed = PendingReport(*(np.where(who_RN, one, other) for one, other in zip(new, before.report, strict=True)))
+        return InFlightWork(before.is_RN | who_RN, whats, np.where(who_RN, bounds, before.bounds_FRN), mixed)
 
     def spans(self, heard_RN: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
         """What each does from when to when, until its report is heard; the way up comes last."""
@@ -109,7 +113,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Spent:
+class RoundCosts:
     """What global rounds took, each by itself (R)."""
 
     seconds: np.ndarray
@@ -118,7 +122,7 @@ class Spent:
     joules: np.ndarray
 
 
-class Interval(NamedTuple):
+class Activity(NamedTuple):
     """What one kind of thing did on a level, for a picture of the time line."""
 
     what: str
@@ -128,7 +132,7 @@ class Interval(NamedTuple):
     who_RN: np.ndarray
 
 
-Observer = Callable[[Interval], None]
+ActivityCallback = Callable[[Activity], None]
 
 
 @dataclass(eq=False)
@@ -136,7 +140,7 @@ class _Sums:
     """What is added up in the course of a round."""
 
     rounds: int
-    watch: Observer | None
+    watch: ActivityCallback | None
     parts: dict[Part, np.ndarray] = field(default_factory=dict)
     joules_R: np.ndarray = field(init=False)
     work_RN: np.ndarray = field(init=False)
@@ -151,13 +155,13 @@ class _Sums:
 
     def see(self, what: str, level: int, begin_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray) -> None:
         if self.watch is not None:
-            self.watch(Interval(what, level, begin_RN, end_RN, who_RN))
+            self.watch(Activity(what, level, begin_RN, end_RN, who_RN))
 
 
-class Walk:
+class TimelineState:
     """Where global rounds stand that are gone through stage by stage."""
 
-    def __init__(self, rounds: int, watch: Observer | None = None):
+    def __init__(self, rounds: int, watch: ActivityCallback | None = None):
         self.sums = _Sums(rounds, watch)
         self.ready: dict[int, np.ndarray] = {0: np.zeros((rounds, 1))}
         """By level: since when each node has what it hands out or works on."""
@@ -168,12 +172,12 @@ class Walk:
         """By level: who works, and holds meetings."""
         self.phases: dict[int, list[Phase]] = {}
         """By edge level: what those do that begin, until they report."""
-        self.flights: dict[int, Flights] = {}
+        self.flights: dict[int, InFlightWork] = {}
         """By edge level at which late work counts."""
         self.closed: dict[int, np.ndarray] = {}
         """Likewise, when the parents' last meetings closed."""
 
-    def begin_round(self, watch: Observer | None = None) -> float:
+    def begin_round(self, watch: ActivityCallback | None = None) -> float:
         """Forget what the rounds before came to; the time at which this one begins."""
         self.sums = _Sums(1, watch)
         return float(self.seconds_R[0])
@@ -184,23 +188,23 @@ class Walk:
         return self.ready[0][:, 0]
 
 
-class Clock:
+class NetworkTimeline:
     """A network on a tree, ready to say how long rounds take."""
 
-    def __init__(self, placed: PlacedNetwork, wait: Sequence[Policy] = ()):
+    def __init__(self, placed: NetworkInstance, wait: Sequence[WaitPolicy] = ()):
         """wait: whom parents wait for, per edge level, root first; all unless given."""
         self.placed, self.tree = placed, placed.tree
-        self.wait = tuple(wait) or (ALL,) * placed.tree.depth
-        self._families = [Families(self.tree, level) for level in range(1, self.tree.depth + 1)]
+        self.wait = tuple(wait) or (WAIT_FOR_ALL,) * placed.tree.depth
+        self._families = [SiblingGroups(self.tree, level) for level in range(1, self.tree.depth + 1)]
 
-    def spent(self, stages: Sequence[Stage], rounds: int, watch: Observer | None = None) -> Spent:
+    def spent(self, stages: Sequence[Stage], rounds: int, watch: ActivityCallback | None = None) -> RoundCosts:
         """What so many global rounds take that have these stages."""
-        walk = Walk(rounds, watch)
+        walk = TimelineState(rounds, watch)
         for stage in stages:
             self.advance(walk, stage)
-        return Spent(walk.seconds_R, walk.sums.parts, walk.sums.joules_R)
+        return RoundCosts(walk.seconds_R, walk.sums.parts, walk.sums.joules_R)
 
-    def advance(self, walk: Walk, stage: Stage) -> dict[int, np.ndarray]:
+    def advance(self, walk: TimelineState, stage: Stage) -> dict[int, np.ndarray]:
         """Go through a stage; by level that met, who was heard in time (R x N)."""
         tree, ready, weight, sums = self.tree, walk.ready, walk.weight, walk.sums
         for level in range(stage.begin, tree.depth + 1):
@@ -276,7 +280,7 @@ class Clock:
         sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
         return end_RN, [Phase(AWAY, begin_RN), Phase(COMPUTE, end_RN)]
 
-    def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
+    def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: TimelineState) -> tuple[np.ndarray, np.ndarray]:
         """Who came in time, and when each parent has merged that; one to whom nobody comes has
         nothing to do."""
         edges, families = self.placed.edge(level), self._families[level - 1]
@@ -288,7 +292,7 @@ class Clock:
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
         policy = self.wait[level - 1]
         full_RN, heard_RN = messages.bytes_RN > 0, sent_RN + delay_RN
-        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, there_RN, full_RN, walk.opened[level])
+        came_RN, count_RM, last_RM = close_round(policy, families, heard_RN, there_RN, full_RN, walk.opened[level])
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
         got_RN = np.where(there_RN, heard_RN, done_RN)
         last_RN = families.spread(last_RM)
@@ -310,26 +314,28 @@ class Clock:
         sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
         return came_RN, last_RM + merge_RM
 
-    def _up_later(self, stage: Stage, level: int, done_RN: np.ndarray, walk: Walk) -> tuple[np.ndarray, np.ndarray]:
+    def _up_later(
+        self, stage: Stage, level: int, done_RN: np.ndarray, walk: TimelineState
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Likewise where late work counts: who of all that are under way was heard."""
         edges, families, sums = self.placed.edge(level), self._families[level - 1], walk.sums
         messages, opened_RM = stage.up[level], walk.opened[level]
         phases = walk.phases[level] if level == self.tree.depth else [*walk.phases[level], Phase(WORK, done_RN)]
         delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
-        new = Report(
+        new = PendingReport(
             done_RN + messages.count_RN * edges.overhead_s_N,
             messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N,
             delay_RN,
             messages.bytes_RN > 0,
         )
         began_RN, told_RN = walk.open[level], families.spread(opened_RM)
-        flights = Flights.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
+        flights = InFlightWork.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
         walk.flights[level], report = flights, flights.report
         pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
         sent_RN = families.transfer(*pipes)
         heard_RN, asked_RN = sent_RN + report.delay_RN, flights.is_RN & families.spread(walk.open[level - 1])
         policy, full_RN = self.wait[level - 1], report.full_RN
-        came_RN, count_RM, last_RM = closed(policy, families, heard_RN, asked_RN, full_RN, opened_RM)
+        came_RN, count_RM, last_RM = close_round(policy, families, heard_RN, asked_RN, full_RN, opened_RM)
         merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
 
         last_RN = families.spread(last_RM)
@@ -349,7 +355,9 @@ class Clock:
         walk.closed[level] = np.maximum(walk.closed.get(level, opened_RM), until_RM)
         return came_RN, last_RM + merge_RM
 
-    def _see_way_up(self, level: int, walk: Walk, heard_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray) -> None:
+    def _see_way_up(
+        self, level: int, walk: TimelineState, heard_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray
+    ) -> None:
         """What has not been seen of reports on their way, and of waiting with them, up to a moment;
         also while their parent is busy above."""
         since_RM = walk.closed.get(level, walk.opened[level])
@@ -358,7 +366,7 @@ class Clock:
             begin_RN, until_RN = np.maximum(begin_RN, since_RN), np.minimum(until_RN, end_RN)
             walk.sums.see(what, level, begin_RN, until_RN, who_RN & (until_RN > begin_RN))
 
-    def see_rest(self, walk: Walk) -> None:
+    def see_rest(self, walk: TimelineState) -> None:
         """What children are up to whose parents have closed their meetings of the round."""
         for level, flights in walk.flights.items():
             edges, report = self.placed.edge(level), flights.report

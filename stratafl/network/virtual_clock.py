@@ -17,13 +17,13 @@ import numpy as np
 from stratafl.core.participation import Draw, Participation
 from stratafl.federation.state import LatePolicy
 from stratafl.metrics.records import ClockedRound, RoundResult
-from stratafl.network.instance import PlacedNetwork
-from stratafl.network.replay import Replay, Story
-from stratafl.network.timeline import Clock
+from stratafl.network.instance import NetworkInstance
+from stratafl.network.replay import Workload, WorkloadReplay
+from stratafl.network.timeline import NetworkTimeline
 
 
 @dataclass(frozen=True, eq=False)
-class _Hour:
+class _RoundTiming:
     """One global round on the clock."""
 
     seconds: float
@@ -36,10 +36,10 @@ class _Hour:
     """Likewise, where late work counts: whose reports are merged."""
 
 
-class RunClock:
+class VirtualClock:
     """Tells a run who is in time, round by round."""
 
-    def __init__(self, story: Story, placed: PlacedNetwork):
+    def __init__(self, story: Workload, placed: NetworkInstance):
         self.story, self.placed = story, placed
         self.facts: dict[str, Any] = {"network": placed.network.as_tables()}
         """What its time depends on besides the run's workload, as plain data."""
@@ -72,7 +72,7 @@ class RunClock:
         """The global round in which a level has its round of this number, counted from 0."""
         return number // int(self.story.schedule.meetings[level])
 
-    def _at(self, round: int) -> _Hour:
+    def _at(self, round: int) -> _RoundTiming:
         """A global round, counted from 0; those before it are gone through, too, since what a child
         is sent depends on the last time that it came."""
         if round < self._round:
@@ -81,16 +81,16 @@ class RunClock:
             self._hour, self._round = self._next(), self._round + 1
         return self._hour
 
-    def _beginning(self) -> Replay:
-        return Replay(self.story, Clock(self.placed, self.story.wait))
+    def _beginning(self) -> WorkloadReplay:
+        return WorkloadReplay(self.story, NetworkTimeline(self.placed, self.story.wait))
 
-    def _next(self) -> _Hour:
+    def _next(self) -> _RoundTiming:
         row, tree = self._replay.round(), self.story.tree
         assert row.spent is not None, "a clock was there"
         seconds = float(row.spent.seconds[0])
         total = self._hour.total + seconds
         if not self.story.waits_by_time:
-            return _Hour(seconds, total, {}, (), {})
+            return _RoundTiming(seconds, total, {}, (), {})
         present = row.take_part(self.story)
         late: list[str] = []
         for level, number in sorted(present, key=lambda at: (-at[0], at[1])):
@@ -101,7 +101,7 @@ class RunClock:
                 missed_N = missed_N & present[level - 1, int(above)][tree.parents[level]]
             late += tree.named(level, missed_N)
         heard = {at: came_N for at, came_N in row.came.items() if self.story.counts_late(at[0])}
-        return _Hour(seconds, total, present, tuple(late), heard)
+        return _RoundTiming(seconds, total, present, tuple(late), heard)
 
 
-_START = _Hour(0.0, 0.0, {}, (), {})
+_START = _RoundTiming(0.0, 0.0, {}, (), {})

@@ -34,7 +34,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
-from stratafl.network.links import Families
+from stratafl.network.links import SiblingGroups
 
 FIRST = "must be a number, or a fraction with a point"
 KINDS = (
@@ -47,7 +47,7 @@ STALENESS = 0.5
 
 
 @dataclass(frozen=True)
-class Policy:
+class WaitPolicy:
     """Of one edge level."""
 
     deadline: float | None = None
@@ -83,25 +83,25 @@ class Policy:
         return closes | ({"late": self.late, "staleness": self.staleness} if self.counts_late else {})
 
 
-ALL = Policy()
-Wait = None | str | Mapping[str, Any] | Policy
+WAIT_FOR_ALL = WaitPolicy()
+Wait = None | str | Mapping[str, Any] | WaitPolicy
 """What may be said of one level."""
 
 
-def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> tuple[Policy, ...]:
+def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> tuple[WaitPolicy, ...]:
     """One policy per edge level, root first; a single one stands for the leaves' level."""
     if isinstance(wait, Sequence) and not isinstance(wait, str):
         if len(wait) != depth:
             raise InvalidInput(field, list(wait), f"needs one entry per edge level, {depth} of them")
         return tuple(_policy(each, field) for each in wait)
-    return (ALL,) * (depth - 1) + (_policy(wait, field),)
+    return (WAIT_FOR_ALL,) * (depth - 1) + (_policy(wait, field),)
 
 
-def _policy(given: Any, field: str) -> Policy:
-    if isinstance(given, Policy):
+def _policy(given: Any, field: str) -> WaitPolicy:
+    if isinstance(given, WaitPolicy):
         return given
     if given is None or (isinstance(given, str) and given == "all"):
-        return ALL
+        return WAIT_FOR_ALL
     if isinstance(given, str) and given in ASYNCHRONOUS:
         told = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
@@ -126,7 +126,7 @@ def _policy(given: Any, field: str) -> Policy:
         raise InvalidInput(field, given, "late work counts where a deadline or first says who is late")
     if late == "stops" and "staleness" in values:
         raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
-    return Policy(
+    return WaitPolicy(
         None if deadline is None else check_number(f"{field}.deadline", deadline, above=0),
         None if first is None else check_count_or_fraction(f"{field}.first", first, FIRST),
         late,
@@ -134,7 +134,7 @@ def _policy(given: Any, field: str) -> Policy:
     )
 
 
-class Closed(NamedTuple):
+class ClosedRound(NamedTuple):
     """How the meetings of a level ended."""
 
     came_RN: np.ndarray
@@ -145,21 +145,21 @@ class Closed(NamedTuple):
     """When they closed, not before they opened; as soon as they opened where nobody was asked."""
 
 
-def closed(
-    policy: Policy,
-    families: Families,
+def close_round(
+    policy: WaitPolicy,
+    families: SiblingGroups,
     heard_RN: np.ndarray,
     asked_RN: np.ndarray,
     full_RN: np.ndarray,
     opened_RM: np.ndarray,
-) -> Closed:
+) -> ClosedRound:
     """heard_RN: when each child that was asked would be heard, if its parent waited for it;
     full_RN: of whom there is a model, and not only the word that there is none."""
     full_RN = asked_RN & full_RN
     asked_RM, full_RM = (families.sum(each_RN.astype(np.float64)) for each_RN in (asked_RN, full_RN))
     all_RM = np.where(asked_RM > 0, families.max(np.where(asked_RN, heard_RN, -np.inf)), opened_RM)
     if policy.is_all:
-        return Closed(asked_RN, full_RM, all_RM)
+        return ClosedRound(asked_RN, full_RM, all_RM)
     model_RN = np.where(full_RN, heard_RN, np.inf)
     place_RN = families.earliest(model_RN)
     wanted_RM, limit_RM = policy.enough(full_RM), np.full_like(full_RM, np.inf)
@@ -172,4 +172,4 @@ def closed(
     end_RM = np.where(count_RM < wanted_RM, limit_RM, last_RM)
     end_RM = np.maximum(np.where(full_RM > 0, end_RM, all_RM), opened_RM)
     came_RN = came_RN | (asked_RN & ~full_RN & (heard_RN <= families.spread(end_RM)))
-    return Closed(came_RN, count_RM, end_RM)
+    return ClosedRound(came_RN, count_RM, end_RM)

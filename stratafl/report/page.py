@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
-from stratafl.cost.costs import Pricing
-from stratafl.cost.pricing import NetworkAxes, network_axes
+from stratafl.cost.costs import PriceBatch
+from stratafl.cost.pricing import CostAxes, network_axes
 from stratafl.cost.workload import named_networks, resolved
 from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
@@ -102,7 +102,7 @@ class Live:
         metric: str | None = None,
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
-        self._gather, self._pricing = Gatherer(), Pricing()
+        self._gather, self._pricing = Gatherer(), PriceBatch()
         self._runs: list[StoredRun] = []
         self._made_of: tuple[object, ...] = ()
         self._data: dict[str, Any] = {}
@@ -122,12 +122,12 @@ class Live:
         # a run that was not read again is the same object, which `_runs` holds
         made_of = [*map(id, runs)], networks, problems, noted
         if made_of != self._made_of:
-            self._pricing = Pricing(before=self._pricing)
+            self._pricing = PriceBatch(before=self._pricing)
             self._data = self._put_together(runs, problems, network_axes(runs, networks, self._pricing))
             self._made_of, self._runs = made_of, runs
         return self._data
 
-    def _put_together(self, runs: list[StoredRun], problems: list[str], further: NetworkAxes) -> dict[str, Any]:
+    def _put_together(self, runs: list[StoredRun], problems: list[str], further: CostAxes) -> dict[str, Any]:
         try:
             return payload(runs, self._targets, problems, self._metric, further)
         except InvalidInput as problem:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, join_names
-from stratafl.cost.pricing import NetworkAxes
-from stratafl.cost.round_chart import Clocked, timelines
+from stratafl.cost.pricing import CostAxes
+from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report.summary import fixed_columns, usual_targets
 from stratafl.runs import StoredRun, format, groups
@@ -195,12 +195,12 @@ def payload(
     targets: Sequence[GoalLike | Goal] | None = None,
     unreadable: Sequence[str] = (),
     metric: str | None = None,
-    further: NetworkAxes | None = None,
+    further: CostAxes | None = None,
 ) -> dict[str, Any]:
     """targets: values of metrics whose first round the summary names; those of the sweeps that the
     runs are part of unless given, and fitting ones of metrics that these do not name. metric: the
     targets', or else the default one, unless given. further: axes of networks."""
-    further = further or NetworkAxes()
+    further = further or CostAxes()
     runs, repeated = groups.one_of_each(runs)
     found = groups.settings(runs, further.points)
     metrics, judged = judged_by(found, metric)
@@ -265,10 +265,10 @@ def run_names(setting: Setting) -> list[str]:
     return [setting.label if seed is None else f"{setting.label}, seed {seed}" for seed in setting.seeds]
 
 
-def _clocked(found: Sequence[Setting], further: NetworkAxes) -> list[Clocked]:
+def _clocked(found: Sequence[Setting], further: CostAxes) -> list[GroupOnNetwork]:
     """One run of each setting on each network: seeds differ in what is drawn only."""
     return [
-        Clocked(setting.label, run, network)
+        GroupOnNetwork(setting.label, run, network)
         for setting in found
         for priced in [further.priced[each.path] for each in setting.runs if each.path in further.priced][:1]
         for run, network in priced

@@ -21,7 +21,7 @@ from stratafl.base.topology import Tree
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
-from stratafl.network.messages import Workload
+from stratafl.network.messages import RecordedWorkload
 from stratafl.runs import format
 from stratafl.runs.checkpoint import Checkpoints, Place
 from stratafl.runs.format import Lock
@@ -52,7 +52,7 @@ class RunFacts:
     """Which way each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
     """The network of a run in virtual time."""
-    workload: Workload | None = None
+    workload: RecordedWorkload | None = None
     """What decides its time and traffic on any network; None where that is not known."""
 
     @staticmethod

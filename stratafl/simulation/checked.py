@@ -31,7 +31,7 @@ from stratafl.engine.precision import PRECISIONS, Precision
 from stratafl.metrics.drift import Diagnose
 from stratafl.metrics.objective import stopping
 from stratafl.network.specification import Network
-from stratafl.network.waiting import Policy
+from stratafl.network.waiting import WaitPolicy
 from stratafl.rules.registry import rules_for
 from stratafl.simulation.evaluate import load_client_test_data
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
@@ -60,7 +60,7 @@ class Checked:
     device: torch.device
     participation: tuple[Participation, ...]
     network: Network | None
-    wait: tuple[Policy, ...]
+    wait: tuple[WaitPolicy, ...]
     engine: EngineName | None
     """None where a CPU's is to be chosen."""
     precision: Precision

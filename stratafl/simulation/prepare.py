@@ -41,9 +41,9 @@ from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import parse_metrics
 from stratafl.metrics.objective import Objective
-from stratafl.network.messages import Workload
-from stratafl.network.replay import Story
-from stratafl.network.virtual_clock import RunClock
+from stratafl.network.messages import RecordedWorkload
+from stratafl.network.replay import Workload
+from stratafl.network.virtual_clock import VirtualClock
 from stratafl.rules.checks import try_rules
 from stratafl.rules.registry import method_label
 from stratafl.simulation.checked import Checked, checked
@@ -171,8 +171,8 @@ class Sharded:
     traffic: CommunicationMeter
     drift: Drift | None
     training: ClientTraining
-    workload: Workload
-    clock: RunClock | None
+    workload: RecordedWorkload
+    clock: VirtualClock | None
 
 
 def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
@@ -209,14 +209,14 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     return Sharded(federation, home, traffic, drift, training, workload, clock)
 
 
-def _clock(given: Checked, workload: Workload) -> RunClock | None:
+def _clock(given: Checked, workload: RecordedWorkload) -> VirtualClock | None:
     """The virtual time of the run's network, the same on every rank."""
     if given.network is None:
         return None
     if workload.messages is None:
         told = "cannot time this run: how large its messages are cannot be found with one child per parent"
         raise InvalidInput("network", given.network.name, told)
-    story = Story(
+    story = Workload(
         tree=given.tree,
         schedule=given.schedule,
         participation=given.participation,

@@ -41,8 +41,8 @@ from stratafl.metrics.records import (
     all_refused_error,
     merge_records,
 )
-from stratafl.network.messages import Workload
-from stratafl.network.virtual_clock import RunClock
+from stratafl.network.messages import RecordedWorkload
+from stratafl.network.virtual_clock import VirtualClock
 from stratafl.simulation.callbacks import Tracker, tracking
 from stratafl.simulation.evaluate import (
     ClientTestData,
@@ -195,9 +195,9 @@ class Simulation(Shown):
         self.pace = 1.0
         """Steps of a client, on average, for each that the schedule counts: more than one where
         these are passes over its data."""
-        self.clock: RunClock | None = None
+        self.clock: VirtualClock | None = None
         """The virtual time of a network, where the run has one."""
-        self.workload: Workload | None = None
+        self.workload: RecordedWorkload | None = None
         """What decides its time and traffic on any network."""
         self.saving: Callable[..., Recorder | None] | None = None
         """How it can be kept: known to whoever set it up."""

@@ -11,16 +11,16 @@ from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.rule import Rule
 from stratafl.federation.state import supports_late_updates
 from stratafl.network.instance import place
-from stratafl.network.replay import Story
+from stratafl.network.replay import Workload
 from stratafl.network.specification import Network, network
-from stratafl.network.virtual_clock import RunClock
-from stratafl.network.waiting import Policy, check_wait
+from stratafl.network.virtual_clock import VirtualClock
+from stratafl.network.waiting import WaitPolicy, check_wait
 from stratafl.simulation.groups import Method
 
 
 def checked_waiting(
     method: Method, rules: Sequence[Rule], leaf: Leaf, tree: Tree
-) -> tuple[Network | None, tuple[Policy, ...]]:
+) -> tuple[Network | None, tuple[WaitPolicy, ...]]:
     """The network, if there is one, and a policy per edge level."""
     found = None if method.network is None else network(method.network, "network")
     wait = check_wait(method.wait, len(rules))
@@ -37,7 +37,7 @@ def checked_waiting(
     return found, wait
 
 
-def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule], leaf: Leaf, tree: Tree) -> None:
+def _check_late(wait: Sequence[WaitPolicy], given: list[Any], rules: Sequence[Rule], leaf: Leaf, tree: Tree) -> None:
     """Refuse late work that counts where it has no meaning."""
     for level, (policy, rule) in enumerate(zip(wait, rules, strict=True), 1):
         if not policy.counts_late:
@@ -59,10 +59,10 @@ def _check_late(wait: Sequence[Policy], given: list[Any], rules: Sequence[Rule],
         raise InvalidInput("wait", given, told)
 
 
-def run_clock(chosen: Network, story: Story, flops: float | None) -> RunClock:
+def run_clock(chosen: Network, story: Workload, flops: float | None) -> VirtualClock:
     """What tells a run who is in time. flops: of training on one sample, None where they cannot be
     counted."""
     if chosen.needs_flops and flops is None:
         told = "must be given, or leaf.step_s: the operations of this model cannot be counted"
         raise InvalidInput("network.leaf.flops_per_sample", None, told)
-    return RunClock(story, place(chosen, story.tree, story.seed, story.samples_N, flops))
+    return VirtualClock(story, place(chosen, story.tree, story.seed, story.samples_N, flops))

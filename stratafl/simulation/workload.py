@@ -14,7 +14,7 @@ from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
 from stratafl.data.inputs import Inputs
 from stratafl.engine.validation import ModelUnderTest
-from stratafl.network.messages import MessageSizes, Workload, message_sizes, scaled_sizes, training_flops
+from stratafl.network.messages import MessageSizes, RecordedWorkload, message_sizes, scaled_sizes, training_flops
 from stratafl.network.replay import leaf_steps
 from stratafl.rules.checks import is_own
 
@@ -28,7 +28,7 @@ def measured(
     schedule: Schedule,
     samples: Sequence[int],
     batch: int | None,
-) -> Workload:
+) -> RecordedWorkload:
     """The workload of clients with so many samples each.
 
     inputs: some samples, for counting the model's operations.
@@ -36,7 +36,7 @@ def measured(
     """
     steps_N, samples_N = leaf_steps(samples, batch, schedule, leaf.epochs is not None)
     subject.flat.eval()
-    return Workload(
+    return RecordedWorkload(
         parameters=subject.flat.parameters,
         buffers=len(subject.b_B),
         flops_per_sample=training_flops(lambda: subject.outputs(inputs[:1])),

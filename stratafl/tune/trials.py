@@ -16,7 +16,7 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
 from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.config.schema import Config
-from stratafl.cost.costs import Costs, PricedRun, Total
+from stratafl.cost.costs import CumulativeCost, PriceableRun, RunCosts
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import RoundResult, diverged_after, measured
 from stratafl.runs import StoredRun, format
@@ -43,7 +43,7 @@ class Tried:
     goal: Goal
     first: int | None
     """The first round that is as good as the target."""
-    costs: Mapping[str, Costs]
+    costs: Mapping[str, RunCosts]
     """What it cost by the network's name; nothing for a run without rounds."""
 
     @staticmethod
@@ -52,7 +52,7 @@ class Tried:
         goal = question.target.towards(run.better)
         curve = curve_of(run, goal.metric)
         first = goal.first([round for round, _ in curve], [value for _, value in curve])
-        ready = PricedRun.of(run) if run.rounds else None
+        ready = PriceableRun.of(run) if run.rounds else None
         costs = {} if ready is None else {each.name: ready.on(each) for each in question.networks}
         return Tried(run, _outcome(run, first), run.reason, goal, first, costs)
 
@@ -78,7 +78,7 @@ class Tried:
         """How far from the target it stayed."""
         return math.inf if self.best is None else max(0.0, abs(self.goal.value - self.best) * (self.first is None))
 
-    def total(self, network: str) -> Total | None:
+    def total(self, network: str) -> CumulativeCost | None:
         """What it cost up to the target; where it did not get there, what was spent."""
         if network not in self.costs or self.run is None:
             return None
@@ -95,7 +95,7 @@ class Tried:
         return self.cost(network, question.minimise) if self.first is not None and within else math.inf
 
 
-def cost_in(total: Total, kind: Cost) -> float:
+def cost_in(total: CumulativeCost, kind: Cost) -> float:
     """One cost of several; bytes are those of all levels."""
     return float(sum(total.bytes)) if kind == "bytes" else float(getattr(total, kind))
 
@@ -109,13 +109,13 @@ def curve_of(run: StoredRun, metric: str) -> list[tuple[int, float]]:
 def last_round(run: StoredRun, question: Question, bars: Mapping[str, float]) -> int:
     """Up to which round a run can still cost less than the bar on any network, and stay within the
     budgets there: what it will send and compute is known before it does."""
-    ready, rounds = PricedRun.of(run), run.total
+    ready, rounds = PriceableRun.of(run), run.total
     story = replace(ready.recovered.story, rounds=rounds)
     whole = replace(ready, recovered=replace(ready.recovered, story=story))
     return max(_within(whole.on(network), question, bars[network.name], rounds) for network in question.networks)
 
 
-def spent_R(costs: Costs, kind: Cost) -> np.ndarray:
+def spent_R(costs: RunCosts, kind: Cost) -> np.ndarray:
     """A cost up to the end of each round."""
     if kind == "bytes":
         return np.cumsum(np.sum(costs.bytes, axis=0))
@@ -123,7 +123,7 @@ def spent_R(costs: Costs, kind: Cost) -> np.ndarray:
     return np.cumsum(each_R)
 
 
-def _within(costs: Costs, question: Question, bar: float, rounds: int) -> int:
+def _within(costs: RunCosts, question: Question, bar: float, rounds: int) -> int:
     alive_R = spent_R(costs, question.minimise) < bar
     for kind, limit in question.budgets.items():
         alive_R = alive_R & (spent_R(costs, kind) <= limit)

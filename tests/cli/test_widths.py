@@ -21,7 +21,7 @@ from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cli.reproduce import show, work
 from stratafl.config.schema import Config
-from stratafl.cost.pricing import Milestone, PricedSetting
+from stratafl.cost.pricing import GroupCosts, Milestone
 from stratafl.deploy.host import this_machine, view
 from stratafl.metrics.objective import Goal
 from stratafl.paper import demo
@@ -177,7 +177,7 @@ def test_price(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     at_last = Milestone("all rounds", 3, 3, *numbers, (OverSeeds(1.23e12, 4.5e9),) * 2, parts)
     first = Milestone("balanced_accuracy 75.5 %", 3, 1, None, None, None, None, (), {})
     setting = "MTGC, release_dirichlet 0.1, E = 30"
-    found = PricedSetting(setting, "a_network", "what it is", "EUR", names, (first, at_last))
+    found = GroupCosts(setting, "a_network", "what it is", "EUR", names, (first, at_last))
     price_module._print([found, replace(found, setting="HFedAvg")])
     check(
         capsys.readouterr().out, width, "release_dirichlet", "1 of 3 runs", "14.3 ± 1.1", "1,230 ± 4",

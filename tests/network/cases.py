@@ -8,25 +8,25 @@ import numpy as np
 
 from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
-from stratafl.network.instance import PlacedNetwork, place
+from stratafl.network.instance import NetworkInstance, place
 from stratafl.network.messages import message_sizes
-from stratafl.network.replay import Chunk, Story, replay
+from stratafl.network.replay import RoundBlock, Workload, replay_rounds
 from stratafl.network.specification import Network
-from stratafl.network.timeline import Clock
-from stratafl.network.waiting import ALL, Policy
+from stratafl.network.timeline import NetworkTimeline
+from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy
 from stratafl.rules.registry import rules_for
 from tests.network.events import Link, Parent, Script
 
 
 @dataclass
 class Case:
-    story: Story
-    placed: PlacedNetwork
+    story: Workload
+    placed: NetworkInstance
 
-    def rows(self) -> list[tuple[Chunk, int, int]]:
+    def rows(self) -> list[tuple[RoundBlock, int, int]]:
         """Every global round: its chunk, its row there, and how often it was repeated before."""
         found = []
-        for chunk in replay(self.story, Clock(self.placed, self.story.wait)):
+        for chunk in replay_rounds(self.story, NetworkTimeline(self.placed, self.story.wait)):
             rows = len(chunk.sent[0].bytes_up)
             found += [(chunk, row % rows, row // rows) for row in range(chunk.rounds)]
         return found
@@ -76,7 +76,7 @@ def random_case(seed: int) -> Case:
     methods = ("hfedavg", "mtgc", "scaffold", {"name": "mtgc", "restart": "keep"})
     rules = rules_for(methods[int(draw.integers(len(methods)))], tree.depth)
     choices = (None, 0.5, 1, 2)
-    story = Story(
+    story = Workload(
         tree=tree,
         schedule=Schedule.of([int(each) for each in draw.integers(1, 4, tree.depth)], tree.depth),
         participation=tuple(choices[int(draw.integers(4))] for _ in range(tree.depth)),
@@ -92,12 +92,12 @@ def random_case(seed: int) -> Case:
 def waiting_case(seed: int) -> Case:
     """A case in which some levels wait by time; what varies is drawn from what has no ties."""
     case, draw = random_case(seed), np.random.default_rng([seed, 1])
-    choices = (ALL, Policy(first=1), Policy(first=2), Policy(first=0.6))
+    choices = (WAIT_FOR_ALL, WaitPolicy(first=1), WaitPolicy(first=2), WaitPolicy(first=0.6))
 
-    def policy() -> Policy:
+    def policy() -> WaitPolicy:
         if draw.random() < 0.5:
             return choices[int(draw.integers(len(choices)))]
-        return Policy(float(draw.lognormal(-0.5, 0.8)), (None, None, 2)[int(draw.integers(3))])
+        return WaitPolicy(float(draw.lognormal(-0.5, 0.8)), (None, None, 2)[int(draw.integers(3))])
 
     tier = {"up_mbit_s": 2.0, "down_mbit_s": 5.0, "latency_s": {"name": "lognormal", "median": 0.01, "sigma": 1.0}}
     tier |= {"jitter_s": {"name": "pareto", "least": 0.002, "alpha": 1.2}, "merge_s": 0.01, "overhead_bytes": 50}
@@ -109,7 +109,7 @@ def waiting_case(seed: int) -> Case:
     return Case(replace(case.story, wait=wait), place(network, case.story.tree, case.story.seed))
 
 
-def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
+def script(case: Case, chunk: RoundBlock, row: int, repeated: int) -> Script:
     """One global round of a case; rounds of its levels are numbered from 0."""
     tree, placed, schedule = case.story.tree, case.placed, case.story.schedule
     seed, depth = case.story.seed, tree.depth
@@ -136,7 +136,7 @@ def script(case: Case, chunk: Chunk, row: int, repeated: int) -> Script:
     return Script(tree, rounds, active, down, up, _links(placed), jitter, _parents(placed), compute, away, wait)
 
 
-def _links(placed: PlacedNetwork) -> dict[tuple[int, int], Link]:
+def _links(placed: NetworkInstance) -> dict[tuple[int, int], Link]:
     return {
         (level, n): Link(e.up_N[n], e.down_N[n], e.latency_N[n], e.overhead_s_N[n], e.overhead_bytes_N[n])
         for level, e in enumerate(placed.edges, 1)
@@ -144,7 +144,7 @@ def _links(placed: PlacedNetwork) -> dict[tuple[int, int], Link]:
     }  # fmt: skip
 
 
-def _parents(placed: PlacedNetwork) -> dict[tuple[int, int], Parent]:
+def _parents(placed: NetworkInstance) -> dict[tuple[int, int], Parent]:
     return {
         (level - 1, n): Parent(e.pipe_up_M[n], e.pipe_down_M[n], e.merge_s_M[n], e.merge_s_per_child_M[n])
         for level, e in enumerate(placed.edges, 1)

@@ -9,14 +9,14 @@ import pytest
 
 from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
-from stratafl.cost.costs import Costs, costs
+from stratafl.cost.costs import RunCosts, costs
 from stratafl.network.instance import place
-from stratafl.network.links import finished
+from stratafl.network.links import transfer_end_times
 from stratafl.network.messages import message_sizes
-from stratafl.network.replay import Story, watched
+from stratafl.network.replay import Workload, trace_round
 from stratafl.network.specification import Network
-from stratafl.network.timeline import Clock
-from stratafl.network.waiting import ALL, Policy
+from stratafl.network.timeline import NetworkTimeline
+from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy
 from stratafl.rules.registry import rules_for
 
 MB = 1_000_000
@@ -25,7 +25,7 @@ MBIT = {"up_mbit_s": 8, "down_mbit_s": 16}
 """A model of one megabyte takes a second up, half a second down."""
 
 
-def story(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **given: Any) -> Story:
+def story(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **given: Any) -> Workload:
     tree = Tree.of(shape)
     usual: dict[str, Any] = {
         "participation": (None,) * tree.depth,
@@ -34,10 +34,12 @@ def story(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int =
         "samples_N": np.full(tree.leaves, 10),
     }
     sizes = message_sizes(rules_for(method, tree.depth), PARAMETERS, 0)
-    return Story(tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **given})
+    return Workload(
+        tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **given}
+    )
 
 
-def spent(told: Story, *tiers: dict[str, Any], leaf: dict[str, Any] | None = None, **rest: Any) -> Costs:
+def spent(told: Workload, *tiers: dict[str, Any], leaf: dict[str, Any] | None = None, **rest: Any) -> RunCosts:
     network = Network.of({"tier": list(tiers), "leaf": leaf or {"step_s": 0.1}, **rest})
     return costs(told, place(network, told.tree, told.seed, told.samples_N))
 
@@ -64,14 +66,14 @@ def test_children_share_a_pipe_fairly() -> None:
 
 def test_what_one_link_cannot_take_is_the_others() -> None:
     """A pipe of 10 with links of 2, 9 and 9: they get 2, 4 and 4; when the first is alone, 2."""
-    ends = finished(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]), np.array([10.0]),
+    ends = transfer_end_times(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]), np.array([10.0]),
                     np.ones((1, 3), dtype=bool))  # fmt: skip
     np.testing.assert_allclose(ends, [[4, 1, 1]])
 
 
 def test_a_later_transfer_takes_its_part_from_when_it_begins() -> None:
     """10 bytes alone at 10 per second for half a second, then two at 5 each."""
-    ends = finished(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]), np.array([10.0]),
+    ends = transfer_end_times(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]), np.array([10.0]),
                     np.ones((1, 2), dtype=bool))  # fmt: skip
     np.testing.assert_allclose(ends, [[1.5, 2.0]])
 
@@ -119,7 +121,7 @@ def test_what_a_leaf_does_fills_the_round_without_gaps() -> None:
     leaf = {"step_s": 0.1, "availability": 0.5, "away_s": 9.0, "pause_s": {"name": "uniform", "low": 0, "high": 1}}
     network = Network.of({"tier": [{**MBIT, "latency_s": 0.01, "merge_s": 0.3}], "leaf": leaf})
     placed, seen = place(network, told.tree, told.seed), []
-    watched(told, 0, Clock(placed), seen.append)
+    trace_round(told, 0, NetworkTimeline(placed), seen.append)
     seconds = costs(told, placed).seconds_R[0]
     for node in range(3):
         mine = [each for each in seen if each.what != "merge" and each.who_RN[0, node]]
@@ -156,14 +158,16 @@ def test_draws_are_the_runs_own_and_the_same_in_any_order() -> None:
     assert (spent(story("3x2", [2, 3], rounds=20, seed=1), MBIT, leaf=leaf).seconds_R == first[:20]).all()
 
 
-@pytest.mark.parametrize("wait", [ALL, Policy(first=1), Policy(first=2, late="counts")], ids=["all", "first", "buffer"])
-def test_the_largest_and_the_smallest_quantities_still_give_numbers(wait: Policy) -> None:
+@pytest.mark.parametrize(
+    "wait", [WAIT_FOR_ALL, WaitPolicy(first=1), WaitPolicy(first=2, late="counts")], ids=["all", "first", "buffer"]
+)
+def test_the_largest_and_the_smallest_quantities_still_give_numbers(wait: WaitPolicy) -> None:
     most = {"latency_s": 1e60, "jitter_s": 1e60, "overhead_s": 1e60, "overhead_bytes": 1e60, "merge_s": 1e60,
             "up_watts": 1e60, "down_watts": 1e60, "merge_watts": 1e60, "money_per_gb_up": 1e60,
             "parent_money_per_hour": 1e60}  # fmt: skip
     slow = {"up_mbit_s": 1e-60, "pipe_up_mbit_s": 1e-60, "pipe_down_mbit_s": 1e-60}
     leaf = {"gflop_s": 1e-60, "flops_per_sample": 1e60, "slowdown": 1e60, "watts": 1e60, "dropout": 0.9}
-    told = story("2x3", [2, 5], wait=(ALL, wait))
+    told = story("2x3", [2, 5], wait=(WAIT_FOR_ALL, wait))
     for found in (
         spent(told, most | slow, leaf=leaf | {"money_per_hour": 1e60, "pause_s": 1e60}),
         spent(told, {"up_mbit_s": 1e60, "pipe_up_mbit_s": 1e60}, leaf={"step_s": 1e-60}),

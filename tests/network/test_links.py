@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.network import links
-from stratafl.network.links import finished, left
+from stratafl.network.links import remaining_bytes, transfer_end_times
 
 
 class Pipes(NamedTuple):
@@ -74,7 +74,7 @@ def by_events(start: np.ndarray, size: np.ndarray, link: np.ndarray, pipe: float
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(pipes())
 def test_transfers_end_as_they_do_one_event_at_a_time(case: Pipes) -> None:
-    ends_GK = finished(*case)
+    ends_GK = transfer_end_times(*case)
     for row in range(len(case.pipe_G)):
         there_K = case.there_GK[row]
         np.testing.assert_allclose(ends_GK[row][there_K], by_events(*(each[row] for each in case))[there_K], rtol=1e-9)
@@ -83,9 +83,9 @@ def test_transfers_end_as_they_do_one_event_at_a_time(case: Pipes) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(pipes(), st.floats(min_value=-0.1, max_value=1.2))
 def test_what_is_left_ends_when_all_of_it_would_have(case: Pipes, share: float) -> None:
-    ends_GK = finished(*case)
+    ends_GK = transfer_end_times(*case)
     at_G = share * np.where(case.there_GK, ends_GK, 0.0).max(axis=1)
-    left_GK = left(*case, at_G)
+    left_GK = remaining_bytes(*case, at_G)
     at_G1, there_GK = at_G[:, None], case.there_GK
     assert (left_GK[~there_GK] == 0).all() and (left_GK >= 0).all() and (left_GK <= case.bytes_GK).all()
     waiting_GK = there_GK & (case.start_GK >= at_G1)
@@ -93,7 +93,7 @@ def test_what_is_left_ends_when_all_of_it_would_have(case: Pipes, share: float) 
     over_GK = there_GK & (left_GK == 0)
     assert (ends_GK <= np.maximum(at_G1, case.start_GK) + 1e-9)[over_GK].all()
     begin_GK, again_GK = np.maximum(case.start_GK, at_G1), there_GK & ~over_GK
-    again = finished(begin_GK, left_GK, case.link_GK, case.pipe_G, again_GK)
+    again = transfer_end_times(begin_GK, left_GK, case.link_GK, case.pipe_G, again_GK)
     np.testing.assert_allclose(again[again_GK], ends_GK[again_GK], rtol=1e-9, atol=1e-9)
 
 
@@ -114,8 +114,8 @@ def test_bytes_left(pipe: float, at: float, wanted: list[float]) -> None:
     """10 bytes each over links of 10, the second half a second after the first."""
     given = np.array([[0.0, 0.5]]), np.full((1, 2), 10.0), np.full((1, 2), 10.0), np.array([pipe])
     there_GK = np.ones((1, 2), dtype=bool)
-    np.testing.assert_allclose(left(*given, there_GK, np.array([at])), [wanted], atol=1e-12)
-    np.testing.assert_allclose(left(*given, there_GK & [True, False], np.array([at]))[0, 1], 0)
+    np.testing.assert_allclose(remaining_bytes(*given, there_GK, np.array([at])), [wanted], atol=1e-12)
+    np.testing.assert_allclose(remaining_bytes(*given, there_GK & [True, False], np.array([at]))[0, 1], 0)
 
 
 def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +128,11 @@ def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -
         pipe_G=draw.uniform(1, 10, shape[0]),
         there_GK=draw.random(shape) < 0.8,
     )
-    ends_GK, left_GK = finished(*case), left(*case, np.full(shape[0], 4.0))
+    ends_GK, left_GK = transfer_end_times(*case), remaining_bytes(*case, np.full(shape[0], 4.0))
     for block in (1, 20, 100):
         monkeypatch.setattr(links, "BLOCK", block)
-        assert (finished(*case) == ends_GK).all() and (left(*case, np.full(shape[0], 4.0)) == left_GK).all()
-    alone = finished(*(each[7:8] for each in case))
+        assert (transfer_end_times(*case) == ends_GK).all() and (
+            remaining_bytes(*case, np.full(shape[0], 4.0)) == left_GK
+        ).all()
+    alone = transfer_end_times(*(each[7:8] for each in case))
     assert (alone == ends_GK[7]).all()

@@ -17,8 +17,8 @@ from stratafl import Draw, InvalidInput, Simulation, leaf, price
 from stratafl.base.topology import Tree
 from stratafl.cli.main import app
 from stratafl.config.schema import Config
-from stratafl.cost.costs import PricedRun
-from stratafl.cost.pricing import grouped
+from stratafl.cost.costs import PriceableRun
+from stratafl.cost.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.stacked import StackedEngine
 from stratafl.metrics.records import ClockedRound, RoundResult
@@ -249,7 +249,7 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
     for number, wait in enumerate([None, *EVERY.values()]):
         schedule = {"periods": [2, 3], "participation": [1.0, 3], **({} if wait is None else {"wait": wait})}
         run = trained(config(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
-        priced = PricedRun.of(run)
+        priced = PriceableRun.of(run)
         found = priced.on(Network.of(NETWORK))
         recorded = [record["clock_seconds"] for record in run.rounds]
         np.testing.assert_allclose(found.seconds_R, recorded, rtol=1e-12)
@@ -258,7 +258,7 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         assert bool(sum(run.left_out["late"].values())) == (wait is not None)
         assert priced.recovered.notes == ()
         (setting,) = price([run], Network.of(NETWORK))
-        assert sum(grouped(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
+        assert sum(time_breakdown(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
         for round in (1, len(recorded)):
             seen = priced.intervals(Network.of(NETWORK), round)
             assert {each.what for each in seen} >= {"down", "compute", "up", "merge"}
@@ -301,7 +301,7 @@ def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> No
     run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
     # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
     assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
-    found = PricedRun.of(run).on(Network.of(computing))
+    found = PriceableRun.of(run).on(Network.of(computing))
     np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 
@@ -315,7 +315,7 @@ def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
     whole = records(waiting({"first": 2}))
     run = read_run(tmp_path / "run")
     assert [each["clock_seconds"] for each in run.rounds] == [each["clock_seconds"] for each in whole]
-    found = PricedRun.of(run).on(Network.of(NETWORK))
+    found = PriceableRun.of(run).on(Network.of(NETWORK))
     np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 

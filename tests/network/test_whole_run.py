@@ -14,8 +14,8 @@ from torch import nn
 
 from stratafl import Tree, simulate
 from stratafl.core.participation import sample_participants
-from stratafl.cost.costs import PricedRun, Total
-from stratafl.network.instance import PlacedNetwork, Quantity, place
+from stratafl.cost.costs import CumulativeCost, PriceableRun
+from stratafl.network.instance import NetworkInstance, Quantity, place
 from stratafl.network.specification import Network
 from stratafl.runs import read_run
 from tests.network.cases import quantity, random_tree
@@ -62,7 +62,7 @@ def random_policies(random: np.random.Generator, depth: int, kind: str) -> list[
     return found
 
 
-def terms_of(tree: Tree, placed: PlacedNetwork, periods: list[int], rounds: int, wait: list[dict[str, Any]],
+def terms_of(tree: Tree, placed: NetworkInstance, periods: list[int], rounds: int, wait: list[dict[str, Any]],
              participation: list[Any], size: int) -> Terms:  # fmt: skip
     seed, devices = placed.seed, placed.devices
 
@@ -107,7 +107,7 @@ def terms_of(tree: Tree, placed: PlacedNetwork, periods: list[int], rounds: int,
     return Terms(children, [1, *periods[:-1]], rounds, policies, drawn, fixed, anew, size)
 
 
-def money_of(tree: Tree, placed: PlacedNetwork, spent: Spent, sent: list[float]) -> float:
+def money_of(tree: Tree, placed: NetworkInstance, spent: Spent, sent: list[float]) -> float:
     hours = spent.ends[-1] / 3600
     found = hours * placed.devices.per_hour
     for level in range(1, tree.depth + 1):
@@ -140,7 +140,7 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
         history = simulation.run(progress=False).history
         placed = place(Network.of(network), tree, number)
         spent = Run(terms_of(tree, placed, periods, rounds, wait, participation, 8 * 4)).spent
-        priced = PricedRun.of(read_run(tmp_path / str(number))).on(Network.of(network))
+        priced = PriceableRun.of(read_run(tmp_path / str(number))).on(Network.of(network))
         compare(f"case {number}", tree, placed, spent, priced.until(rounds))
         np.testing.assert_allclose([each.clock_total for each in history], spent.ends, rtol=1e-9)
         late = [sorted(tree.names[level][node] for level, node in spent.late.get(round, ())) for round in range(rounds)]
@@ -149,7 +149,7 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
     assert (was_late > 0) == (kind != "all")
 
 
-def compare(case: str, tree: Tree, placed: PlacedNetwork, spent: Spent, total: Total) -> None:
+def compare(case: str, tree: Tree, placed: NetworkInstance, spent: Spent, total: CumulativeCost) -> None:
     assert math.isclose(total.seconds, spent.ends[-1], rel_tol=1e-9), case
     assert math.isclose(total.joules, spent.joules, rel_tol=1e-9), case
     overhead = [float(edges.overhead_bytes_N[0]) for edges in placed.edges]

@@ -14,12 +14,12 @@ import pytest
 from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
 from stratafl.cost import round_chart
-from stratafl.cost.costs import PricedRun
+from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import network_axes
-from stratafl.cost.round_chart import Clocked, timelines
+from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.network.messages import message_sizes
 from stratafl.network.specification import Network, network
-from stratafl.network.waiting import ALL, Policy
+from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import payload
 from stratafl.rules.registry import rules_for
@@ -38,7 +38,7 @@ VARIED = Network.of(
 
 def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
     """The rounds of a stored run as if it had another tree."""
-    ready, tree = PricedRun.of(list_runs(runs)[0]), Tree.of(shape)
+    ready, tree = PriceableRun.of(list_runs(runs)[0]), Tree.of(shape)
     periods = [2] * (tree.depth - 1) + [3]
     given = {"participation": (None,) * tree.depth, "wait": (), **changes}
     story = replace(
@@ -50,7 +50,7 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
         sizes=message_sizes(rules_for("mtgc", tree.depth), 10_000, 0),
         **given,
     )
-    return timelines([Clocked("it", replace(ready, recovered=replace(ready.recovered, story=story)), VARIED)])
+    return timelines([GroupOnNetwork("it", replace(ready, recovered=replace(ready.recovered, story=story)), VARIED)])
 
 
 def bars(row: dict[str, Any]) -> Iterator[tuple[float, float, str]]:
@@ -73,9 +73,9 @@ def test_every_node_of_a_small_tree_has_a_row_below_its_parent(runs: Path) -> No
 
 
 def test_bars_are_what_the_price_is_made_of(runs: Path) -> None:
-    ready = PricedRun.of(list_runs(runs)[0])
+    ready = PriceableRun.of(list_runs(runs)[0])
     costs = ready.on(VARIED)
-    for shown in timelines([Clocked("it", ready, VARIED)]):
+    for shown in timelines([GroupOnNetwork("it", ready, VARIED)]):
         place = shown["round"] - 1
         assert shown["seconds"] == pytest.approx(costs.seconds_R[place])
         leaves = [row for row in shown["rows"] if row["level"] == 2]
@@ -85,13 +85,13 @@ def test_bars_are_what_the_price_is_made_of(runs: Path) -> None:
         assert spent(shown["rows"][0], "merge") == pytest.approx(costs.parts["merge", 1][place], rel=1e-3)
 
 
-LATER = Policy(first=1, late="counts")
-NESTED = {"a buffer": (ALL, LATER), "buffers": (LATER, LATER), "late groups": (LATER, ALL)}
+LATER = WaitPolicy(first=1, late="counts")
+NESTED = {"a buffer": (WAIT_FOR_ALL, LATER), "buffers": (LATER, LATER), "late groups": (LATER, WAIT_FOR_ALL)}
 
 
-@pytest.mark.parametrize("wait", [(), (ALL, Policy(first=1)), (Policy(deadline=2.0), Policy(deadline=4.0)),
+@pytest.mark.parametrize("wait", [(), (WAIT_FOR_ALL, WaitPolicy(first=1)), (WaitPolicy(deadline=2.0), WaitPolicy(deadline=4.0)),
                                   *NESTED.values()], ids=["all", "first", "deadline", *NESTED])  # fmt: skip
-def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tuple[Policy, ...]) -> None:
+def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tuple[WaitPolicy, ...]) -> None:
     for shown in on_tree(runs, "3x3", wait=wait):
         for row in shown["rows"]:
             before = 0.0
@@ -101,7 +101,9 @@ def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tupl
 
 
 @pytest.mark.parametrize("wait", NESTED.values(), ids=NESTED)
-def test_who_is_late_and_counts_later_works_on_whatever_its_parent_does(runs: Path, wait: tuple[Policy, ...]) -> None:
+def test_who_is_late_and_counts_later_works_on_whatever_its_parent_does(
+    runs: Path, wait: tuple[WaitPolicy, ...]
+) -> None:
     """A client has nothing to do only from a meeting that merged its work to its next model; where
     its group is late, as long as that goes on for itself."""
     goes_on = 0

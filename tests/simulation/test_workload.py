@@ -14,7 +14,7 @@ from torch import nn
 import stratafl
 from stratafl import InvalidInput, price
 from stratafl.config.schema import Config
-from stratafl.cost.costs import PricedRun
+from stratafl.cost.costs import PriceableRun
 from stratafl.network.messages import message_sizes, scaled_sizes
 from stratafl.rules.registry import entries, rules_for
 from stratafl.runs import StoredRun, read_run
@@ -59,13 +59,13 @@ def digest():
 @pytest.mark.parametrize("name", ["MTGC", "SCAFFOLD", "a server's momentum", "epochs and an optimiser of its own"])
 def test_noted_and_reconstructed_workloads_cost_the_same(name: str, tmp_path: Path) -> None:
     run = trained(config(**CASES[name]), tmp_path)
-    noted, made_again = PricedRun.of(run), PricedRun.of(replace(run, workload={}))
+    noted, made_again = PriceableRun.of(run), PriceableRun.of(replace(run, workload={}))
     assert noted.flops == made_again.flops and noted.flops
     for one, other in zip(costs_of(noted), costs_of(made_again), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def costs_of(ready: PricedRun) -> list[np.ndarray]:
+def costs_of(ready: PriceableRun) -> list[np.ndarray]:
     found = ready.on(NETWORK)
     return [found.seconds_R, found.joules_R, found.money_R, *found.bytes]
 
@@ -100,7 +100,7 @@ def own_study(folder: Path, **more: dict) -> StoredRun:
 
 def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
     run = own_study(tmp_path)
-    ready = PricedRun.of(run)
+    ready = PriceableRun.of(run)
     assert ready.flops == 3 * 2 * (5 * 7 + 7 * 4) and ready.recovered.notes == ()
     assert (ready.recovered.parameters, ready.recovered.buffers) == (5 * 7 + 7 + 14 + 7 * 4 + 4, 14)
     assert ready.recovered.story.steps_N.tolist() == [3, 3, 4, 4]
@@ -117,7 +117,7 @@ def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
     ids=str,
 )
 def test_local_parameters_and_adapters_are_priced(model: dict, tmp_path: Path) -> None:
-    ready = PricedRun.of(own_study(tmp_path, model=model, method={"name": "mtgc"}))
+    ready = PriceableRun.of(own_study(tmp_path, model=model, method={"name": "mtgc"}))
     assert ready.recovered.notes == (), "the bytes that were recorded are those of what was sent"
     assert ready.on(NETWORK).seconds_R.min() > 0
 
@@ -129,7 +129,7 @@ def test_a_saved_run_of_a_program_is_priced(tmp_path: Path) -> None:
     parts = [range(0, 50), range(50, 57), range(57, 90)]
     kept = {"keep_at_home": ["2"], "save": tmp_path / "run"}
     stratafl.simulate(model, data, parts, "3", "hfedavg", periods=[4], batch=10, rounds=2, **kept).run(progress=False)
-    ready = PricedRun.of(read_run(tmp_path / "run"))
+    ready = PriceableRun.of(read_run(tmp_path / "run"))
     assert ready.flops == 3 * 2 * (6 * 5 + 5 * 3) and ready.recovered.notes == ()
     assert ready.recovered.story.samples_N.tolist() == [10, 7, 10]
     assert ready.recovered.story.sizes.model == 4 * (6 * 5 + 5)
@@ -186,6 +186,6 @@ def test_what_only_repeats_is_noted_once(tmp_path: Path) -> None:
 def test_a_broken_workload_is_one_line(broken: dict, tmp_path: Path) -> None:
     run = trained(config(run={"rounds": 1}), tmp_path)
     with pytest.raises(InvalidInput, match=r"the workload in its run\.json cannot be read"):
-        PricedRun.of(replace(run, workload={**run.workload, **broken}))
+        PriceableRun.of(replace(run, workload={**run.workload, **broken}))
     with pytest.raises(InvalidInput, match="could not be found when it was set up"):
-        PricedRun.of(replace(run, workload={**run.workload, "messages": None}))
+        PriceableRun.of(replace(run, workload={**run.workload, "messages": None}))

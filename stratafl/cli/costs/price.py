@@ -18,9 +18,9 @@ from stratafl.cli.report import gathered
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.cost.costs import Pricing
+    from stratafl.cost.costs import PriceBatch
     from stratafl.cost.pricing import Column as Texts
-    from stratafl.cost.pricing import PricedSetting
+    from stratafl.cost.pricing import GroupCosts
     from stratafl.network.specification import Network
     from stratafl.runs import StoredRun
 
@@ -56,10 +56,10 @@ def price_command(
     as_json: AsJson = False,
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
-    from stratafl.cost.costs import Pricing
-    from stratafl.cost.figures import bars
+    from stratafl.cost.costs import PriceBatch
+    from stratafl.cost.figures import plot_time_breakdown
     from stratafl.cost.pricing import ALL, as_csv
-    from stratafl.cost.round_chart import draw_round
+    from stratafl.cost.round_chart import plot_round
     from stratafl.cost.workload import named_networks, resolved
     from stratafl.network.specification import LARGEST
 
@@ -70,16 +70,16 @@ def price_command(
         check_number("--flops", flops_per_sample, above=0, at_most=LARGEST)
     _check_places(figure, timeline, csv_file)
     runs = _runs(folders or [Path("runs")])
-    pricing = Pricing(flops_per_sample)
+    pricing = PriceBatch(flops_per_sample)
     found = _priced(runs, resolved(named, runs), target or (), pricing)
     _print(found, as_json)
     if csv_file is not None:
         with atomic_write(csv_file, sync=False) as file:
             file.write(as_csv(found).encode())
     if figure is not None:
-        bars(figure, found, found[0].milestones[0].until if target else ALL)
+        plot_time_breakdown(figure, found, found[0].milestones[0].until if target else ALL)
     if timeline is not None:
-        draw_round(timeline, *pricing.done[0], timeline_round)
+        plot_round(timeline, *pricing.done[0], timeline_round)
     for drawn in (figure, timeline):
         if drawn is not None and not as_json:
             print(f"picture: {escape_control(drawn)}")
@@ -108,8 +108,8 @@ def _runs(places: Sequence[Path]) -> list[StoredRun]:
 
 
 def _priced(
-    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: Pricing
-) -> list[PricedSetting]:
+    runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: PriceBatch
+) -> list[GroupCosts]:
     from stratafl.cost.pricing import priced
     from stratafl.runs.groups import settings
 
@@ -121,7 +121,7 @@ def _priced(
     return found
 
 
-def _print(found: Sequence[PricedSetting], as_json: bool = False) -> None:
+def _print(found: Sequence[GroupCosts], as_json: bool = False) -> None:
     from stratafl.cost.pricing import as_rows, cost_columns, part_columns
 
     if as_json:
