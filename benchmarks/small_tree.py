@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.schema import Config
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 CONFIG = """
 [tree]
@@ -54,7 +54,7 @@ def small_tree(
 def processes(site: Path) -> dict[str, int]:
     """Those of a site that run now: its supervisor, and what it has started, each told by its
     log."""
-    if not is_held(site):
+    if not is_locked(site):
         return {}
     supervisor = int((site / "lock").read_text())
     alive = {"supervisor": supervisor}

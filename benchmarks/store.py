@@ -36,11 +36,11 @@ from stratafl.metrics.communication import CommunicationMeter
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
-from stratafl.runs.checkpoint import CHUNK, Checkpoints, Place
+from stratafl.runs.checkpoint import CHUNK, Checkpoints, Progress
 from stratafl.runs.launch import Launch
-from stratafl.runs.provenance import Origins
-from stratafl.runs.round_log import Mark
-from stratafl.runs.writer import RunFolder
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import LogDigest
+from stratafl.runs.writer import RunWriter
 
 CLIENTS, TIMES = "10x10", 3
 
@@ -80,14 +80,14 @@ def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str
     written, copied, read = [], [], []
     for number in range(TIMES):
         began = time.perf_counter()
-        checkpoints.write(Place(0), state, Mark(0, hashlib.sha256().hexdigest()), Origins({}, {}))
+        checkpoints.write(Progress(0), state, LogDigest(0, hashlib.sha256().hexdigest()), Provenance({}, {}))
         written.append(time.perf_counter() - began)
-        contents = [path.read_bytes() for path in checkpoints.path(Place(0)).iterdir()]
+        contents = [path.read_bytes() for path in checkpoints.path(Progress(0)).iterdir()]
         began = time.perf_counter()
         _plain_copy(folder / f"copy{number}", contents)
         copied.append(time.perf_counter() - began)
         began = time.perf_counter()
-        checkpoints.read(Place(0))
+        checkpoints.read(Progress(0))
         read.append(time.perf_counter() - began)
         shutil.rmtree(folder / f"copy{number}")
         checkpoints.keep_only()
@@ -126,10 +126,10 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     launch = Launch.new(config, "share", folder)
     rounds: list[float] = []
     spent: list[float] = []
-    assert isinstance(launch.folder, RunFolder)
+    assert isinstance(launch.folder, RunWriter)
     write = launch.folder.checkpoints.write
 
-    def timed(place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
+    def timed(place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
         began = time.perf_counter()
         write(place, state, records, origins)
         spent.append(time.perf_counter() - began)

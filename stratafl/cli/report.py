@@ -18,7 +18,7 @@ from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
     from stratafl.runs import StoredRun
-    from stratafl.runs.groups import Setting
+    from stratafl.runs.groups import RunGroup
 
 
 def report_command(
@@ -58,8 +58,8 @@ def report_command(
     from stratafl.cost.workload import named_networks, resolved
     from stratafl.report.figures import figures
     from stratafl.report.page import page
-    from stratafl.report.page_data import payload
-    from stratafl.runs.groups import settings
+    from stratafl.report.page_data import page_data
+    from stratafl.runs.groups import group_runs
 
     places = folders or [Path("runs")]
     targets = _sound(target or [], metric) or None
@@ -70,12 +70,12 @@ def report_command(
     if watch:
         return _watch(places, targets, metric, network or [], title, port)
     runs, unreadable = gathered(places, "DIR")
-    data = payload(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
+    data = page_data(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
     _check_metric(data, metric)
     with atomic_write(out, sync=False) as file:
         file.write(page(data, title).encode())
     goals = data["targets"].get(data["metric"], [])
-    compared = settings(runs)
+    compared = group_runs(runs)
     _print_summary(compared, data["metric"], goals)
     print(f"report: {escape_control(out)}")
     if figures_folder is not None:
@@ -86,9 +86,9 @@ def report_command(
 def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
     """The runs in some places, one at least, and what cannot be read there, which is told, as is
     which of several runs of one seed is left out."""
-    from stratafl.runs.groups import gather, one_of_each
+    from stratafl.runs.groups import collect_runs, one_of_each
 
-    runs, unreadable = gather(places)
+    runs, unreadable = collect_runs(places)
     runs, repeated = one_of_each(runs)
     left_out = [*unreadable, *repeated]
     for line in left_out:
@@ -119,9 +119,9 @@ def _watch(
     places: list[Path], targets: list[str] | None, metric: str | None, networks: list[str], title: str, port: int
 ) -> None:
     from stratafl.report.page import HOST, Live, Server, page
-    from stratafl.runs.groups import gather
+    from stratafl.runs.groups import collect_runs
 
-    gather(places)
+    collect_runs(places)
     live = Live(places, networks, targets, metric)
     try:
         server = Server(live.read, lambda data: page(data, title, live=True), port)
@@ -141,12 +141,12 @@ def _check_out(out: Path) -> None:
         raise InvalidInput("--out", str(out), f"cannot write in {parent}")
 
 
-def _print_summary(compared: Sequence[Setting], metric: str | None, targets: Sequence[float]) -> None:
+def _print_summary(compared: Sequence[RunGroup], metric: str | None, targets: Sequence[float]) -> None:
     """What fits on a terminal: how good, and how soon; the page has the rest."""
     from stratafl.report.summary import columns
-    from stratafl.runs.groups import judged_by
+    from stratafl.runs.groups import select_metric
 
-    _, judged = judged_by(compared, metric)
+    _, judged = select_metric(compared, metric)
     first, _, _, *rest = columns(compared, [] if judged is None else [judged], judged, targets)
     shown = [first, *(column for place, column in enumerate(rest) if place == 0 or column.title.startswith("rounds"))]
     head = [Column(column.title, right=place > 0, prose=place == 0) for place, column in enumerate(shown)]

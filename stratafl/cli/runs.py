@@ -17,7 +17,7 @@ from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
 from stratafl.metrics.records import measured
 from stratafl.runs import format
-from stratafl.runs.reader import Broken, StoredRun, pack_runs, scan
+from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, scan
 
 Condition = tuple[Sequence[str], Any]
 
@@ -42,7 +42,7 @@ def runs_command(
     conditions = [_condition(text) for text in where or ()]
     entries = scan(folder)
     readable = [run for run in entries if isinstance(run, StoredRun)]
-    broken = [] if status or where else [run for run in entries if isinstance(run, Broken)]
+    broken = [] if status or where else [run for run in entries if isinstance(run, UnreadableRun)]
     chosen = [run for run in readable if (not status or run.status in status) and _meets(run, conditions)]
     if pack is not None:
         size = pack_runs(chosen, folder, pack)

@@ -21,8 +21,17 @@ from stratafl.cost.workload import named_networks, resolved
 from stratafl.network.specification import LARGEST, Network
 from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, PARTS, UP, WAIT, WORK, Part
 from stratafl.runs import StoredRun
-from stratafl.runs.curves import ABSENT, Curve, Points, Target, first_round, of_all, plain_number, targets_of
-from stratafl.runs.groups import Setting, gather, judged_by, settings
+from stratafl.runs.curves import (
+    ABSENT,
+    Curve,
+    Points,
+    Target,
+    first_round,
+    mean_std_if_complete,
+    plain_number,
+    targets_of,
+)
+from stratafl.runs.groups import RunGroup, collect_runs, group_runs, select_metric
 
 ALL = "all rounds"
 
@@ -87,20 +96,20 @@ def price(
         check_number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
     places = [runs] if isinstance(runs, str | Path) else list(runs)
     stored = [each for each in places if isinstance(each, StoredRun)]
-    found, _ = gather([Path(each) for each in places if not isinstance(each, StoredRun)])
+    found, _ = collect_runs([Path(each) for each in places if not isinstance(each, StoredRun)])
     if not stored and not found:
         raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
     given = [networks] if isinstance(networks, str | Path | Network) else list(networks)
     named, known = named_networks(given, "networks"), [*stored, *found]
     chosen, pricing = resolved(named, known, "networks"), PriceBatch(flops_per_sample)
-    settled = priced(settings(known), chosen, pricing, targets, "targets")
+    settled = priced(group_runs(known), chosen, pricing, targets, "targets")
     for line in pricing.problems:
         warnings.warn(line, stacklevel=2)
     return settled
 
 
 def priced(
-    compared: Sequence[Setting],
+    compared: Sequence[RunGroup],
     networks: Sequence[Network],
     pricing: PriceBatch,
     targets: Sequence[str | float] = (),
@@ -108,7 +117,7 @@ def priced(
 ) -> list[GroupCosts]:
     """Settings under networks, all settings of a network together; what cannot be priced is left
     out, and in `pricing`."""
-    goals = targets_of(targets, *judged_by(compared), field)
+    goals = targets_of(targets, *select_metric(compared), field)
     ready = [[pricing.ready(run) for run in setting.runs] for setting in compared]
     found = [
         _setting(setting, network, on_it, goals)
@@ -129,7 +138,7 @@ class _Priced(NamedTuple):
     costs: RunCosts
 
 
-def _on(network: Network, setting: Setting, runs: Sequence[PriceableRun | None], pricing: PriceBatch) -> list[_Priced]:
+def _on(network: Network, setting: RunGroup, runs: Sequence[PriceableRun | None], pricing: PriceBatch) -> list[_Priced]:
     """Those of a setting's runs that can be priced there."""
     tried = [
         (run, curve, pricing.on(run, network))
@@ -139,7 +148,7 @@ def _on(network: Network, setting: Setting, runs: Sequence[PriceableRun | None],
     return [_Priced(run, curve, costs) for run, curve, costs in tried if costs is not None]
 
 
-def _setting(setting: Setting, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
+def _setting(setting: RunGroup, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
     each = [priced_run.costs for priced_run in runs]
     made = []
     for measure, goal in targets:
@@ -164,7 +173,7 @@ def _milestone(until: str, runs: Sequence[RunCosts], ends: Sequence[int | None])
         return Milestone(until, len(totals), len(there), None, None, None, None, (), {})
 
     def over(value: Callable[[CumulativeCost], float]) -> OverSeeds:
-        found = of_all([value(total) for total in there])
+        found = mean_std_if_complete([value(total) for total in there])
         assert found is not None
         return found
 

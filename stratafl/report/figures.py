@@ -13,9 +13,9 @@ from stratafl.base.files import atomic_write
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.report.page_data import QUANTITIES
 from stratafl.report.summary import as_csv, as_latex, columns
-from stratafl.runs.curves import AXES, Measure, first_round, of_all
+from stratafl.runs.curves import AXES, MetricInfo, first_round, mean_std_if_complete
 from stratafl.runs.format import slug
-from stratafl.runs.groups import Setting, judged_by
+from stratafl.runs.groups import RunGroup, select_metric
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c2629b", "#a87400", "#6b4fbb", "#5b6470")
 """Okabe and Ito's, which people with any colour vision can tell apart; a violet for their second
@@ -37,14 +37,14 @@ UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None, "ModDate": Non
 
 
 def figures(
-    folder: Path, found: Sequence[Setting], targets: Sequence[float] = (), metric: str | None = None
+    folder: Path, found: Sequence[RunGroup], targets: Sequence[float] = (), metric: str | None = None
 ) -> list[Path]:
     """targets: values of the metric, which is accuracy, or what there is, unless given."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InvalidInput("--figures", str(folder), problem.strerror or str(problem)) from None
-    metrics, judged = judged_by(found, metric)
+    metrics, judged = select_metric(found, metric)
     written = _tables(folder, found, metrics, judged, targets)
     for each in metrics:
         unit = " (%)" if each.percent else ""
@@ -67,7 +67,11 @@ def figures(
 
 
 def _tables(
-    folder: Path, found: Sequence[Setting], metrics: Sequence[Measure], judged: Measure | None, targets: Sequence[float]
+    folder: Path,
+    found: Sequence[RunGroup],
+    metrics: Sequence[MetricInfo],
+    judged: MetricInfo | None,
+    targets: Sequence[float],
 ) -> list[Path]:
     table = columns(found, metrics, judged, targets)
     texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
@@ -81,7 +85,7 @@ def _write(
     stem: Path,
     panels: Sequence[tuple[str, str]],
     label: str,
-    found: Sequence[Setting],
+    found: Sequence[RunGroup],
     targets: Sequence[float] = (),
     factor: float = 1.0,
 ) -> list[Path]:
@@ -111,7 +115,7 @@ def _write(
         return _saved(figure, stem)
 
 
-def _bars(stem: Path, found: Sequence[Setting], metric: Measure, target: float) -> list[Path]:
+def _bars(stem: Path, found: Sequence[RunGroup], metric: MetricInfo, target: float) -> list[Path]:
     """What each setting needs to get to a target, in rounds, bytes and seconds; who did not get
     there has no bar."""
     plt = pyplot()
@@ -123,7 +127,9 @@ def _bars(stem: Path, found: Sequence[Setting], metric: Measure, target: float) 
         figure, row = plt.subplots(1, len(units), figsize=size, layout="constrained", sharey=True)
         for axes, (axis, (title, factor)) in zip(row, units.items(), strict=True):
             for place, setting in enumerate(shown):
-                cost = of_all([_at(curve, axis, first_round(curve, metric.goal(target))) for curve in setting.curves])
+                cost = mean_std_if_complete(
+                    [_at(curve, axis, first_round(curve, metric.goal(target))) for curve in setting.curves]
+                )
                 if cost is None:
                     axes.text(0, place, " not reached", va="center", fontsize=7, color="#5b6470")
                     continue
@@ -150,13 +156,13 @@ def _saved(figure: Any, stem: Path) -> list[Path]:
     return written
 
 
-def _told(setting: Setting) -> str:
+def _told(setting: RunGroup) -> str:
     """A setting in a legend."""
     died = setting.mean.diverged
     return setting.label if died is None else f"{setting.label} (diverged at round {died})"
 
 
-def _panel(axes: Any, found: Sequence[Setting], name: str, factor: float) -> None:
+def _panel(axes: Any, found: Sequence[RunGroup], name: str, factor: float) -> None:
     for number, setting in enumerate(found):
         curve = setting.mean
         points = [

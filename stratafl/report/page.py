@@ -22,7 +22,7 @@ from stratafl.cost.pricing import CostAxes, network_axes
 from stratafl.cost.workload import named_networks, resolved
 from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
-from stratafl.report.page_data import payload
+from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun
 from stratafl.runs.groups import Gatherer
 from stratafl.runs.sweep.plan import noted_target
@@ -53,7 +53,7 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
         "title": html.escape(title),
         "policy": html.escape(policy),
         "style": asset("page.css"),
-        "data": embedded(data),
+        "data": json_for_html(data),
         "live": "live" if live else "",
         "script": script,
     }
@@ -62,7 +62,7 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def embedded(data: Mapping[str, Any]) -> str:
+def json_for_html(data: Mapping[str, Any]) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -129,13 +129,13 @@ class Live:
 
     def _put_together(self, runs: list[StoredRun], problems: list[str], further: CostAxes) -> dict[str, Any]:
         try:
-            return payload(runs, self._targets, problems, self._metric, further)
+            return page_data(runs, self._targets, problems, self._metric, further)
         except InvalidInput as problem:
             # a target of a metric that the runs do not have, perhaps not yet
-            return payload(runs, None, [*problems, str(problem)], self._metric, further)
+            return page_data(runs, None, [*problems, str(problem)], self._metric, further)
 
 
-class Latest:
+class CachedData:
     """The newest data, read at most once in a while however many ask."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
@@ -161,7 +161,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, read: Callable[[], dict[str, Any]], page: Callable[[dict[str, Any]], str], port: int = 0):
-        self.latest, self.page = Latest(read), page
+        self.latest, self.page = CachedData(read), page
         self.places = threading.BoundedSemaphore(AT_ONCE)
         super().__init__((HOST, port), Handler)
 

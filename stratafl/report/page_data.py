@@ -12,14 +12,14 @@ from stratafl.base.errors import InvalidInput, join_names
 from stratafl.cost.pricing import CostAxes
 from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.metrics.objective import Goal, GoalLike
-from stratafl.report.summary import fixed_columns, usual_targets
+from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format, groups
-from stratafl.runs.curves import AXES, Curve, Measure, Points, Target, is_metric, levels_of, plain_number, targets_of
-from stratafl.runs.groups import Setting, judged_by
+from stratafl.runs.curves import AXES, Curve, MetricInfo, Points, Target, is_metric, levels_of, plain_number, targets_of
+from stratafl.runs.groups import RunGroup, select_metric
 from stratafl.runs.sweep.plan import noted_target
 
 
-def notes(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
+def run_remarks(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
     """Whether something went wrong with it, and what there is to say."""
     bad = []
     if curve.diverged is not None:
@@ -35,7 +35,9 @@ def notes(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
     told += run.notes
     for each in run.continued:
         changed = each.get("changed")
-        told += [f"went on after round {each['after']} with {join_names(format.texts(changed))}"] if changed else []
+        told += (
+            [f"went on after round {each['after']} with {join_names(format.strings_in(changed))}"] if changed else []
+        )
     return bool(bad), told
 
 
@@ -45,7 +47,7 @@ def _left_out(run: StoredRun) -> list[str]:
     for why in ("refused", "absent"):
         rounds: dict[str, list[int]] = {}
         for record in run.rounds:
-            for name in dict.fromkeys(format.nodes_in(record, why)):
+            for name in dict.fromkeys(format.excluded_nodes(record, why)):
                 rounds.setdefault(name, []).append(record["round"])
         told = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
         lines += [f"{why}: {join_names(told)}"] if told else []
@@ -190,7 +192,7 @@ COARSE = 5
 """Significant digits of what no target is held against."""
 
 
-def payload(
+def page_data(
     runs: Sequence[StoredRun],
     targets: Sequence[GoalLike | Goal] | None = None,
     unreadable: Sequence[str] = (),
@@ -202,13 +204,13 @@ def payload(
     targets', or else the default one, unless given. further: axes of networks."""
     further = further or CostAxes()
     runs, repeated = groups.one_of_each(runs)
-    found = groups.settings(runs, further.points)
-    metrics, judged = judged_by(found, metric)
+    found = groups.group_runs(runs, further.points)
+    metrics, judged = select_metric(found, metric)
     chosen = _targets(runs, targets, metrics, judged)
     if metric is None and chosen:
         judged = chosen[0].measure
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
-    goals = {each.name: usual_targets(found, each) for each in metrics}
+    goals = {each.name: default_targets(found, each) for each in metrics}
     goals |= {
         each.name: [goal.value for measure, goal in chosen if measure == each]
         for each in metrics
@@ -230,8 +232,8 @@ def payload(
         "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
         "settings": [_setting(setting, [next(shown) for _ in setting.runs]) for setting in found],
         "summary": {"before": [each.as_dict for each in before], "after": [each.as_dict for each in after]},
-        "differences": groups.differences(found),
-        "shared": groups.shared(found),
+        "differences": groups.config_differences(found),
+        "shared": groups.common_config(found),
         "environments": _environments(runs),
         "trees": drawn,
         "timelines": timelines(_clocked(found, further)),
@@ -242,8 +244,8 @@ def payload(
 def _targets(
     runs: Sequence[StoredRun],
     given: Sequence[GoalLike | Goal] | None,
-    metrics: Sequence[Measure],
-    judged: Measure | None,
+    metrics: Sequence[MetricInfo],
+    judged: MetricInfo | None,
 ) -> list[Target]:
     """The targets that are asked for, or those that the sweeps of these runs note, as far as the
     runs have such metrics."""
@@ -260,12 +262,12 @@ def _targets(
     return [target for target in dict.fromkeys(chosen) if target.is_usual]
 
 
-def run_names(setting: Setting) -> list[str]:
+def run_names(setting: RunGroup) -> list[str]:
     """A setting's runs, told apart by their seeds."""
     return [setting.label if seed is None else f"{setting.label}, seed {seed}" for seed in setting.seeds]
 
 
-def _clocked(found: Sequence[Setting], further: CostAxes) -> list[GroupOnNetwork]:
+def _clocked(found: Sequence[RunGroup], further: CostAxes) -> list[GroupOnNetwork]:
     """One run of each setting on each network: seeds differ in what is drawn only."""
     return [
         GroupOnNetwork(setting.label, run, network)
@@ -284,10 +286,10 @@ def _node_values(
     ]
 
 
-def _setting(setting: Setting, shown: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
+def _setting(setting: RunGroup, shown: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
     runs = []
     for (title, tree, values), run, curve, seed in zip(shown, setting.runs, setting.curves, setting.seeds, strict=True):
-        is_bad, told = notes(run, curve)
+        is_bad, told = run_remarks(run, curve)
         runs.append(
             {
                 "title": title,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from stratafl.base.statistics import OverSeeds
 from stratafl.metrics.metrics import Better
 from stratafl.runs import StoredRun
-from stratafl.runs.curves import ABSENT, MINUS, Curve, Measure, first_round, number_text, of_all
-from stratafl.runs.groups import Setting
+from stratafl.runs.curves import ABSENT, MINUS, Curve, MetricInfo, first_round, mean_std_if_complete, number_text
+from stratafl.runs.groups import RunGroup
 
 TARGET_STEP = 0.05
 
@@ -23,7 +23,7 @@ MEGA = 1e-6
 
 
 @dataclass(frozen=True)
-class Cell:
+class SummaryCell:
     """What a table shows, and the number it is ordered by; None where there is none."""
 
     text: str
@@ -36,7 +36,7 @@ class Column:
     """One column of the summary, with a cell per setting."""
 
     title: str
-    cells: list[Cell]
+    cells: list[SummaryCell]
     better: Better | Literal[""] = ""
     """Which of its values is marked as the best, if one is."""
 
@@ -59,17 +59,20 @@ class Column:
 
 
 def columns(
-    found: Sequence[Setting], metrics: Sequence[Measure], metric: Measure | None = None, targets: Sequence[float] = ()
+    found: Sequence[RunGroup],
+    metrics: Sequence[MetricInfo],
+    metric: MetricInfo | None = None,
+    targets: Sequence[float] = (),
 ) -> list[Column]:
     """The whole table: with a metric, also the best of it, and the rounds to each target."""
     before, after = fixed_columns(found, metrics)
     return before + ([] if metric is None else chosen_columns(found, metric, targets)) + after
 
 
-def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple[list[Column], list[Column]]:
+def fixed_columns(found: Sequence[RunGroup], metrics: Sequence[MetricInfo]) -> tuple[list[Column], list[Column]]:
     """What is there whatever metric and targets are chosen: before them, and behind them."""
     before = [
-        Column("setting", [Cell(setting.label) for setting in found]),
+        Column("setting", [SummaryCell(setting.label) for setting in found]),
         Column("runs", [_count(len(setting.runs)) for setting in found]),
         Column("rounds", [_count(min(len(curve.x["rounds"]) for curve in setting.curves)) for setting in found]),
     ]
@@ -91,11 +94,13 @@ def fixed_columns(found: Sequence[Setting], metrics: Sequence[Measure]) -> tuple
     return before, after
 
 
-def chosen_columns(found: Sequence[Setting], metric: Measure, targets: Sequence[float]) -> list[Column]:
+def chosen_columns(found: Sequence[RunGroup], metric: MetricInfo, targets: Sequence[float]) -> list[Column]:
     """The best value of each run on the way, and the first round that was as good as a target."""
     top = max if metric.better == "higher" else min
     best = [
-        of_all([top((value for _, value in curve.known(metric.name)), default=None) for curve in setting.curves])
+        mean_std_if_complete(
+            [top((value for _, value in curve.known(metric.name)), default=None) for curve in setting.curves]
+        )
         for setting in found
     ]
     cells = [_cell(value, metric) for value in best]
@@ -106,20 +111,20 @@ def chosen_columns(found: Sequence[Setting], metric: Measure, targets: Sequence[
     return made
 
 
-def reached(curves: Sequence[Curve], metric: Measure, target: float) -> Cell:
+def reached(curves: Sequence[Curve], metric: MetricInfo, target: float) -> SummaryCell:
     """When a target was reached, as the paper writes it: "52.7 ± 1.2", or ">500" where a run did
     not get there; of a metric that none of them has, nothing."""
     if not any(metric.name in curve.y for curve in curves):
-        return Cell(ABSENT)
+        return SummaryCell(ABSENT)
     when = [first_round(curve, metric.goal(target)) for curve in curves]
-    mean = of_all(when)
+    mean = mean_std_if_complete(when)
     if mean is None:
         lacking = [len(curve.x["rounds"]) for curve, at in zip(curves, when, strict=True) if at is None]
-        return Cell(f">{min(lacking, default=0)}")
-    return Cell(number_text(mean, 0 if mean.deviation is None else 1), *mean)
+        return SummaryCell(f">{min(lacking, default=0)}")
+    return SummaryCell(number_text(mean, 0 if mean.deviation is None else 1), *mean)
 
 
-def usual_targets(found: Sequence[Setting], metric: Measure | None) -> list[float]:
+def default_targets(found: Sequence[RunGroup], metric: MetricInfo | None) -> list[float]:
     """A round number that at least half of the settings reached with every run: for a share, the
     highest multiple of five per cent."""
     if metric is None or not found:
@@ -149,19 +154,19 @@ def _round_number(value: float, sign: int) -> float:
     return float(f"{whole}e{unit}")
 
 
-def _final(setting: Setting, metric: Measure) -> Cell:
+def _final(setting: RunGroup, metric: MetricInfo) -> SummaryCell:
     dead = [curve.diverged for curve in setting.curves if curve.diverged is not None]
     if dead:
-        return Cell(diverged_text(dead, len(setting.curves)))
-    return _cell(of_all([curve.last(metric.name) for curve in setting.curves]), metric)
+        return SummaryCell(diverged_text(dead, len(setting.curves)))
+    return _cell(mean_std_if_complete([curve.last(metric.name) for curve in setting.curves]), metric)
 
 
-def _cell(value: OverSeeds | None, metric: Measure) -> Cell:
+def _cell(value: OverSeeds | None, metric: MetricInfo) -> SummaryCell:
     """ "91.2 ± 0.3", in per cent where it is a share, without the sign."""
     if value is None:
-        return Cell(ABSENT)
+        return SummaryCell(ABSENT)
     scaled = metric.scaled(value)
-    return Cell(number_text(scaled, metric.digits), *scaled)
+    return SummaryCell(number_text(scaled, metric.digits), *scaled)
 
 
 def diverged_text(rounds: Sequence[int], runs: int) -> str:
@@ -171,25 +176,29 @@ def diverged_text(rounds: Sequence[int], runs: int) -> str:
     return f"{len(rounds)} of {runs} diverged, the first at round {min(rounds)}"
 
 
-def _titled(metric: Measure) -> str:
+def _titled(metric: MetricInfo) -> str:
     return f"{metric.name}, %" if metric.percent else metric.name
 
 
-def _count(number: int) -> Cell:
-    return Cell(str(number), float(number))
+def _count(number: int) -> SummaryCell:
+    return SummaryCell(str(number), float(number))
 
 
 def _cost(
     title: str,
-    found: Sequence[Setting],
+    found: Sequence[RunGroup],
     value: Callable[[Curve], float | None],
     text: Callable[[float], str],
     scale: float = 1.0,
 ) -> Column:
     """What is the better the less it is; the deviation says little, and is left to the exports."""
-    means = [of_all([value(curve) for curve in setting.curves]) for setting in found]
+    means = [mean_std_if_complete([value(curve) for curve in setting.curves]) for setting in found]
     scaled = [mean and OverSeeds(scale * mean.mean, mean.deviation and scale * mean.deviation) for mean in means]
-    return Column(title, [Cell(ABSENT) if mean is None else Cell(text(mean.mean), *mean) for mean in scaled], "lower")
+    return Column(
+        title,
+        [SummaryCell(ABSENT) if mean is None else SummaryCell(text(mean.mean), *mean) for mean in scaled],
+        "lower",
+    )
 
 
 def _last(curve: Curve, axis: str) -> float | None:
@@ -267,7 +276,7 @@ def _with(spread: Sequence[bool], columns: Sequence[Column]) -> list[tuple[Colum
     return list(zip(columns, spread, strict=True))
 
 
-def _text_cell(cell: Cell, is_best: bool) -> str:
+def _text_cell(cell: SummaryCell, is_best: bool) -> str:
     value, sign, deviation = cell.text.partition(" ± ")
     shown = f"\\textbf{{{_latex(value)}}}" if is_best else _latex(value)
     return f"{shown} $\\pm$ {_latex(deviation)}" if sign else shown

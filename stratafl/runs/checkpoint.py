@@ -21,8 +21,8 @@ from stratafl.base import files
 from stratafl.base.files import cannot_read
 from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
 from stratafl.runs import format
-from stratafl.runs.provenance import Origins
-from stratafl.runs.round_log import Mark, read_marked
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import LogDigest, read_verified
 
 NAMES = {
     torch.float64: "F64",
@@ -98,7 +98,7 @@ CHANGED = "its checksums are not those of its files"
 _NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
 
 
-class Place(NamedTuple):
+class Progress(NamedTuple):
     """How far a run has come; a later one is greater."""
 
     round: int
@@ -112,9 +112,9 @@ class Place(NamedTuple):
         return f"{self.round:06d}" + (f"-{self.meetings:06d}" if self.meetings else "")
 
     @staticmethod
-    def named(name: str) -> Place | None:
+    def named(name: str) -> Progress | None:
         found = _NAME.fullmatch(name)
-        place = None if found is None else Place(int(found[1]), int(found[2] or 0))
+        place = None if found is None else Progress(int(found[1]), int(found[2] or 0))
         return place if place is not None and place.name == name else None
 
     def __str__(self) -> str:
@@ -129,19 +129,19 @@ class Checkpoints:
         self.kept = sorted(self._present())
         """The places of checkpoints that may be good."""
 
-    def _present(self) -> list[Place]:
+    def _present(self) -> list[Progress]:
         try:
-            places = [Place.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
+            places = [Progress.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
             return [place for place in places if place is not None]
         except FileNotFoundError:
             return []
         except OSError as problem:
             raise files.cannot_read(self.folder, problem.strerror or str(problem)) from None
 
-    def path(self, place: Place) -> Path:
+    def path(self, place: Progress) -> Path:
         return self.folder / place.name
 
-    def write(self, place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
+    def write(self, place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
         """One more; then all but the last two are removed. If it cannot be written, they stay as
         they are.
 
@@ -156,7 +156,7 @@ class Checkpoints:
                 files.remove_tree(final)
         self.keep_only(*[*(before for before in self.kept if before < place), place][-KEPT:])
 
-    def _fill(self, folder: Path, place: Place, state: StateDict, records: Mark, origins: Origins) -> None:
+    def _fill(self, folder: Path, place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
         packed, tensors = to_json_and_tensors({name: value for name, value in state.items() if name != "history"})
         described = {
             "format": FORMAT,
@@ -178,7 +178,7 @@ class Checkpoints:
                 files.sync_file(file)
         files.sync_folder(folder)
 
-    def read(self, place: Place) -> StateDict:
+    def read(self, place: Progress) -> StateDict:
         """A checkpoint whose every byte is as it was written, with the records it belongs to, or
         the complaint."""
         folder = self.path(place)
@@ -187,7 +187,7 @@ class Checkpoints:
             raise files.cannot_read(folder, CHANGED)
         mark = described["records"]
         format.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
-        history = read_marked(self.run_folder, Mark(mark["size"], mark["sha256"]))
+        history = read_verified(self.run_folder, LogDigest(mark["size"], mark["sha256"]))
         if len(history) != place.round:
             raise files.cannot_read(folder, f"its records are not those of {place.round} rounds")
         try:
@@ -198,11 +198,11 @@ class Checkpoints:
             raise files.cannot_read(folder, f"its state is not that of {place}")
         return {**state, "history": history}
 
-    def origins(self, place: Place) -> Origins:
+    def origins(self, place: Progress) -> Provenance:
         """What the run depended on when this one was written."""
-        return Origins.read(self.path(place) / STATE, self._described(place)[0]["inputs"])
+        return Provenance.read(self.path(place) / STATE, self._described(place)[0]["inputs"])
 
-    def _described(self, place: Place) -> tuple[dict[str, Any], bytes]:
+    def _described(self, place: Progress) -> tuple[dict[str, Any], bytes]:
         """The checked contents of state.json, and the other checksums."""
         folder = self.path(place)
         if folder.is_symlink() or not folder.is_dir():
@@ -218,19 +218,19 @@ class Checkpoints:
         format.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
         # not noted before there were checkpoints inside a round
         format.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
-        its_place = Place(described["round"], described.get("meetings", 0))
+        its_place = Progress(described["round"], described.get("meetings", 0))
         if (described["run"], its_place) != (self.run, place):
             raise files.cannot_read(folder, f"it belongs to {its_place} of run {described['run']}")
         return described, sums.removeprefix(mine)
 
-    def newest_first(self) -> Iterator[Place]:
+    def newest_first(self) -> Iterator[Progress]:
         return reversed(self.kept)
 
-    def believe(self, place: Place) -> None:
+    def believe(self, place: Progress) -> None:
         """Take this one and those before it for good: the next write removes the others."""
         self.kept = [each for each in self.kept if each <= place]
 
-    def keep_only(self, *places: Place) -> None:
+    def keep_only(self, *places: Progress) -> None:
         for place in self._present():
             if place not in places:
                 files.remove_tree(self.path(place))

@@ -163,7 +163,7 @@ MINUS = "−"
 
 
 @dataclass(frozen=True)
-class Measure:
+class MetricInfo:
     """A metric and how it is shown."""
 
     name: str
@@ -195,7 +195,7 @@ class Measure:
         return f"{100 * target:.6g} %" if self.percent else f"{target:.6g}"
 
 
-def measures(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[Measure]:
+def measures(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[MetricInfo]:
     """Every metric of these runs: accuracy first, the loss last."""
     values: dict[str, list[float]] = {}
     for curve in curves:
@@ -209,7 +209,7 @@ def measures(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[Measure
 class Target(NamedTuple):
     """A value of a metric that runs are held against."""
 
-    measure: Measure
+    measure: MetricInfo
     goal: Goal
     """With its sign."""
 
@@ -220,7 +220,7 @@ class Target(NamedTuple):
 
 
 def targets_of(
-    given: Iterable[GoalLike | Goal], metrics: Sequence[Measure], judged: Measure | None, field: str
+    given: Iterable[GoalLike | Goal], metrics: Sequence[MetricInfo], judged: MetricInfo | None, field: str
 ) -> list[Target]:
     """Targets in any of the forms a user may give; a number alone is a value of the metric that
     settings are judged by."""
@@ -236,7 +236,7 @@ def targets_of(
     return found
 
 
-def chief(found: Sequence[Measure]) -> Measure | None:
+def main_metric(found: Sequence[MetricInfo]) -> MetricInfo | None:
     """What settings are judged by unless somebody asks for another."""
     return found[0] if found else None
 
@@ -256,10 +256,10 @@ def _written(value: float, digits: int | None) -> str:
     return f"{mantissa}e{int(power)}".replace("-", MINUS)
 
 
-def _measure(name: str, values: Sequence[float], better: Better) -> Measure:
+def _measure(name: str, values: Sequence[float], better: Better) -> MetricInfo:
     percent = name == "accuracy"
     title = {"accuracy": "Test accuracy", "loss": "Test loss"}.get(name, name)
-    return Measure(name, title, better, percent, 1 if percent else _digits(values))
+    return MetricInfo(name, title, better, percent, 1 if percent else _digits(values))
 
 
 def _digits(values: Sequence[float]) -> int | None:
@@ -286,7 +286,7 @@ def first_round(curve: Curve, goal: Goal) -> int | None:
     return goal.first([int(r) for r, _ in known], [value for _, value in known])
 
 
-def of_all(values: Sequence[float | None]) -> OverSeeds | None:
+def mean_std_if_complete(values: Sequence[float | None]) -> OverSeeds | None:
     """Mean and deviation where every run has a value."""
     known = [value for value in values if value is not None]
     return over_seeds(known) if known and len(known) == len(values) else None

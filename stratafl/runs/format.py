@@ -144,7 +144,7 @@ def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(described.get("continued", ()))
 
 
-def texts(found: object) -> list[str]:
+def strings_in(found: object) -> list[str]:
     """The texts in a list; none where a file holds something else."""
     return [each for each in found if isinstance(each, str)] if isinstance(found, list | tuple) else []
 
@@ -155,19 +155,19 @@ def directions(described: Mapping[str, Any]) -> dict[str, str]:
     return {str(k): v for k, v in told.items() if v in ("higher", "lower")} if isinstance(told, dict) else {}
 
 
-def left_out(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def exclusion_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """How often each node was left out of a meeting, by the reason: refused, of these too large,
     absent where the run was deployed, and late where its parents wait by time."""
     counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
     for record in records:
         for why in ("refused", "too_large", *(why for why in ("absent", "late") if why in record)):
-            counts.setdefault(why, Counter()).update(nodes_in(record, why))
+            counts.setdefault(why, Counter()).update(excluded_nodes(record, why))
     return {why: dict(found) for why, found in counts.items()}
 
 
-def nodes_in(record: Mapping[str, Any], why: str) -> list[str]:
+def excluded_nodes(record: Mapping[str, Any], why: str) -> list[str]:
     """The nodes that a round's record names; none where it holds something else."""
-    return texts(record.get(why))
+    return strings_in(record.get(why))
 
 
 def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[type, ...]]) -> None:
@@ -202,11 +202,11 @@ def check_depth(path: Path, found: object) -> None:
         depth += 1
 
 
-PATIENCE = 1.0
+LOCK_TIMEOUT_S = 1.0
 """Seconds: somebody who only looks whether a run is alive holds the lock for a moment."""
 
 
-class Lock:
+class RunLock:
     """The right to write a run directory, which one process has at a time and loses when it
     ends."""
 
@@ -220,7 +220,7 @@ class Lock:
         if not _is_plain(self._handle):
             os.close(self._handle)
             raise cannot_read(path, "not a plain file")
-        give_up = time.monotonic() + PATIENCE
+        give_up = time.monotonic() + LOCK_TIMEOUT_S
         while not _taken(self._handle):
             if time.monotonic() > give_up:
                 pid = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
@@ -245,7 +245,7 @@ class Lock:
         os.close(self._handle)
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a living process writes this run."""
     try:
         # a pipe in its place must not keep us waiting for somebody to write into it

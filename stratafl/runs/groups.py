@@ -11,19 +11,10 @@ from pathlib import Path, PurePath
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.runs import StoredRun, format, read_run
-from stratafl.runs.curves import (
-    ABSENT,
-    Curve,
-    Measure,
-    Points,
-    chief,
-    curve_of,
-    mean_curve,
-    measures,
-)
+from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, main_metric, mean_curve, measures
 from stratafl.runs.format import DONE, flat_config
 from stratafl.runs.provenance import EXECUTION, STORAGE, files_of, identity
-from stratafl.runs.reader import ENDINGS, Broken, Reader, scan, stamp_of, unpacked
+from stratafl.runs.reader import ENDINGS, Reader, UnreadableRun, scan, stamp_of, unpacked
 
 Flat = Mapping[str, object]
 """A config by dotted keys."""
@@ -57,7 +48,7 @@ LONGEST = 48
 """Letters that a value may have in a name."""
 
 
-def names(flats: Sequence[Flat]) -> list[str]:
+def group_names(flats: Sequence[Flat]) -> list[str]:
     """One name per setting. Names may be alike where values are that differ only further on than a
     name shows."""
     keys = sorted({key for flat in flats for key in flat}, key=_rank)
@@ -88,15 +79,15 @@ def _file(value: object) -> object:
     return PurePath(value).name if isinstance(value, str) and value.startswith(os.sep) else value
 
 
-def method_name(flat: Flat) -> str:
+def method_label(flat: Flat) -> str:
     """The method of a config, or its rules, root first."""
     if METHOD in flat:
         name = str(flat[METHOD])
         return METHODS.get(name, name)
-    return plain(flat[RULES]) if RULES in flat else ""
+    return value_text(flat[RULES]) if RULES in flat else ""
 
 
-def plain(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as people write it: a named table is its name and its values, a list is divided by
     strokes, and of what was in memory there is the beginning of its digest."""
     if isinstance(value, str):
@@ -104,16 +95,16 @@ def plain(value: object) -> str:
     if isinstance(value, Mapping) and "sha256" in value:
         return f"#{str(value['sha256'])[:6]}"
     if isinstance(value, Mapping):
-        return " ".join(plain(each) for each in value.values())
+        return " ".join(value_text(each) for each in value.values())
     if isinstance(value, list | tuple):
-        return " / ".join(map(plain, value))
+        return " / ".join(map(value_text, value))
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     return json.dumps(value, default=str)
 
 
 def _name(flat: Flat, chosen: Sequence[str], flats: Sequence[Flat]) -> str:
-    parts = [method_name(flat)]
+    parts = [method_label(flat)]
     for key in chosen:
         if key in flat and not (key == RULES and METHOD not in flat):
             parts += _periods(flat, flats) if key == PERIODS else [_part(key, flat[key])]
@@ -130,7 +121,7 @@ def _part(key: str, value: object) -> str:
         return f"no {word}"
     if value is True:
         return word
-    text = plain(value)
+    text = value_text(value)
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
     return text if key in SPEAKING else f"{word} {text}"
 
@@ -138,7 +129,7 @@ def _part(key: str, value: object) -> str:
 def _periods(flat: Flat, flats: Sequence[Flat]) -> list[str]:
     """E and H of a tree of two edge levels, as the paper has them, where they differ."""
     every = [each.get(PERIODS) for each in flats]
-    pairs = [[plain(part) for part in each] for each in every if isinstance(each, list | tuple) and len(each) == 2]
+    pairs = [[value_text(part) for part in each] for each in every if isinstance(each, list | tuple) and len(each) == 2]
     if len(pairs) < len(every):
         return [_part(PERIODS, flat[PERIODS])]
     own = pairs[flats.index(flat)]
@@ -147,7 +138,7 @@ def _periods(flat: Flat, flats: Sequence[Flat]) -> list[str]:
 
 def _kinds(flats: Sequence[Flat], chosen: Sequence[str]) -> set[tuple[str, ...]]:
     """Settings that the method and these keys tell apart."""
-    return {(method_name(flat), *(_value(flat, key) for key in chosen)) for flat in flats}
+    return {(method_label(flat), *(_value(flat, key) for key in chosen)) for flat in flats}
 
 
 def _value(flat: Flat, key: str) -> str:
@@ -164,7 +155,7 @@ SEED = "run.seed"
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunGroup:
     """Runs with one config but for the seed."""
 
     label: str
@@ -179,7 +170,7 @@ class Setting:
         return [seed if seed is None or type(seed) is int else _text(seed) for seed in found]
 
 
-def settings(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Points]] | None = None) -> list[Setting]:
+def group_runs(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Points]] | None = None) -> list[RunGroup]:
     """The runs by setting, one of each seed, in the order in which each setting first appears.
     further: by run, axes of its curve besides its own."""
     groups: dict[str, list[StoredRun]] = {}
@@ -189,7 +180,7 @@ def settings(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Poin
     found = []
     for label, family in zip(_labels(families), families, strict=True):
         curves = [curve_of(run, (further or {}).get(run.path)) for run in family]
-        found.append(Setting(label, family, curves, mean_curve(curves)))
+        found.append(RunGroup(label, family, curves, mean_curve(curves)))
     return found
 
 
@@ -223,16 +214,16 @@ def _ways(family: Sequence[StoredRun]) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
-def differences(found: Sequence[Setting]) -> dict[str, list[str]]:
+def config_differences(found: Sequence[RunGroup]) -> dict[str, list[str]]:
     """Config keys whose values are not the same everywhere, each with one text per setting."""
     flats = [_shown(setting.runs) for setting in found]
     keys = sorted({key for flat in flats for key in flat})
     return {key: values for key in keys if len(set(values := [flat.get(key, ABSENT) for flat in flats])) > 1}
 
 
-def shared(found: Sequence[Setting]) -> dict[str, str]:
+def common_config(found: Sequence[RunGroup]) -> dict[str, str]:
     """The rest of the config: what all settings have in common."""
-    differing = differences(found)
+    differing = config_differences(found)
     first = _shown(found[0].runs) if found else {}
     return {key: value for key, value in sorted(first.items()) if key not in differing}
 
@@ -244,7 +235,7 @@ def _labels(families: Sequence[Sequence[StoredRun]]) -> list[str]:
         {key: value for key, value in flat_config(family[0].config).items() if key not in ignored}
         for family in families
     ]
-    labels = list(map(escape_control, names(flats)))
+    labels = list(map(escape_control, group_names(flats)))
     return [
         label if labels.count(label) == 1 else f"{label} {escape_control(family[0].id)}"
         for label, family in zip(labels, families, strict=True)
@@ -269,14 +260,14 @@ def _text(value: object) -> str:
     return ABSENT if value is None else json.dumps(value, default=str)
 
 
-def judged_by(found: Sequence[Setting], name: str | None = None) -> tuple[list[Measure], Measure | None]:
+def select_metric(found: Sequence[RunGroup], name: str | None = None) -> tuple[list[MetricInfo], MetricInfo | None]:
     """All metrics of these settings, and the one they are compared by."""
     curves = [curve for setting in found for curve in setting.curves]
     metrics = measures([run for setting in found for run in setting.runs], curves)
-    return metrics, next((each for each in metrics if each.name == name), None) if name else chief(metrics)
+    return metrics, next((each for each in metrics if each.name == name), None) if name else main_metric(metrics)
 
 
-Found = list[StoredRun | Broken]
+Found = list[StoredRun | UnreadableRun]
 
 
 def in_archive(path: Path) -> Found:
@@ -285,7 +276,7 @@ def in_archive(path: Path) -> Found:
         return scan(place)
 
 
-def gather(
+def collect_runs(
     folders: Sequence[Path],
     read: Callable[[Path], StoredRun] = read_run,
     unpack: Callable[[Path], Found] = in_archive,
@@ -304,7 +295,7 @@ def gather(
             try:
                 found = [read(folder)]
             except InvalidInput as problem:
-                found = [Broken(folder, str(problem))]
+                found = [UnreadableRun(folder, str(problem))]
         else:
             found = scan(folder, read)
         for each in found:
@@ -329,7 +320,7 @@ class Gatherer:
     def __call__(self, folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
         """As `gather` does."""
         try:
-            return gather(folders, self._reader, self._unpacked)
+            return collect_runs(folders, self._reader, self._unpacked)
         finally:
             self._reader.forget_the_rest()
 

@@ -15,9 +15,9 @@ from stratafl.config.setup import study
 from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
 from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
-from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder, Say, silent
-from stratafl.runs.resume import Reopening, Ways, is_done, opened
-from stratafl.runs.writer import RunFacts, RunFolder
+from stratafl.runs.recorder import MessageCallback, NullRunFolder, Recorder, StoragePolicy, ignore
+from stratafl.runs.resume import ResumeSession, Ways, is_done, lock_for_resume
+from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
@@ -31,8 +31,8 @@ WAYS = Ways(
 class Launch(Recorder):
     """A config's run about to go on."""
 
-    def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunFolder | NullRunFolder):
-        super().__init__(name, simulation, folder, Keeping(config.run.checkpoint_every, config.run.keep_state))
+    def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunWriter | NullRunFolder):
+        super().__init__(name, simulation, folder, StoragePolicy(config.run.checkpoint_every, config.run.keep_state))
         self.config = config
 
     @staticmethod
@@ -46,18 +46,18 @@ class Launch(Recorder):
             made = study(config, ranks)
         ranks.same("config", config.as_dict())
         ranks.same("data", made.counts.fingerprint)
-        folder: RunFolder | NullRunFolder = NullRunFolder()
+        folder: RunWriter | NullRunFolder = NullRunFolder()
         with ranks.together():
             if ranks.is_first:
                 id = format.new_id()
-                facts = RunFacts.of(config.as_dict(), made.simulation, made.counts)
-                folder = RunFolder.create(parent / f"{name}-{id}", name, id, facts)
+                facts = RunDescription.of(config.as_dict(), made.simulation, made.counts)
+                folder = RunWriter.create(parent / f"{name}-{id}", name, id, facts)
         return Launch(name, config, made.simulation, folder)
 
     @staticmethod
     def resume(
         path: Path,
-        say: Say = silent,
+        say: MessageCallback = ignore,
         ranks: Communicator | None = None,
         force: bool = False,
         config: Config | None = None,
@@ -80,7 +80,7 @@ class Launch(Recorder):
                 told = "its model and data are objects of a Python program: run that again, with the same `save`"
                 raise InvalidInput("--resume", path, told)
 
-        with opened(path, ranks, check) as (described, lock):
+        with lock_for_resume(path, ranks, check) as (described, lock):
             before = Config.of(described["config"])
             config = before if config is None else config
             is_longer = extensions(described["config"], config.as_dict())
@@ -94,7 +94,7 @@ class Launch(Recorder):
                 made = study(dataclasses.replace(config, run=run), ranks)
                 return made.simulation, made.counts
 
-            reopening = Reopening(path, described, lock, ranks, say, force, WAYS)
+            reopening = ResumeSession(path, described, lock, ranks, say, force, WAYS)
             restored = reopening.restored(config.as_dict(), make)
             folder = reopening.reopened(config.as_dict(), restored)
             return Launch(described["name"], config, restored.simulation, folder)

@@ -46,7 +46,7 @@ LARGE = 1 << 20
 """Bytes of a file from which on its digest is remembered for as long as its size and time stay."""
 
 
-class Origins(NamedTuple):
+class Provenance(NamedTuple):
     """What a run began with, as plain data."""
 
     config: dict[str, Any]
@@ -54,7 +54,7 @@ class Origins(NamedTuple):
     """SHA-256 by path or by name of a module."""
 
     @staticmethod
-    def of(config: Table, before: Origins | None = None) -> Origins:
+    def of(config: Table, before: Provenance | None = None) -> Provenance:
         """The origins as they are now: the files that the config names, what those import, and
         those that are known from before."""
         found = _depended_on(config)
@@ -64,16 +64,16 @@ class Origins(NamedTuple):
             named = {_placeless(short, name) for name in found}
             known = {name for name in before.files if _placeless(short_before, name) not in named}
             files |= {name: _digest(_source(name, _folders(config))) for name in known}
-        return Origins(dict(config), files)
+        return Provenance(dict(config), files)
 
     @staticmethod
-    def read(path: Path, stored: object) -> Origins:
+    def read(path: Path, stored: object) -> Provenance:
         """Read origins from a file, or complain."""
         format.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
         format.check_depth(path, stored)
         format.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
-        return Origins(stored["config"], stored["files"])
+        return Provenance(stored["config"], stored["files"])
 
     def noted(self) -> dict[str, Any]:
         """The origins for a file that has the config itself, of which a digest is then enough."""
@@ -121,10 +121,10 @@ def changes_since(run: StoredRun, config: Config) -> list[str]:
 def changed_files_since(run: StoredRun, config: Config) -> list[str]:
     """The files of a stored run that are others now, where this config says that they are, or were
     when it went on; one line each."""
-    return _changed_files(Origins(run.config, run.files or {}), config.as_dict()) + _changed_on_the_way(run)
+    return _changed_files(Provenance(run.config, run.files or {}), config.as_dict()) + _changed_on_the_way(run)
 
 
-def changes(before: Origins, config: Table) -> list[str]:
+def changes(before: Provenance, config: Table) -> list[str]:
     """What differs between what a run began with and what there is now, but for how far it goes,
     one line each."""
     return other_settings(before.config, config, extent=False) + _changed_files(before, config)
@@ -147,7 +147,7 @@ def extensions(before: Table, config: Table) -> list[str]:
     return _differences({"run": was}, {"run": is_})
 
 
-def in_short(told: Sequence[str]) -> str:
+def shorten(told: Sequence[str]) -> str:
     """The first of several changes in a line, and how many there are more."""
     more = len(told) - TOLD
     return "; ".join(told[:TOLD]) + (f"; and {more} more" if more > 0 else "")
@@ -190,10 +190,10 @@ def _differences(was: Table, is_: Table) -> list[str]:
 
 def _changed_on_the_way(run: StoredRun) -> list[str]:
     """What was changed when a run went on all the same: its rounds are not those of one config."""
-    return [f"on the way {text}" for each in run.continued for text in format.texts(each.get("changed"))]
+    return [f"on the way {text}" for each in run.continued for text in format.strings_in(each.get("changed"))]
 
 
-def _changed_files(before: Origins, config: Table) -> list[str]:
+def _changed_files(before: Provenance, config: Table) -> list[str]:
     """The files of before that are others now or gone, those that the config has full names of
     looked for there."""
     names, names_before = _short_names(config), _short_names(before.config)
@@ -232,7 +232,7 @@ def _short_names(config: Table) -> dict[str, str]:
 # -- the files -------------------------------------------------------------------------------------
 
 
-def sources(config: Table) -> dict[str, Path | None]:
+def source_files(config: Table) -> dict[str, Path | None]:
     """Where the files are that a config names and the modules that lie beside them and are loaded
     in this process, by their names."""
     named, folders = dict.fromkeys(_named(config)), _folders(config)

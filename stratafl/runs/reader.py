@@ -18,7 +18,7 @@ from stratafl.base.errors import InvalidInput, first_line_of
 from stratafl.base.files import cannot_read, read_bytes, read_json
 from stratafl.metrics.records import diverged
 from stratafl.runs import format
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 DEEPEST = 3
 """Folders in each other that are looked into for runs."""
@@ -94,7 +94,7 @@ class StoredRun:
     def left_out(self) -> dict[str, dict[str, int]]:
         """How often each node was left out of a meeting, by why: refused, too_large; of a deployed
         run absent, too, and late where its parents wait by time."""
-        return format.left_out(self.rounds)
+        return format.exclusion_counts(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
         """The environments that its records, or those up to a round, were computed in: the first it
@@ -129,7 +129,7 @@ def read_run(path: Path | str) -> StoredRun:
     if summary is not None:
         format.check_fields(summary_path, summary, {"rounds": int, "final": dict, "seconds": (int, float)})
     state, reason = status["status"], status["reason"]
-    if state == format.RUNNING and not is_held(folder):
+    if state == format.RUNNING and not is_locked(folder):
         state, reason = format.INTERRUPTED, "its process has ended"
     rounds = read_rounds(folder)
     return StoredRun(
@@ -151,7 +151,7 @@ def read_run(path: Path | str) -> StoredRun:
         tree=tree,
         summary=summary,
         continued=format.continuations(described),
-        notes=tuple(format.texts(described.get("notes"))),
+        notes=tuple(format.strings_in(described.get("notes"))),
         better=format.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
         workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
@@ -188,7 +188,7 @@ Stamp = tuple[bool, tuple[tuple[int, int, int] | None, ...]]
 
 
 def _stamp(folder: Path) -> Stamp:
-    return is_held(folder), tuple(stamp_of(folder / name) for name in READ)
+    return is_locked(folder), tuple(stamp_of(folder / name) for name in READ)
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
@@ -247,7 +247,7 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Broken:
+class UnreadableRun:
     """A folder that looks like a run and cannot be read."""
 
     path: Path
@@ -259,11 +259,11 @@ def list_runs(folder: Path | str = "runs") -> list[StoredRun]:
     return [run for run in scan(Path(folder)) if isinstance(run, StoredRun)]
 
 
-def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[StoredRun | Broken]:
+def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[StoredRun | UnreadableRun]:
     """Likewise, with what cannot be read."""
     if not folder.is_dir():
         raise InvalidInput("folder", folder, "no such folder")
-    found: list[StoredRun | Broken] = []
+    found: list[StoredRun | UnreadableRun] = []
     try:
         paths = sorted(_folders(folder))
     except OSError as problem:
@@ -272,11 +272,11 @@ def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[Sto
         try:
             found.append(read(path))
         except InvalidInput as problem:
-            found.append(Broken(path, str(problem)))
+            found.append(UnreadableRun(path, str(problem)))
         except OSError as problem:
-            found.append(Broken(path, str(cannot_read(path, problem.strerror or str(problem)))))
+            found.append(UnreadableRun(path, str(cannot_read(path, problem.strerror or str(problem)))))
     # those that cannot be read have no time and come last
-    return sorted(found, key=lambda run: (isinstance(run, Broken), run.id if isinstance(run, StoredRun) else ""))
+    return sorted(found, key=lambda run: (isinstance(run, UnreadableRun), run.id if isinstance(run, StoredRun) else ""))
 
 
 def _folders(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:

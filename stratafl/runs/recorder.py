@@ -30,20 +30,20 @@ from stratafl.distributed.communicator import PEER_LOST_MESSAGE
 from stratafl.distributed.launcher import RUN_KEY
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Place
-from stratafl.runs.writer import RunFolder, summary_of
+from stratafl.runs.checkpoint import Progress
+from stratafl.runs.writer import RunWriter, summary_of
 from stratafl.simulation.simulation import Simulation
 
-Watch = Callable[[RoundResult], None]
-Say = Callable[[str], None]
+RoundCallback = Callable[[RoundResult], None]
+MessageCallback = Callable[[str], None]
 
 
-def silent(text: str) -> None:
+def ignore(text: str) -> None:
     """Say nothing."""
 
 
 @dataclass(frozen=True)
-class Launched:
+class FinishedRun:
     """A run that is done."""
 
     path: Path
@@ -57,18 +57,18 @@ class NullRunFolder:
 
     def add(self, record: RoundResult, *, sync: bool = False) -> None: ...
 
-    def checkpoint(self, place: Place, state: StateDict) -> None: ...
+    def checkpoint(self, place: Progress, state: StateDict) -> None: ...
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None: ...
 
-    def keep_only(self, *places: Place) -> None: ...
+    def keep_only(self, *places: Progress) -> None: ...
 
-    def end(self, status: str, place: Place, reason: str = "") -> None: ...
+    def end(self, status: str, place: Progress, reason: str = "") -> None: ...
 
     def close(self) -> None: ...
 
 
-class Keeping(NamedTuple):
+class StoragePolicy(NamedTuple):
     """What is kept of a run besides its records."""
 
     checkpoint_every: int = 10
@@ -81,7 +81,7 @@ class Recorder:
     """A run about to go on: what is wrong with its input or its folder was said before this
     exists."""
 
-    def __init__(self, name: str, simulation: Simulation, folder: RunFolder | NullRunFolder, keeping: Keeping):
+    def __init__(self, name: str, simulation: Simulation, folder: RunWriter | NullRunFolder, keeping: StoragePolicy):
         self.name, self.simulation, self.folder, self.keeping = name, simulation, folder, keeping
         self.ranks = simulation.ranks
         if self.ranks.store is not None and self.ranks.is_first:
@@ -91,26 +91,26 @@ class Recorder:
         self._stopped_together = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Progress:
         """How far the run has come."""
-        return Place(len(self.simulation.history), self.simulation.meetings)
+        return Progress(len(self.simulation.history), self.simulation.meetings)
 
     @property
     def go_on(self) -> str:
         """How to, once it was stopped."""
         return f"go on with: stratafl run --resume {shlex.quote(str(self.folder.path))}"
 
-    def run(self, watch: Watch = lambda record: None, say: Say = silent) -> Launched:
+    def run(self, watch: RoundCallback = lambda record: None, say: MessageCallback = ignore) -> FinishedRun:
         """Do the rounds that are left."""
         try:
             with self.ending(), InterruptHandler(say) as stop:
                 while not self.simulation.done:
                     self.round(stop, watch)
-                return Launched(self.folder.path, self.finish(say))
+                return FinishedRun(self.folder.path, self.finish(say))
         finally:
             self.folder.close()
 
-    def round(self, stop: InterruptHandler, watch: Watch) -> RoundResult:
+    def round(self, stop: InterruptHandler, watch: RoundCallback) -> RoundResult:
         """The next global round, or what is left of it, recorded."""
         simulation, folder, every = self.simulation, self.folder, self.keeping.checkpoint_every
         while True:
@@ -130,7 +130,7 @@ class Recorder:
             if record is not None:
                 return record
 
-    def finish(self, say: Say = silent) -> dict[str, Any]:
+    def finish(self, say: MessageCallback = ignore) -> dict[str, Any]:
         """All rounds are done: the run in numbers."""
         self._say_what_was_lost(say)
         place, keeps = self.place, self.keeping.keep_state
@@ -161,7 +161,7 @@ class Recorder:
             self.ranks.leave_word(errors.error_message(problem))
             raise
 
-    def _say_what_was_lost(self, say: Say) -> None:
+    def _say_what_was_lost(self, say: MessageCallback) -> None:
         """A model that is older than the run, or no result at all, is no success."""
         history = self.simulation.history
         lost = len(list(takewhile(lambda record: record.lost, reversed(history))))

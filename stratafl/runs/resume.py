@@ -18,11 +18,11 @@ from stratafl.base.state_dict import StateDict
 from stratafl.config.data import LabelCounts
 from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.format import Lock
-from stratafl.runs.provenance import Origins, changes, config_digest, extensions, in_short
-from stratafl.runs.recorder import NullRunFolder, Say, silent
-from stratafl.runs.writer import RunFacts, RunFolder
+from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.format import RunLock
+from stratafl.runs.provenance import Provenance, changes, config_digest, extensions, shorten
+from stratafl.runs.recorder import MessageCallback, NullRunFolder, ignore
+from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
@@ -42,7 +42,7 @@ class Ways(NamedTuple):
     """With one that is done and has nothing to go on from."""
 
 
-class Restored(NamedTuple):
+class RestoredRun(NamedTuple):
     """A run where it stood."""
 
     simulation: Simulation
@@ -55,20 +55,20 @@ class Restored(NamedTuple):
     was_done: bool
 
     @property
-    def place(self) -> Place:
-        return Place(len(self.simulation.history), self.simulation.meetings)
+    def place(self) -> Progress:
+        return Progress(len(self.simulation.history), self.simulation.meetings)
 
 
 @dataclass(frozen=True, eq=False)
-class Reopening:
+class ResumeSession:
     """A run's directory, about to go on. Of several ranks the first one has its lock."""
 
     path: Path
     described: dict[str, Any]
     """What run.json says."""
-    lock: Lock | None
+    lock: RunLock | None
     ranks: Communicator
-    say: Say
+    say: MessageCallback
     force: bool
     """Whether to go on also where something is no longer what it was, and note that."""
     ways: Ways
@@ -76,7 +76,7 @@ class Reopening:
     def refuse(self, told: str) -> InvalidInput:
         return InvalidInput(self.ways.option, self.path, told)
 
-    def restored(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> Restored:
+    def restored(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
         """The run as it stood. make: sets it up anew."""
         checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
         was_done, extended = bool(self.ranks.first(checkpoints is not None and is_done(self.path))), list[str]()
@@ -94,30 +94,30 @@ class Reopening:
                     self.say(str(note))
             has_other_data = self._check_alike(simulation, counts)
         for place in self.ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
-            if self._restored(simulation, checkpoints, Place(*place)):
+            if self._restored(simulation, checkpoints, Progress(*place)):
                 break
         with self.ranks.together():
             if was_done and not simulation.history:
                 raise self._without_state()
             if extended and not self.force:
                 self._check_past(simulation)
-        return Restored(simulation, counts, checkpoints, has_other_data, extended, was_done)
+        return RestoredRun(simulation, counts, checkpoints, has_other_data, extended, was_done)
 
-    def reopened(self, config: Table, restored: Restored) -> RunFolder | NullRunFolder:
+    def reopened(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
         """The folder, set back to where the run stands."""
         simulation, counts, checkpoints, has_other_data, extended, _ = restored
         place = restored.place
-        begun = place > Place(0)
+        begun = place > Progress(0)
         self.say(f"goes on after {place}" if begun else "begins again: there is no checkpoint to go on from")
-        folder: RunFolder | NullRunFolder = NullRunFolder()
+        folder: RunWriter | NullRunFolder = NullRunFolder()
         with self.ranks.together():
             if checkpoints is not None and self.lock is not None:
                 checkpoints.believe(place)
                 changed = self._changes(config, checkpoints, [place] if begun else [])
                 changed += [f"{OTHER_DATA} was changed"] if has_other_data else []
-                origins = Origins.of(config, self._at_the_start)
-                facts = RunFacts.of(config, simulation, counts)
-                folder = RunFolder.reopen(
+                origins = Provenance.of(config, self._at_the_start)
+                facts = RunDescription.of(config, simulation, counts)
+                folder = RunWriter.reopen(
                     self.path,
                     self.lock,
                     checkpoints,
@@ -134,7 +134,7 @@ class Reopening:
     def _check_unchanged(self, config: Table, checkpoints: Checkpoints) -> None:
         changed = self._changes(config, checkpoints, checkpoints.newest_first(), self.say)
         if changed and not self.force:
-            raise self.refuse(f"is no longer what this run began with: {in_short(changed)}; {self.ways.by_force}")
+            raise self.refuse(f"is no longer what this run began with: {shorten(changed)}; {self.ways.by_force}")
         for each in changed:
             self.say(f"goes on all the same: {each}")
 
@@ -180,7 +180,7 @@ class Reopening:
                 told = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
                 raise self.refuse(f"{told} in a run of {simulation.rounds} rounds: begin another run")
 
-    def _restored(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Place) -> bool:
+    def _restored(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Progress) -> bool:
         """Whether the run could be put where this checkpoint has it; all ranks must ask."""
         state: StateDict = {}
         try:
@@ -198,7 +198,7 @@ class Reopening:
         return True
 
     def _changes(
-        self, config: Table, checkpoints: Checkpoints, places: Iterable[Place], say: Say = silent
+        self, config: Table, checkpoints: Checkpoints, places: Iterable[Progress], say: MessageCallback = ignore
     ) -> list[str]:
         """What is no longer as it was when the first good one of these checkpoints was written, or
         else at the start."""
@@ -211,10 +211,10 @@ class Reopening:
         return [*self._edited(), *changes(before, config)]
 
     @functools.cached_property
-    def _at_the_start(self) -> Origins:
-        return Origins(self.described["config"], self.described.get("inputs", {}).get("files", {}))
+    def _at_the_start(self) -> Provenance:
+        return Provenance(self.described["config"], self.described.get("inputs", {}).get("files", {}))
 
-    def _before(self, checkpoints: Checkpoints, places: Iterable[Place]) -> Origins:
+    def _before(self, checkpoints: Checkpoints, places: Iterable[Progress]) -> Provenance:
         """The origins in the first good one of these checkpoints, or else those at the start."""
         for place in places:
             try:
@@ -231,14 +231,14 @@ class Reopening:
 
 
 @contextmanager
-def opened(
+def lock_for_resume(
     path: Path, ranks: Communicator, check: Callable[[dict[str, Any]], None]
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """A run's description, and on the first rank its lock, which is let go where the block fails.
 
     check: raises where this is no run to go on with.
     """
-    lock: Lock | None = None
+    lock: RunLock | None = None
     try:
         described: dict[str, Any] = {}
         with ranks.together():
@@ -246,7 +246,7 @@ def opened(
                 # first, since it says best what is wrong with a wrong path
                 check(format.read_description(path))
                 format.check_plain(path)
-                lock = Lock(path)
+                lock = RunLock(path)
                 described = format.moved_along(format.read_description(path), path)
         yield ranks.first(described), lock
     except BaseException:

@@ -16,14 +16,14 @@ from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 
 
-class Mark(NamedTuple):
+class LogDigest(NamedTuple):
     """The first lines of the file, to be known again."""
 
     size: int
     sha256: str
 
 
-class Records:
+class RoundLog:
     """Open to append. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, history: Iterable[RoundResult] = ()):
@@ -41,19 +41,19 @@ class Records:
         self._size += len(line)
         self._digest.update(line)
 
-    def mark(self) -> Mark:
+    def mark(self) -> LogDigest:
         """All lines so far; they are on the disk when this returns."""
         try:
             os.fsync(self._file.fileno())
         except OSError as problem:
             raise files.cannot_write(self.path, problem) from None
-        return Mark(self._size, self._digest.hexdigest())
+        return LogDigest(self._size, self._digest.hexdigest())
 
     def close(self) -> None:
         self._file.close()
 
 
-def read_marked(folder: Path, mark: Mark) -> list[dict[str, Any]]:
+def read_verified(folder: Path, mark: LogDigest) -> list[dict[str, Any]]:
     """The records that were marked, or the complaint where they are not what they were."""
     path = folder / format.ROUNDS
     text = files.read_bytes(path)[: mark.size]

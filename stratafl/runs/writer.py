@@ -23,16 +23,16 @@ from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.network.messages import RecordedWorkload
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.format import Lock
-from stratafl.runs.provenance import Origins
-from stratafl.runs.round_log import Records
+from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.format import RunLock
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import RoundLog
 from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
-class RunFacts:
+class RunDescription:
     """What a run folder says of its run, besides what came of it."""
 
     config: Mapping[str, Any]
@@ -58,12 +58,12 @@ class RunFacts:
     @staticmethod
     def of(
         config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
-    ) -> RunFacts:
+    ) -> RunDescription:
         """The facts of a simulation."""
         engine, tree = simulation.engine, simulation.federation.tree.whole
         told = simulation.notes, objects or {}
         better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
-        return RunFacts(
+        return RunDescription(
             config,
             tree,
             counts,
@@ -80,7 +80,7 @@ class RunFacts:
     def rounds(self) -> int:
         return int(self.config["run"]["rounds"])
 
-    def described(self, path: Path, name: str, id: str, origins: Origins) -> dict[str, Any]:
+    def described(self, path: Path, name: str, id: str, origins: Provenance) -> dict[str, Any]:
         """run.json as a run begins in a folder."""
         return {
             "format": format.FORMAT,
@@ -112,26 +112,26 @@ class RunFacts:
         files.write_json(folder / format.TREE, describe_tree(self.tree, self.counts), indent=None)
 
 
-class RunFolder:
+class RunWriter:
     """Open for writing, and locked until it is closed."""
 
     def __init__(
         self,
         path: Path,
-        lock: Lock | None,
+        lock: RunLock | None,
         checkpoints: Checkpoints,
         rounds: int,
-        origins: Origins,
+        origins: Provenance,
         history: Sequence[RoundResult] = (),
     ):
         """lock: None where whoever opens it keeps others away by a lock of its own."""
         self.path, self.checkpoints, self.rounds, self.origins = path, checkpoints, rounds, origins
         self._lock = lock
-        self._records = Records(path, history)
+        self._records = RoundLog(path, history)
         self._diverged = diverged(vars(record) for record in history)
 
     @staticmethod
-    def create(path: Path, name: str, id: str, facts: RunFacts, history: Sequence[RoundResult] = ()) -> RunFolder:
+    def create(path: Path, name: str, id: str, facts: RunDescription, history: Sequence[RoundResult] = ()) -> RunWriter:
         """A new one; it gets its name when everything in it is complete, so nobody ever finds half
         of one.
 
@@ -139,22 +139,22 @@ class RunFolder:
         """
         files.make_folder(path.absolute().parent)
         with files.atomic_folder(path) as partial:
-            lock = Lock(partial)
+            lock = RunLock(partial)
             (partial / format.CHECKPOINTS).mkdir()
-            origins = Origins.of(facts.config)
+            origins = Provenance.of(facts.config)
             files.write_json(partial / format.RUN, facts.described(path, name, id, origins))
             facts.write_tree(partial)
-            _write_status(partial, format.RUNNING, Place(len(history)), facts.rounds)
-        return RunFolder(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
+            _write_status(partial, format.RUNNING, Progress(len(history)), facts.rounds)
+        return RunWriter(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
 
     @staticmethod
-    def adopt(path: Path, name: str, facts: RunFacts, history: Sequence[RoundResult]) -> RunFolder:
+    def adopt(path: Path, name: str, facts: RunDescription, history: Sequence[RoundResult]) -> RunWriter:
         """A folder that is there for another purpose, such as a deployed root's, as that of the run
         that goes on in it; whoever calls is the only one to write there, and knows the history."""
-        origins, done = Origins.of(facts.config), Place(len(history))
+        origins, done = Provenance.of(facts.config), Progress(len(history))
         begins = not os.path.lexists(path / format.RUN)
         described = facts.described(path, name, facts.job, origins) if begins else format.read_description(path)
-        opened = RunFolder(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
+        opened = RunWriter(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
         facts.write_tree(path)
         opened.end(format.RUNNING, done)
         # last, since it is what makes a run folder of a folder
@@ -164,16 +164,16 @@ class RunFolder:
     @staticmethod
     def reopen(
         path: Path,
-        lock: Lock,
+        lock: RunLock,
         checkpoints: Checkpoints,
-        facts: RunFacts,
-        origins: Origins,
+        facts: RunDescription,
+        origins: Provenance,
         described: dict[str, Any],
         history: Sequence[RoundResult],
-        place: Place,
+        place: Progress,
         changed: Sequence[str] = (),
         extended: Sequence[str] = (),
-    ) -> RunFolder:
+    ) -> RunWriter:
         """One that is there, set back to this history and place; whoever calls holds its lock.
 
         changed, extended: what is no longer as the run began, and of how far it goes; both are
@@ -186,7 +186,7 @@ class RunFolder:
         now = {"config": facts.config, "folder": os.path.abspath(path), "inputs": origins.noted()}
         now |= {"data": facts.counts.fingerprint, **facts.measured}
         files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **now})
-        opened = RunFolder(path, lock, checkpoints, facts.rounds, origins, history)
+        opened = RunWriter(path, lock, checkpoints, facts.rounds, origins, history)
         for name in (format.SUMMARY, format.MODEL):
             files.remove_tree(path / name)
         opened.end(format.RUNNING, place)
@@ -198,14 +198,16 @@ class RunFolder:
         if sync:
             self._records.mark()
         self._diverged = diverged_after(self._diverged, vars(record))
-        _write_status(self.path, format.RUNNING, Place(record.round), self.rounds, diverged=self._diverged, sync=False)
+        _write_status(
+            self.path, format.RUNNING, Progress(record.round), self.rounds, diverged=self._diverged, sync=False
+        )
 
-    def checkpoint(self, place: Place, state: StateDict) -> None:
+    def checkpoint(self, place: Progress, state: StateDict) -> None:
         """Keep where the run stands, unless that is kept already."""
         if place not in self.checkpoints.kept:
             self.checkpoints.write(place, state, self._records.mark(), self.origins)
 
-    def keep_only(self, *places: Place) -> None:
+    def keep_only(self, *places: Progress) -> None:
         """Remove all checkpoints but these."""
         self.checkpoints.keep_only(*places)
 
@@ -219,9 +221,9 @@ class RunFolder:
             }
             file.write(save(plain))
         files.write_json(self.path / format.SUMMARY, numbers)
-        self.end(format.DONE, Place(numbers["rounds"]))
+        self.end(format.DONE, Progress(numbers["rounds"]))
 
-    def end(self, status: str, place: Place, reason: str = "") -> None:
+    def end(self, status: str, place: Progress, reason: str = "") -> None:
         """Note how the run stands from now on, and why where that is not to be expected."""
         _write_status(self.path, status, place, self.rounds, reason, self._diverged)
 
@@ -232,11 +234,13 @@ class RunFolder:
 
 
 def _continued(
-    described: Mapping[str, Any], place: Place, changed: Sequence[str] = (), extended: Sequence[str] = ()
+    described: Mapping[str, Any], place: Progress, changed: Sequence[str] = (), extended: Sequence[str] = ()
 ) -> dict[str, Any]:
     """run.json of a run that goes on from there."""
     # of rounds that are dropped, where they were computed is of no interest either
-    before = [each for each in format.continuations(described) if Place(each["after"], each.get("meetings", 0)) < place]
+    before = [
+        each for each in format.continuations(described) if Progress(each["after"], each.get("meetings", 0)) < place
+    ]
     here: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
     here |= {"meetings": place.meetings} if place.meetings else {}
     here |= {"changed": list(changed)} if changed else {}
@@ -247,7 +251,7 @@ def _continued(
 def _write_status(
     folder: Path,
     status: str,
-    place: Place,
+    place: Progress,
     rounds: int,
     reason: str = "",
     diverged: int | None = None,
@@ -302,7 +306,7 @@ def summary(
         "final": last,
         "diverged": diverged(records),
         "seconds": sum(record.seconds for record in history),
-        **format.left_out(records),
+        **format.exclusion_counts(records),
         "bytes_per_client": bytes_per_client,
         "communication": [{"level": level, **total} for level, total in totals.items()],
     }

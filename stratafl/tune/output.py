@@ -17,15 +17,15 @@ from stratafl.base.statistics import OverSeeds
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
-from stratafl.tune.result import Made
-from stratafl.tune.selection import Answer, Candidate, stretches
+from stratafl.tune.result import TuningResult
+from stratafl.tune.selection import Candidate, NetworkResult, frontier_segments
 from stratafl.tune.task import COSTS
-from stratafl.tune.trials import Tried, cost_in, spent_R
+from stratafl.tune.trials import TuningTrial, cost_in, spent_R
 
 PLAN, TRIALS = "plan.json", "trials.csv"
 
 
-def write(made: Made, folder: Path) -> list[Path]:
+def write(made: TuningResult, folder: Path) -> list[Path]:
     """All files but the picture; those that were written."""
     paths = [folder / PLAN, folder / TRIALS]
     write_json(paths[0], as_dict(made))
@@ -40,12 +40,12 @@ def write(made: Made, folder: Path) -> list[Path]:
     return paths
 
 
-def best_name(answer: Answer) -> str:
+def best_name(answer: NetworkResult) -> str:
     """The name of the config file for a network's answer."""
     return f"best-{slug(answer.network)}.toml"
 
 
-def as_dict(made: Made) -> dict[str, Any]:
+def as_dict(made: TuningResult) -> dict[str, Any]:
     """The whole plan as plain data."""
     question, search = made.question, made.search
     return {
@@ -63,7 +63,7 @@ def as_dict(made: Made) -> dict[str, Any]:
     }
 
 
-def outcomes(made: Made) -> dict[str, int]:
+def outcomes(made: TuningResult) -> dict[str, int]:
     """How many settings of the search ended how, the config as given among them."""
     tried = list(made.search.tried.values())
     if made.search.space.usual is None:
@@ -71,7 +71,7 @@ def outcomes(made: Made) -> dict[str, int]:
     return dict(Counter(each.outcome for each in tried))
 
 
-def gain(made: Made, answer: Answer) -> float | None:
+def gain(made: TuningResult, answer: NetworkResult) -> float | None:
     """How many times cheaper the choice is than the config as given; None where either did not get
     there."""
     if answer.choice is None:
@@ -81,7 +81,7 @@ def gain(made: Made, answer: Answer) -> float | None:
     return None if best is None or given is None else given.mean / best.mean
 
 
-def rows(made: Made) -> list[dict[str, Any]]:
+def rows(made: TuningResult) -> list[dict[str, Any]]:
     """One flat table per run and network: costs up to the target, or what was spent without it."""
     found: list[dict[str, Any]] = []
     for number, (label, seed, tried) in enumerate(made.tried):
@@ -96,7 +96,7 @@ def rows(made: Made) -> list[dict[str, Any]]:
     return found
 
 
-def as_csv(made: Made) -> str:
+def as_csv(made: TuningResult) -> str:
     """The same as a CSV file."""
     table = rows(made)
     text = io.StringIO()
@@ -106,7 +106,7 @@ def as_csv(made: Made) -> str:
     return text.getvalue()
 
 
-def _answer(made: Made, answer: Answer) -> dict[str, Any]:
+def _answer(made: TuningResult, answer: NetworkResult) -> dict[str, Any]:
     return {
         "network": answer.network,
         "choice": None if answer.choice is None else _candidate(made, answer, answer.choice),
@@ -115,11 +115,11 @@ def _answer(made: Made, answer: Answer) -> dict[str, Any]:
         "baseline": _candidate(made, answer, answer.baseline),
         "candidates": [_candidate(made, answer, each) for each in answer.candidates],
         "frontier": [vars(point) for point in answer.frontier],
-        "pareto": [vars(point) for point in stretches(answer.frontier)],
+        "pareto": [vars(point) for point in frontier_segments(answer.frontier)],
     }
 
 
-def _candidate(made: Made, answer: Answer, candidate: Candidate) -> dict[str, Any]:
+def _candidate(made: TuningResult, answer: NetworkResult, candidate: Candidate) -> dict[str, Any]:
     space = made.search.space
     return {
         "setting": candidate.label,
@@ -143,7 +143,7 @@ def _over(value: OverSeeds | None) -> dict[str, float | None] | None:
 # -- a config as a file ----------------------------------------------------------------------------
 
 
-def _best(made: Made, answer: Answer) -> str:
+def _best(made: TuningResult, answer: NetworkResult) -> str:
     choice, question = answer.choice, made.question
     assert choice is not None
     space, setting = made.search.space, choice.setting
@@ -198,14 +198,14 @@ UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
 TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money": "money"}
 
 
-def unit_of(made: Made, network: str, values: list[float]) -> Unit:
+def unit_of(made: TuningResult, network: str, values: list[float]) -> Unit:
     """What a network's costs are written in."""
     kind = made.question.minimise
     currency = next(each.currency for each in made.question.networks if each.name == network)
     return Unit.of(UNITS[kind], values) if kind in UNITS else Unit(currency or "money", 1.0)
 
 
-def picture(made: Made, *paths: Path) -> None:
+def picture(made: TuningResult, *paths: Path) -> None:
     """Write the same picture as files of any kind."""
     plt, count = pyplot(), len(made.answers)
     across = min(count, ACROSS)
@@ -223,7 +223,7 @@ def picture(made: Made, *paths: Path) -> None:
             save(figure, path)
 
 
-def _panel(axes: Any, made: Made, answer: Answer) -> None:
+def _panel(axes: Any, made: TuningResult, answer: NetworkResult) -> None:
     goal, network = made.baseline.goal, answer.network
     search = [tried for setting, tried in made.search.tried.items() if setting != made.search.space.usual]
     ends = [tried.cost(network, made.question.minimise) for tried in (*search, made.baseline) if tried.costs]
@@ -263,11 +263,11 @@ class _Panel(NamedTuple):
     """The axes of one network, where costs are in this unit."""
 
     axes: Any
-    made: Made
+    made: TuningResult
     network: str
     unit: Unit
 
-    def line(self, tried: Tried, colour: str, width: float, label: str | None) -> None:
+    def line(self, tried: TuningTrial, colour: str, width: float, label: str | None) -> None:
         """Draw a run: what it had reached for what it had cost."""
         spent = spent_R(tried.costs[self.network], self.made.question.minimise) / self.unit.factor
         rounds, values = [round - 1 for round, _ in tried.curve], [value for _, value in tried.curve]

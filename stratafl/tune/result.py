@@ -11,12 +11,12 @@ from typing import NamedTuple
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import check_writable, make_folder, remove_tree, write_json
 from stratafl.base.signals import Interrupted, InterruptHandler
-from stratafl.runs.format import Lock
-from stratafl.tune.selection import Answer, answers, repeat
-from stratafl.tune.space import Setting
-from stratafl.tune.study import AS_GIVEN, JOURNAL, Search, optuna
-from stratafl.tune.task import FILE, Question
-from stratafl.tune.trials import OutOfTime, Show, Trainer, Tried, Watch
+from stratafl.runs.format import RunLock
+from stratafl.tune.selection import NetworkResult, answers, repeat
+from stratafl.tune.space import GridPoint
+from stratafl.tune.study import BASELINE, JOURNAL, Search, optuna
+from stratafl.tune.task import FILE, TuningTask
+from stratafl.tune.trials import OutOfTime, Show, StopConditions, TrialRunner, TuningTrial
 
 SEARCH = 0.6
 """The share of the time that the search takes: the rest is for the best settings' further seeds."""
@@ -24,34 +24,34 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class TuningResult:
     """A plan as far as it came."""
 
-    question: Question
+    question: TuningTask
     search: Search
-    repeated: dict[Setting | None, list[Tried]]
-    answers: list[Answer]
+    repeated: dict[GridPoint | None, list[TuningTrial]]
+    answers: list[NetworkResult]
     is_complete: bool
     """Whether all that was asked for was tried, with all seeds."""
     interrupted: Interrupted | None = None
 
     @property
-    def baseline(self) -> Tried:
+    def baseline(self) -> TuningTrial:
         assert self.search.baseline is not None
         return self.search.baseline
 
     @property
-    def tried(self) -> list[tuple[str, int, Tried]]:
+    def tried(self) -> list[tuple[str, int, TuningTrial]]:
         """Every run, with its setting and seed, the config as given first."""
         space, seeds = self.search.space, self.question.seed_list
-        found = [(AS_GIVEN, seeds[0], self.baseline)]
+        found = [(BASELINE, seeds[0], self.baseline)]
         found += [
             (space.label(setting), seeds[0], each)
             for setting, each in self.search.tried.items()
             if setting != space.usual
         ]
         for setting, runs in self.repeated.items():
-            label = AS_GIVEN if setting in (None, space.usual) else space.label(setting)
+            label = BASELINE if setting in (None, space.usual) else space.label(setting)
             found += [(label, seed, run) for seed, run in zip(seeds[1:], runs[1:], strict=False)]
         return found
 
@@ -61,8 +61,8 @@ class Made:
         return any(each.choice is not None for each in self.answers)
 
 
-def make(
-    question: Question,
+def tune(
+    question: TuningTask,
     folder: Path,
     *,
     seconds: float | None = None,
@@ -70,7 +70,7 @@ def make(
     keep_stale: bool = False,
     say: Callable[[str], None],
     show: Show,
-) -> Made:
+) -> TuningResult:
     """Search, repeat the best with further seeds, and choose.
 
     The same call goes on where one was interrupted; what was done is in the folder.
@@ -83,21 +83,21 @@ def make(
     if must_exist and not (folder / RUNS).is_dir():
         raise InvalidInput("--resume", folder, "no plan in it that could go on")
     make_folder(folder)
-    lock = Lock(folder, "makes a plan in it")
+    lock = RunLock(folder, "makes a plan in it")
     try:
         noted = question.check(folder)
-        trainer = Trainer(question, folder / RUNS, say, show, keep_stale)
+        trainer = TrialRunner(question, folder / RUNS, say, show, keep_stale)
         if trainer.is_stale:
             # what the search was told of them is no longer so
             remove_tree(folder / JOURNAL)
         search = Search(question, trainer, folder)
         with InterruptHandler(say) as stop:
-            return _made(search, stop, Time(begun, seconds), lambda: write_json(folder / FILE, noted))
+            return _made(search, stop, TimeBudget(begun, seconds), lambda: write_json(folder / FILE, noted))
     finally:
         lock.release()
 
 
-class Time(NamedTuple):
+class TimeBudget(NamedTuple):
     """When a plan began, and how long it may take."""
 
     begun: float
@@ -108,12 +108,12 @@ class Time(NamedTuple):
         return None if self.seconds is None else self.begun + share * self.seconds
 
 
-def _made(search: Search, stop: InterruptHandler, time: Time, note: Callable[[], None]) -> Made:
-    repeated: dict[Setting | None, list[Tried]] = {}
+def _made(search: Search, stop: InterruptHandler, time: TimeBudget, note: Callable[[], None]) -> TuningResult:
+    repeated: dict[GridPoint | None, list[TuningTrial]] = {}
     interrupted, is_searched, complete = None, False, False
     try:
         try:
-            watch = Watch(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
+            watch = StopConditions(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
             search.begin(watch)
             # only now, since until then it might be refused, and asked again otherwise
             note()
@@ -122,7 +122,7 @@ def _made(search: Search, stop: InterruptHandler, time: Time, note: Callable[[],
         except OutOfTime:
             if search.baseline is None:
                 raise
-        repeat(search, Watch(stop, time.until(1.0)), repeated)
+        repeat(search, StopConditions(stop, time.until(1.0)), repeated)
         complete = is_searched
     except OutOfTime:
         if search.baseline is None:
@@ -132,7 +132,7 @@ def _made(search: Search, stop: InterruptHandler, time: Time, note: Callable[[],
         if search.baseline is None:
             raise Interrupted(problem.number, _told(search)) from None
         interrupted = Interrupted(problem.number, _told(search))
-    return Made(search.question, search, repeated, answers(search, repeated), complete, interrupted)
+    return TuningResult(search.question, search, repeated, answers(search, repeated), complete, interrupted)
 
 
 def _told(search: Search) -> str:

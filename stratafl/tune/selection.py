@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stratafl.base.statistics import OverSeeds, over_seeds
-from stratafl.tune.space import Setting
-from stratafl.tune.study import AS_GIVEN, FINALISTS, Search
-from stratafl.tune.task import Cost, Question
-from stratafl.tune.trials import Tried, Watch, spent_R
+from stratafl.tune.space import GridPoint
+from stratafl.tune.study import BASELINE, FINALISTS, Search
+from stratafl.tune.task import Cost, TuningTask
+from stratafl.tune.trials import StopConditions, TuningTrial, spent_R
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,12 +19,12 @@ class Candidate:
     """A setting with its runs, one per seed, of which the search's is the first."""
 
     label: str
-    setting: Setting | None
+    setting: GridPoint | None
     """None for a config as given that is not one of the space's settings."""
-    runs: tuple[Tried, ...]
+    runs: tuple[TuningTrial, ...]
     is_baseline: bool
 
-    def reached(self, network: str, question: Question) -> int:
+    def reached(self, network: str, question: TuningTask) -> int:
         """How many runs got to the target, within the budgets."""
         return sum(run.wins(network, question) < math.inf for run in self.runs)
 
@@ -40,7 +40,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class FrontierPoint:
     """A point on the frontier: nothing that was tried is as good for less."""
 
     label: str
@@ -50,34 +50,34 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class NetworkResult:
     """The answer for one network."""
 
     network: str
     candidates: tuple[Candidate, ...]
     """The best first: the choice, unless it never got to the target."""
     baseline: Candidate
-    frontier: tuple[Point, ...]
+    frontier: tuple[FrontierPoint, ...]
 
     @property
     def choice(self) -> Candidate | None:
         return self.candidates[0] if self.candidates else None
 
 
-def finalists(search: Search, network: str) -> list[Setting]:
+def finalists(search: Search, network: str) -> list[GridPoint]:
     """The settings that the search found best there."""
     worth = {setting: tried.wins(network, search.question) for setting, tried in search.tried.items()}
     known = sorted((setting for setting in worth if worth[setting] < math.inf), key=lambda each: worth[each])
     return known[:FINALISTS]
 
 
-def repeat(search: Search, watch: Watch, found: dict[Setting | None, list[Tried]]) -> None:
+def repeat(search: Search, watch: StopConditions, found: dict[GridPoint | None, list[TuningTrial]]) -> None:
     """The finalists of all networks and the config as given, with each further seed.
 
     found: gets the runs by setting, one per seed, as far as there is time.
     """
     question, usual = search.question, search.space.usual
-    chosen: list[Setting | None] = list(
+    chosen: list[GridPoint | None] = list(
         dict.fromkeys(setting for network in question.networks for setting in finalists(search, network.name))
     )
     if chosen and usual not in chosen:
@@ -89,11 +89,11 @@ def repeat(search: Search, watch: Watch, found: dict[Setting | None, list[Tried]
             found[setting].append(search.attempt(setting, seed, watch, free))
 
 
-def answers(search: Search, repeated: dict[Setting | None, list[Tried]]) -> list[Answer]:
+def answers(search: Search, repeated: dict[GridPoint | None, list[TuningTrial]]) -> list[NetworkResult]:
     """What is best on each network, with what it was compared with."""
     usual, space, question = search.space.usual, search.space, search.question
     runs = repeated.get(usual) or [_first(search, usual)]
-    baseline = Candidate(AS_GIVEN if usual is None else space.label(usual), usual, tuple(runs), True)
+    baseline = Candidate(BASELINE if usual is None else space.label(usual), usual, tuple(runs), True)
     found = []
     for network in question.networks:
         name = network.name
@@ -106,21 +106,21 @@ def answers(search: Search, repeated: dict[Setting | None, list[Tried]]) -> list
             for setting in finalists(search, name)
         ]
         candidates.sort(key=_order(name, question))
-        found.append(Answer(name, tuple(candidates), baseline, tuple(frontier(search, name))))
+        found.append(NetworkResult(name, tuple(candidates), baseline, tuple(frontier(search, name))))
     return found
 
 
-def frontier(search: Search, network: str) -> list[Point]:
+def frontier(search: Search, network: str) -> list[FrontierPoint]:
     """The rounds, of all runs of the search, that nothing cheaper is as good as, cheapest first."""
     assert search.baseline is not None
     labelled = [(search.space.label(setting), tried) for setting, tried in search.tried.items()]
     if search.space.usual is None:
-        labelled.append((AS_GIVEN, search.baseline))
+        labelled.append((BASELINE, search.baseline))
     points = []
     for label, tried in labelled:
         if network in tried.costs:
             spent = spent_R(tried.costs[network], search.question.minimise)
-            points += [Point(label, round, value, float(spent[round - 1])) for round, value in tried.curve]
+            points += [FrontierPoint(label, round, value, float(spent[round - 1])) for round, value in tried.curve]
     sign = -1.0 if search.baseline.goal.sign == "<=" else 1.0
     best, found = -math.inf, []
     for point in sorted(points, key=lambda each: (each.cost, -sign * each.value)):
@@ -130,19 +130,19 @@ def frontier(search: Search, network: str) -> list[Point]:
     return found
 
 
-def stretches(points: Sequence[Point]) -> list[Point]:
+def frontier_segments(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """The end of each stretch of the frontier that one setting has."""
     ends = [each for each, after in itertools.pairwise(points) if each.label != after.label]
     return [*ends, *points[-1:]]
 
 
-def _first(search: Search, setting: Setting | None) -> Tried:
+def _first(search: Search, setting: GridPoint | None) -> TuningTrial:
     """The search's own run."""
     assert search.baseline is not None
     return search.baseline if setting in (None, search.space.usual) else search.tried[setting]
 
 
-def _order(network: str, question: Question) -> Callable[[Candidate], tuple[float, ...]]:
+def _order(network: str, question: TuningTask) -> Callable[[Candidate], tuple[float, ...]]:
     """First those that always got there, then those that were tried more often, then the
     cheaper."""
 

@@ -33,12 +33,12 @@ PERIODS = "periods."
 SHORT = {"participation": "schedule.participation", "lr": "leaf.lr", "batch": "leaf.batch"}
 SECTIONS = ("tree", "data", "model", "method", "objective", "schedule", "leaf", "run")
 
-Setting = tuple[int, ...]
+GridPoint = tuple[int, ...]
 """The place of the value that is taken, on each axis of a space."""
 
 
 @dataclass(frozen=True)
-class Axis:
+class SearchDimension:
     """A key, the values it may have, and where among them the config's own is, if it is there."""
 
     name: str
@@ -60,7 +60,7 @@ class Space:
     """The settings around a config."""
 
     config: Config
-    axes: tuple[Axis, ...]
+    axes: tuple[SearchDimension, ...]
     effort: float = 1.0
     """How many times the config's own local steps a trial may take."""
 
@@ -69,7 +69,7 @@ class Space:
         return math.prod(len(axis.values) for axis in self.axes)
 
     @property
-    def usual(self) -> Setting | None:
+    def usual(self) -> GridPoint | None:
         """The config as given, where it is one of the settings."""
         places = [axis.usual for axis in self.axes]
         if self.effort != 1 or any(place is None for place in places):
@@ -81,7 +81,7 @@ class Space:
         """The config's own schedule."""
         return schedule_of(self.config, _depth(self.config))
 
-    def config_of(self, setting: Setting) -> Config:
+    def config_of(self, setting: GridPoint) -> Config:
         """The run of a setting: as many local steps in all as the config as given has, so that
         longer periods have fewer rounds, times the effort."""
         tables = self.config.as_dict()
@@ -91,7 +91,7 @@ class Space:
             if axis.name.startswith(PERIODS):
                 periods[int(axis.name.removeprefix(PERIODS)) - 1] = value
             elif place != axis.usual:
-                _put(tables, axis.name, value, len(periods))
+                set_key(tables, axis.name, value, len(periods))
         if periods != list(self.schedule.periods):
             passes = tables["leaf"].get("epochs") is not None
             tables["schedule"]["periods"] = periods[:-1] if passes else periods
@@ -106,7 +106,7 @@ class Space:
                 rate["every"] = max(1, round(rate["every"] * ratio))
         return Config.of(tables)
 
-    def label(self, setting: Setting) -> str:
+    def label(self, setting: GridPoint) -> str:
         """What tells a setting from others, such as "mtgc 5x10 lr 0.2"."""
         parts: list[str] = []
         periods = [str(period) for period in self.schedule.periods]
@@ -122,7 +122,7 @@ class Space:
             parts.insert(1 if any(axis.name == "method" for axis in self.axes) else 0, "x".join(periods))
         return " ".join(parts)
 
-    def values_of(self, setting: Setting) -> dict[str, Any]:
+    def values_of(self, setting: GridPoint) -> dict[str, Any]:
         """The values of a setting by the names of their axes."""
         return {axis.name: axis.values[place] for axis, place in zip(self.axes, setting, strict=True)}
 
@@ -141,9 +141,13 @@ def space_of(config: Config, given: Mapping[str, Any] | None = None) -> Space:
     if not isinstance(defaults, bool):
         raise InvalidInput("plan.defaults", defaults, "must be true or false")
     usual = _usual(config)
-    axes = {name: Axis(name, values, values.index(own)) for name, (own, values) in usual.items()} if defaults else {}
+    axes = (
+        {name: SearchDimension(name, values, values.index(own)) for name, (own, values) in usual.items()}
+        if defaults
+        else {}
+    )
     for name, values, own in _named(config, tables, usual):
-        axes[name] = Axis(name, values, values.index(own) if own in values else None)
+        axes[name] = SearchDimension(name, values, values.index(own) if own in values else None)
     # with one value there is nothing to choose, unless it is not the config's own
     chosen = [axis for axis in axes.values() if len(axis.values) > 1 or axis.usual is None]
     space = Space(config, tuple(sorted(chosen, key=lambda axis: axis.name != "method")), effort)
@@ -159,15 +163,15 @@ def _usual(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     found: dict[str, tuple[Any, tuple[Any, ...]]] = {}
     found["method"] = _methods(config)
     for level, period in enumerate(schedule_of(config, depth).periods, 1):
-        found[f"{PERIODS}{level}"] = period, _around(period, WIDE, lambda value: max(1, round(value)))
+        found[f"{PERIODS}{level}"] = period, neighbors(period, WIDE, lambda value: max(1, round(value)))
     taking_part = check_participation(config.schedule.participation, depth)[-1]
     if taking_part is None or isinstance(taking_part, str | float):
         own = taking_part if isinstance(taking_part, float) else 1.0
         found["participation"] = own, tuple(sorted({own, 0.5, 1.0}))
     lr = check_number("leaf.lr", config.leaf.lr, above=0)
-    found["lr"] = lr, _around(lr, WIDE, lambda value: float(f"{value:.6g}"))
+    found["lr"] = lr, neighbors(lr, WIDE, lambda value: float(f"{value:.6g}"))
     if config.leaf.batch:
-        found["batch"] = config.leaf.batch, _around(config.leaf.batch, NARROW, lambda value: max(1, round(value)))
+        found["batch"] = config.leaf.batch, neighbors(config.leaf.batch, NARROW, lambda value: max(1, round(value)))
     return found
 
 
@@ -176,7 +180,7 @@ def _methods(config: Config) -> tuple[Any, tuple[Any, ...]]:
     return own, (own, *({"name": name} for name in METHODS if name != own.get("name")))
 
 
-def _around(value: float, factors: Iterable[float], fitted: Callable[[float], Any]) -> tuple[Any, ...]:
+def neighbors(value: float, factors: Iterable[float], fitted: Callable[[float], Any]) -> tuple[Any, ...]:
     return tuple(sorted({value, *(fitted(value * factor) for factor in factors if factor != 1)}))
 
 
@@ -231,7 +235,7 @@ def _own(config: Config, path: str) -> Any:
     return value
 
 
-def _put(tables: dict[str, Any], name: str, value: Any, depth: int) -> None:
+def set_key(tables: dict[str, Any], name: str, value: Any, depth: int) -> None:
     """One value at its place in a config's tables."""
     if name == "participation":
         given = tables["schedule"]["participation"]

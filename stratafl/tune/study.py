@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
-from stratafl.tune.space import Setting
-from stratafl.tune.task import Question
-from stratafl.tune.trials import Bars, Trainer, Tried, Watch
+from stratafl.tune.space import GridPoint
+from stratafl.tune.task import TuningTask
+from stratafl.tune.trials import CostLimits, StopConditions, TrialRunner, TuningTrial
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -28,14 +28,14 @@ JOURNAL = "optuna.journal"
 FINALISTS = 3
 """Settings per network that are repeated with further seeds. A run is stopped when it cannot be one
 of them any more."""
-REPEATS = 10
+MAX_REPEATED_SUGGESTIONS = 10
 """Suggestions in a row that were tried before; then one that was not is drawn."""
-SMALL = 20_000
+ENUMERABLE = 20_000
 """Settings that are counted out to find those that were not tried."""
-RANDOM = 8
+STARTUP_TRIALS = 8
 """Settings that are drawn before anything is concluded from them."""
 AGAIN = "again"
-AS_GIVEN = "as given"
+BASELINE = "as given"
 
 
 def optuna() -> Any:
@@ -51,11 +51,11 @@ def optuna() -> Any:
 class Search:
     """What was tried so far, and what to try next."""
 
-    def __init__(self, question: Question, trainer: Trainer, folder: Path):
+    def __init__(self, question: TuningTask, trainer: TrialRunner, folder: Path):
         self.question, self.trainer, self.space = question, trainer, question.space
-        self.tried: dict[Setting, Tried] = {}
+        self.tried: dict[GridPoint, TuningTrial] = {}
         """The runs that were tried, in their order."""
-        self.baseline: Tried | None = None
+        self.baseline: TuningTrial | None = None
         self.is_exhausted = False
         package = optuna()
         backend = package.storages.journal.JournalFileBackend(str(folder / JOURNAL))
@@ -71,21 +71,21 @@ class Search:
         """Settings tried, besides the config as given."""
         return len(self.tried) - (self.space.usual in self.tried)
 
-    def begin(self, watch: Watch) -> None:
+    def begin(self, watch: StopConditions) -> None:
         """The config as given: to the target or its end, whatever it costs.
 
         One that cannot be set up is the user's to mend, so the complaint goes up.
         """
         config, free = self.question.config, dict.fromkeys(self.studies, math.inf)
         try:
-            tried = self.trainer.tried(config, AS_GIVEN, watch, free, failed_again=True)
+            tried = self.trainer.tried(config, BASELINE, watch, free, failed_again=True)
         except InvalidInput as problem:
             if problem.field != "stop_when":
                 raise
             target = self.question.target
             raise InvalidInput("--target", f"{target.metric}={target.value:g}", problem.allowed) from None
         if tried.outcome == "failed":
-            raise InvalidInput("CONFIG", config.method.get("name", AS_GIVEN), f"fails as given: {tried.reason}")
+            raise InvalidInput("CONFIG", config.method.get("name", BASELINE), f"fails as given: {tried.reason}")
         self.baseline = tried
         for network in self.question.networks:
             for kind in (self.question.minimise, *self.question.budgets):
@@ -96,7 +96,7 @@ class Search:
             self.tried[self.space.usual] = tried
             self._tell_all(self.space.usual, tried)
 
-    def run(self, watch: Watch) -> None:
+    def run(self, watch: StopConditions) -> None:
         """Try settings until there are enough; raises where a signal or the time ends it."""
         for setting in self._remembered():
             if setting not in self.tried:
@@ -118,10 +118,10 @@ class Search:
             found[name] = known[FINALISTS - 1] if len(known) >= FINALISTS else math.inf
         return found
 
-    def attempt(self, setting: Setting | None, seed: int, watch: Watch, bars: Bars) -> Tried:
+    def attempt(self, setting: GridPoint | None, seed: int, watch: StopConditions, bars: CostLimits) -> TuningTrial:
         """A run of a setting, or of the config as given; one that cannot be set up has failed."""
         is_given = setting is None or setting == self.space.usual
-        label = AS_GIVEN if setting is None or is_given else self.space.label(setting)
+        label = BASELINE if setting is None or is_given else self.space.label(setting)
         try:
             config = self.question.config if setting is None or is_given else self.space.config_of(setting)
             return self.trainer.tried(replace(config, run=replace(config.run, seed=seed)), label, watch, bars)
@@ -129,16 +129,16 @@ class Search:
             raise
         except (InvalidInput, RuntimeError) as problem:
             self.trainer.say(f"{label}: {error_message(problem)}")
-            return Tried.failed(self.question, error_message(problem))
+            return TuningTrial.failed(self.question, error_message(problem))
 
-    def _try(self, setting: Setting, watch: Watch) -> None:
+    def _try(self, setting: GridPoint, watch: StopConditions) -> None:
         tried = self.attempt(setting, self.question.config.run.seed, watch, self.bars())
         self.tried[setting] = tried
         self._tell_all(setting, tried)
 
     # -- Optuna's side -----------------------------------------------------------------------------
 
-    def _remembered(self) -> list[Setting]:
+    def _remembered(self) -> list[GridPoint]:
         """Settings of the journal in their order, that of an interrupted trial last."""
         running = optuna().trial.TrialState.RUNNING
         kept = [
@@ -154,7 +154,7 @@ class Search:
         if self.space.size <= len(self.tried):
             return None
         state = optuna().trial.TrialState
-        for _ in range(REPEATS):
+        for _ in range(MAX_REPEATED_SUGGESTIONS):
             study.sampler = self._sampler(study)
             trial = study.ask(self._distributions)
             if self._setting(trial.params) not in self.tried:
@@ -166,19 +166,19 @@ class Search:
 
     def _sampler(self, study: Study) -> Any:
         seed = random.Random(f"{self.question.config.run.seed} {study.study_name} {len(study.trials)}").getrandbits(32)
-        return optuna().samplers.TPESampler(seed=seed, n_startup_trials=RANDOM, multivariate=True)
+        return optuna().samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
 
-    def _untried(self, number: int) -> Setting:
+    def _untried(self, number: int) -> GridPoint:
         draw = random.Random(f"{self.question.config.run.seed} {number}")
         ranges = [range(len(axis.values)) for axis in self.space.axes]
-        if self.space.size <= SMALL:
+        if self.space.size <= ENUMERABLE:
             return draw.choice([each for each in itertools.product(*ranges) if each not in self.tried])
         while True:
             setting = tuple(draw.choice(each) for each in ranges)
             if setting not in self.tried:
                 return setting
 
-    def _tell_all(self, setting: Setting, tried: Tried) -> None:
+    def _tell_all(self, setting: GridPoint, tried: TuningTrial) -> None:
         """Every study that has not heard of it."""
         package = optuna()
         state = package.trial.TrialState
@@ -212,13 +212,13 @@ class Search:
         storage = self._storage
         return int(storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study), number))
 
-    def _params(self, setting: Setting) -> dict[str, Any]:
+    def _params(self, setting: GridPoint) -> dict[str, Any]:
         return {
             axis.name: place if axis.is_ordered else axis.labels[place]
             for axis, place in zip(self.space.axes, setting, strict=True)
         }
 
-    def _setting(self, params: dict[str, Any]) -> Setting:
+    def _setting(self, params: dict[str, Any]) -> GridPoint:
         return tuple(
             int(params[axis.name]) if axis.is_ordered else axis.labels.index(params[axis.name])
             for axis in self.space.axes

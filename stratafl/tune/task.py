@@ -25,7 +25,7 @@ FILE = "question.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class TuningTask:
     """What one plan asks: what to search, where, for which target and at what cost."""
 
     config: Config
@@ -41,13 +41,13 @@ class Question:
     trials: int = 20
 
     @staticmethod
-    def of(config: Config, plan: Space, networks: Sequence[Network], target: Goal, **rest: Any) -> Question:
+    def of(config: Config, plan: Space, networks: Sequence[Network], target: Goal, **rest: Any) -> TuningTask:
         """A config's, whose runs all end at the target."""
         name = repeated(slug(network.name) for network in networks)
         if name is not None:
             raise InvalidInput("--network", name, "two networks of this name: give each once, and names of their own")
         stopping = at_target(config, target)
-        return Question(stopping, replace(plan, config=stopping), tuple(networks), target, **rest)
+        return TuningTask(stopping, replace(plan, config=stopping), tuple(networks), target, **rest)
 
     @property
     def seed_list(self) -> list[int]:

@@ -21,11 +21,11 @@ from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import RoundResult, diverged_after, measured
 from stratafl.runs import StoredRun, format
 from stratafl.runs.launch import Launch
-from stratafl.runs.provenance import changed_files_since, essence, in_short
+from stratafl.runs.provenance import changed_files_since, essence, shorten
 from stratafl.runs.reader import read_run, scan
 from stratafl.runs.sweep.plan import run_name
 from stratafl.runs.sweep.pool import Event, is_computed_alike
-from stratafl.tune.task import Cost, Question
+from stratafl.tune.task import Cost, TuningTask
 
 Outcome = Literal["reached", "stopped", "never", "diverged", "failed"]
 """How a run ended: it got to the target; it was stopped as it could not be among the best any more;
@@ -33,7 +33,7 @@ it did all its rounds, and never got there; its loss was no number any more; it 
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class TuningTrial:
     """A run with what it cost, round by round, on every network."""
 
     run: StoredRun | None
@@ -47,19 +47,19 @@ class Tried:
     """What it cost by the network's name; nothing for a run without rounds."""
 
     @staticmethod
-    def of(run: StoredRun, question: Question) -> Tried:
+    def of(run: StoredRun, question: TuningTask) -> TuningTrial:
         """A stored run, priced for every network that is asked about."""
         goal = question.target.towards(run.better)
         curve = curve_of(run, goal.metric)
         first = goal.first([round for round, _ in curve], [value for _, value in curve])
         ready = PriceableRun.of(run) if run.rounds else None
         costs = {} if ready is None else {each.name: ready.on(each) for each in question.networks}
-        return Tried(run, _outcome(run, first), run.reason, goal, first, costs)
+        return TuningTrial(run, _outcome(run, first), run.reason, goal, first, costs)
 
     @staticmethod
-    def failed(question: Question, reason: str) -> Tried:
+    def failed(question: TuningTask, reason: str) -> TuningTrial:
         """A run that could not be set up."""
-        return Tried(None, "failed", reason, question.target, None, {})
+        return TuningTrial(None, "failed", reason, question.target, None, {})
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -89,7 +89,7 @@ class Tried:
         total = self.total(network)
         return math.inf if total is None else cost_in(total, kind)
 
-    def wins(self, network: str, question: Question) -> float:
+    def wins(self, network: str, question: TuningTask) -> float:
         """What is minimised, if the target was reached within the budgets; infinite otherwise."""
         within = all(self.cost(network, kind) <= limit for kind, limit in question.budgets.items())
         return self.cost(network, question.minimise) if self.first is not None and within else math.inf
@@ -106,7 +106,7 @@ def curve_of(run: StoredRun, metric: str) -> list[tuple[int, float]]:
     return [(round, value) for round, value in evaluated if not math.isnan(value)]
 
 
-def last_round(run: StoredRun, question: Question, bars: Mapping[str, float]) -> int:
+def last_round(run: StoredRun, question: TuningTask, bars: Mapping[str, float]) -> int:
     """Up to which round a run can still cost less than the bar on any network, and stay within the
     budgets there: what it will send and compute is known before it does."""
     ready, rounds = PriceableRun.of(run), run.total
@@ -123,7 +123,7 @@ def spent_R(costs: RunCosts, kind: Cost) -> np.ndarray:
     return np.cumsum(each_R)
 
 
-def _within(costs: RunCosts, question: Question, bar: float, rounds: int) -> int:
+def _within(costs: RunCosts, question: TuningTask, bar: float, rounds: int) -> int:
     alive_R = spent_R(costs, question.minimise) < bar
     for kind, limit in question.budgets.items():
         alive_R = alive_R & (spent_R(costs, kind) <= limit)
@@ -148,7 +148,7 @@ BEATEN = "stopped: it cannot be among the best settings any more"
 
 DIVERGED = "stopped: its loss is no number any more"
 
-Bars = Mapping[str, float]
+CostLimits = Mapping[str, float]
 """The cost that a run must stay below, by network."""
 
 Show = Callable[[Event], None]
@@ -158,7 +158,7 @@ class OutOfTime(Exception):
     """The time that a plan may take is over."""
 
 
-class Watch:
+class StopConditions:
     """Whether anything asks a run to stop: a signal, the clock, or that it cannot win any more."""
 
     def __init__(self, stop: InterruptHandler, deadline: float | None):
@@ -177,11 +177,11 @@ class Watch:
             raise OutOfTime
 
 
-class Trainer:
+class TrialRunner:
     """Trains settings, or finds that it has."""
 
     def __init__(
-        self, question: Question, folder: Path, say: Callable[[str], None], show: Show, keep_stale: bool = False
+        self, question: TuningTask, folder: Path, say: Callable[[str], None], show: Show, keep_stale: bool = False
     ):
         self.question, self.folder, self.say, self.show = question, folder, say, show
         self.keep_stale = keep_stale
@@ -210,7 +210,9 @@ class Trainer:
         path = self._known.get(_key(config))
         return None if path is None else read_run(path)
 
-    def tried(self, config: Config, label: str, watch: Watch, bars: Bars, *, failed_again: bool = False) -> Tried:
+    def tried(
+        self, config: Config, label: str, watch: StopConditions, bars: CostLimits, *, failed_again: bool = False
+    ) -> TuningTrial:
         """A config's run, trained until it is settled: at the target, at its end, or where it costs
         more than the bars on every network.
 
@@ -220,13 +222,13 @@ class Trainer:
         if failed_again and before is not None and before.status == format.FAILED:
             before = None
         if before is not None and self._is_settled(before, bars):
-            return self._ended(Tried.of(before, self.question), label)
+            return self._ended(TuningTrial.of(before, self.question), label)
         # one run is always begun, so that calls with however little time come to an end
         watch.check(first=not self.trained)
         path = self._train(config, label, before, watch, bars)
-        return self._ended(Tried.of(read_run(path), self.question), label)
+        return self._ended(TuningTrial.of(read_run(path), self.question), label)
 
-    def _ended(self, tried: Tried, label: str) -> Tried:
+    def _ended(self, tried: TuningTrial, label: str) -> TuningTrial:
         best = "" if tried.best is None else f", {tried.goal.metric} {tried.best:.4g}"
         rounds = tried.first or (len(tried.run.rounds) if tried.run else 0)
         self.show(Event(label, "ended", {"status": format.DONE, "reason": f"{tried.outcome}, round {rounds}{best}"}))
@@ -243,16 +245,18 @@ class Trainer:
             # such as for lack of memory, of which there may be more here
             self._stale[_key(config)] = f"{run.name}: failed on another device or in another precision; run again"
         elif changed and not self.keep_stale:
-            self._stale[_key(config)] = f"{run.name}: {in_short(changed)} since; run again"
+            self._stale[_key(config)] = f"{run.name}: {shorten(changed)} since; run again"
         else:
             self._known[_key(config)] = run.path
 
-    def _is_settled(self, run: StoredRun, bars: Bars) -> bool:
+    def _is_settled(self, run: StoredRun, bars: CostLimits) -> bool:
         if run.status in (format.DONE, format.FAILED) or run.diverged is not None:
             return True
         return bool(run.rounds) and last_round(run, self.question, bars) <= len(run.rounds)
 
-    def _train(self, config: Config, label: str, before: StoredRun | None, watch: Watch, bars: Bars) -> Path:
+    def _train(
+        self, config: Config, label: str, before: StoredRun | None, watch: StopConditions, bars: CostLimits
+    ) -> Path:
         name = run_name(f"{label} seed {config.run.seed}")
         launch = Launch.new(config, name, self.folder) if before is None else self._resumed(before, config)
         path = launch.folder.path
@@ -260,7 +264,7 @@ class Trainer:
         self.trained += 1
         done, rounds = len(launch.simulation.history), launch.simulation.rounds
         self.show(Event(label, "began", {"rounds": rounds, "done": done}))
-        guard = _Guard(self, launch, label, watch, bars)
+        guard = _EarlyStopping(self, launch, label, watch, bars)
         try:
             with launch.ending():
                 while not launch.simulation.done:
@@ -286,10 +290,10 @@ class Trainer:
         return Launch.resume(before.path, self.say, force=self.keep_stale, config=config)
 
 
-class _Guard:
+class _EarlyStopping:
     """Looks after one run while it is trained."""
 
-    def __init__(self, trainer: Trainer, launch: Launch, label: str, watch: Watch, bars: Bars):
+    def __init__(self, trainer: TrialRunner, launch: Launch, label: str, watch: StopConditions, bars: CostLimits):
         self.trainer, self.launch, self.label, self.watch, self.bars = trainer, launch, label, watch, bars
         self.stop = InterruptHandler()
         """The run's own: it asks for the signals that the plan's has heard."""

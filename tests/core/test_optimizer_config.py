@@ -14,7 +14,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, leaf_trainer, part_of
 from stratafl.core.optimizer import SGD, Adam, AdamW
-from stratafl.runs.provenance import sources
+from stratafl.runs.provenance import source_files
 from tests.runs.conftest import Server, contents, server
 
 __all__ = ["server"]
@@ -64,7 +64,7 @@ def test_names_tables_and_paths(tmp_path: Path) -> None:
     assert config(f"{path}:Signs").leaf.chain(1).optimiser == (0.9,)
     # a run notices when the file changes
     for given in (f"{path}:Signs", {"name": f"{path}:Signs"}):
-        assert path in sources(config(given).as_dict()).values()
+        assert path in source_files(config(given).as_dict()).values()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from stratafl.deploy.sites.site import Site, tree_of
 from stratafl.deploy.sites.state_file import DIGEST, STATE
 from stratafl.federation import federation
 from stratafl.federation.local_parameters import match_local_parameters
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 LIMIT = 600
 """Seconds for one run, on a machine that is busy with other things."""
@@ -72,7 +72,7 @@ class Run:
         folders = [self.folders[name] for name in names]
         os.killpg(self.hosts[names].pid, signal.SIGKILL)
         self.hosts.pop(names).wait()
-        self.wait(lambda: not any(is_held(folder) or is_held(folder / "state") for folder in folders))
+        self.wait(lambda: not any(is_locked(folder) or is_locked(folder / "state") for folder in folders))
 
     def processes(self, name: str) -> dict[str, int]:
         return processes(self.folders[name])
@@ -90,7 +90,7 @@ class Run:
             time.sleep(0.05)
 
     def is_over(self) -> bool:
-        return self.status("root").get("doing") == "done" and not is_held(self.folders["root"])
+        return self.status("root").get("doing") == "done" and not is_locked(self.folders["root"])
 
     def is_inside(self, number: int, name: str = "root") -> bool:
         """Whether a site works on this round or a later one."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stratafl.config.schema import Config
-from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.checkpoint import Checkpoints, Progress
 from stratafl.runs.launch import Launch
 from tests.distributed.conftest import ROOT
 from tests.runs.conftest import records, wait
@@ -111,7 +111,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(run: Path) -> dict:
-    return Checkpoints(run, json.loads((run / "run.json").read_text())["id"]).read(Place(ROUNDS))
+    return Checkpoints(run, json.loads((run / "run.json").read_text())["id"]).read(Progress(ROUNDS))
 
 
 def assert_alike(run: Path, other: Path, close: float) -> None:

@@ -25,11 +25,11 @@ from stratafl.paper.reproduce.claims import claims_of
 from stratafl.paper.reproduce.draw import draw
 from stratafl.paper.reproduce.report import describe
 from stratafl.report.figures import figures
-from stratafl.report.page_data import payload
-from stratafl.report.summary import Cell, columns
+from stratafl.report.page_data import page_data
+from stratafl.report.summary import SummaryCell, columns
 from stratafl.runs import read_run
 from stratafl.runs.curves import curve_of, mean_curve
-from stratafl.runs.groups import judged_by, settings
+from stratafl.runs.groups import group_runs, select_metric
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import PlannedRun, table
 from tests.metrics.evaluated import evaluated
@@ -189,7 +189,7 @@ def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> N
     curve = curve_of(dead)
     assert curve.diverged == dead.diverged and curve.last("accuracy") is None and curve.last("loss") is None
     assert all(r < dead.diverged for name in ("accuracy", "loss") for r, _ in curve.known(name))
-    shown = payload([dead, alive])
+    shown = page_data([dead, alive])
     table = {column["title"]: [cell["text"] for cell in column["cells"]] for column in shown["summary"]["before"]}
     for name in ("accuracy, %", "loss"):
         assert table[name][0] == f"diverged at round {dead.diverged}" and "diverged" not in table[name][1]
@@ -197,7 +197,7 @@ def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> N
     assert [run["diverged"] for each in shown["settings"] for run in each["runs"]] == [dead.diverged, None]
     json.dumps(shown, allow_nan=False)
     pytest.importorskip("matplotlib")
-    drawn = figures(tmp_path, settings([dead]))
+    drawn = figures(tmp_path, group_runs([dead]))
     svg = next(path for path in drawn if path.name == "accuracy.svg").read_text()
     assert f"diverged at round {dead.diverged}" in svg
 
@@ -207,9 +207,9 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
     mean = mean_curve([curve_of(dead), curve_of(alive)])
     assert mean.diverged == dead.diverged and mean.last("accuracy") is None
     config = dead.config | {"run": dead.config["run"] | {"seed": 1}}
-    found = settings([dead, replace(dead, id="another", config=config)])
-    accuracy = next(column for column in columns(found, judged_by(found)[0]) if column.title == "accuracy, %")
-    assert accuracy.cells == [Cell(f"2 of 2 diverged, the first at round {dead.diverged}")]
+    found = group_runs([dead, replace(dead, id="another", config=config)])
+    accuracy = next(column for column in columns(found, select_metric(found)[0]) if column.title == "accuracy, %")
+    assert accuracy.cells == [SummaryCell(f"2 of 2 diverged, the first at round {dead.diverged}")]
 
 
 def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from stratafl.config.schema import Config
 from stratafl.report.page import page as page_of
-from stratafl.report.page_data import payload
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.groups import collect_runs
 from stratafl.runs.launch import Launch
 
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}
@@ -64,8 +64,8 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 def write(folders: Path | Sequence[Path], to: Path) -> Path:
     """The page over these folders' runs, in a file."""
-    found, unreadable = gather([folders] if isinstance(folders, Path) else folders)
-    to.write_text(page_of(payload(found, None, unreadable)), encoding="utf-8")
+    found, unreadable = collect_runs([folders] if isinstance(folders, Path) else folders)
+    to.write_text(page_of(page_data(found, None, unreadable)), encoding="utf-8")
     return to
 
 

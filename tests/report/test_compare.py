@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.report.page_data import STOPS, WIDEST, payload
+from stratafl.report.page_data import STOPS, WIDEST, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.curves import AXES, curve_of, mean_curve
-from stratafl.runs.groups import differences, gather, names, one_of_each, settings, shared
+from stratafl.runs.groups import collect_runs, common_config, config_differences, group_names, group_runs, one_of_each
 from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import PlannedRun, table
 from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
@@ -99,7 +99,7 @@ def test_what_is_no_number_is_a_gap(value: object) -> None:
 def test_records_of_another_kind_do_no_harm(field: str, value: object) -> None:
     run = stored([0.2, 0.4])
     run.rounds[0][field] = value
-    shown = payload([run])
+    shown = page_data([run])
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
     assert curve_of(run).y["accuracy"][-1] == 0.4
 
@@ -108,7 +108,7 @@ def test_runs_that_differ_in_their_seed_are_one_setting_named_by_its_method() ->
     runs = [stored([0.1], seed, name) for name in ("a", "b") for seed in (0, 1, 2)]
     for run in runs[3:]:
         run.config["method"] = {"name": "hfedavg"}
-    found = settings(runs)
+    found = group_runs(runs)
     assert [(each.label, each.seeds) for each in found] == [("MTGC", [0, 1, 2]), ("HFedAvg", [0, 1, 2])]
 
 
@@ -148,26 +148,26 @@ def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_settings_are_named_by_what_differs(configs: list[dict[str, object]], expected: list[str]) -> None:
-    assert names(configs) == expected
+    assert group_names(configs) == expected
 
 
 def test_a_file_is_named_without_its_folder_where_that_tells_settings_apart() -> None:
     named = [{"method.name": "mtgc", "data.name": f"/home/me/{file}"} for file in ("a/one.csv", "b/two.csv")]
-    assert names(named) == ["MTGC, one.csv", "MTGC, two.csv"]
+    assert group_names(named) == ["MTGC, one.csv", "MTGC, two.csv"]
     alike = [{"method.name": "mtgc", "data.name": f"/home/me/{folder}/one.csv"} for folder in "ab"]
-    assert names(alike) == ["MTGC, /home/me/a/one.csv", "MTGC, /home/me/b/one.csv"]
+    assert group_names(alike) == ["MTGC, /home/me/a/one.csv", "MTGC, /home/me/b/one.csv"]
 
 
 def test_of_many_keys_that_differ_a_name_has_those_that_tell_settings_apart() -> None:
     changing = {f"leaf.key{n}": [0, 1] for n in range(6)}
     configs = [flat(method) | {key: values[n] for key, values in changing.items()}
                for n, method in ((0, "mtgc"), (1, "mtgc"), (1, "hfedavg"))]  # fmt: skip
-    assert names(configs) == ["MTGC, key0 0", "MTGC, key0 1", "HFedAvg, key0 1"]
+    assert group_names(configs) == ["MTGC, key0 0", "MTGC, key0 1", "HFedAvg, key0 1"]
 
 
 def test_names_that_are_alike_have_the_time_they_were_made() -> None:
     long = "x" * 60
-    labels = [each.label for each in settings([stored([0.1], leaf={"note": long + end}, name=end) for end in "ab"])]
+    labels = [each.label for each in group_runs([stored([0.1], leaf={"note": long + end}, name=end) for end in "ab"])]
     assert len(set(labels)) == 2 and all("id-" in label for label in labels)
 
 
@@ -177,17 +177,17 @@ def test_differences_and_what_is_shared() -> None:
         stored([0.1], 1, "a", leaf={"lr": 0.1, "clip": None}),
         stored([0.1], 0, "b", leaf={"lr": 0.2}),
     ]
-    found = settings(runs)
-    assert differences(found) == {"leaf.lr": ["0.1", "0.2"], "run.seed": ["0, 1", "0"]}
-    assert shared(found) == {"leaf.clip": "—", "method.name": "mtgc"}
+    found = group_runs(runs)
+    assert config_differences(found) == {"leaf.lr": ["0.1", "0.2"], "run.seed": ["0, 1", "0"]}
+    assert common_config(found) == {"leaf.clip": "—", "method.name": "mtgc"}
 
 
 # -- stored runs -----------------------------------------------------------------------------------
 
 
 def test_payload_of_real_runs(runs: Path) -> None:
-    found, unreadable = gather([runs])
-    data = payload(found, [0.5], unreadable)
+    found, unreadable = collect_runs([runs])
+    data = page_data(found, [0.5], unreadable)
     json.dumps(data, allow_nan=False)
     assert [each["label"] for each in data["settings"]] == list(METHODS)
     assert [[run["seed"] for run in each["runs"]] for each in data["settings"]] == [list(SEEDS)] * 2
@@ -212,12 +212,12 @@ def test_payload_of_real_runs(runs: Path) -> None:
 )
 def test_levels_have_the_names_that_fit_all_trees(depths: list[int], titles: list[str]) -> None:
     runs = [dataclasses.replace(stored([0.1], depth), tree={"levels": [{}] * (depth + 1)}) for depth in depths]
-    assert [each["title"] for each in payload(runs)["levels"]] == titles
+    assert [each["title"] for each in page_data(runs)["levels"]] == titles
 
 
 def test_a_run_named_twice_counts_once(runs: Path) -> None:
     one = sorted(runs.iterdir())[0]
-    found, _ = gather([runs, one, runs / ".." / runs.name])
+    found, _ = collect_runs([runs, one, runs / ".." / runs.name])
     assert len(found) == len(METHODS) * len(SEEDS)
 
 
@@ -225,15 +225,15 @@ def test_what_cannot_be_read_is_named(copied: Path) -> None:
     one, other, *_ = sorted(copied.iterdir())
     (one / "run.json").write_text("{")
     (other / "rounds.jsonl").write_text('{"round": 7}\n')
-    found, unreadable = gather([copied])
+    found, unreadable = collect_runs([copied])
     assert len(found) == 2
     assert len(unreadable) == 2
     assert "not valid JSON" in unreadable[0] and "not the record of round 1" in unreadable[1]
-    assert gather([one]) == ([], [unreadable[0]])
+    assert collect_runs([one]) == ([], [unreadable[0]])
 
 
 def test_a_broken_tree_is_left_out(runs: Path) -> None:
-    (run, *_), _ = gather([runs])
+    (run, *_), _ = collect_runs([runs])
     sound = run.tree
     for change in (
         {"levels": []},
@@ -243,14 +243,14 @@ def test_a_broken_tree_is_left_out(runs: Path) -> None:
         {"levels": [sound["levels"][0], {**sound["levels"][1], "samples": [1]}]},
         {"levels": [sound["levels"][0], {**sound["levels"][1], "labels": [["x"], ["y"]]}]},
     ):
-        assert payload([dataclasses.replace(run, tree={**sound, **change})])["trees"] == []
+        assert page_data([dataclasses.replace(run, tree={**sound, **change})])["trees"] == []
 
 
 def test_a_level_too_wide_to_draw_is_left_out(runs: Path) -> None:
-    (run, *_), _ = gather([runs])
+    (run, *_), _ = collect_runs([runs])
     level = run.tree["levels"][1]
     many = {key: (values * WIDEST)[: WIDEST + 1] for key, values in level.items()}
-    (tree,) = payload([dataclasses.replace(run, tree={**run.tree, "levels": [run.tree["levels"][0], many]})])["trees"]
+    (tree,) = page_data([dataclasses.replace(run, tree={**run.tree, "levels": [run.tree["levels"][0], many]})])["trees"]
     assert len(tree["levels"]) == 1 and tree["left_out"] == [WIDEST + 1]
 
 
@@ -268,7 +268,7 @@ def with_nodes(run: StoredRun, rounds: int) -> StoredRun:
 
 
 def test_the_mean_the_worst_and_the_spread_over_nodes(runs: Path) -> None:
-    curve = curve_of(with_nodes(gather([runs])[0][0], 2))
+    curve = curve_of(with_nodes(collect_runs([runs])[0][0], 2))
     assert curve.y["nodes.2.mean.accuracy"] == [0.0025, 0.0035]
     assert curve.y["nodes.2.lowest.accuracy"] == [0.001, 0.002]
     assert curve.y["nodes.2.highest.accuracy"] == [0.004, 0.005]
@@ -276,19 +276,19 @@ def test_the_mean_the_worst_and_the_spread_over_nodes(runs: Path) -> None:
 
 
 def test_nodes_are_known_in_the_rounds_the_slider_stops_at(runs: Path) -> None:
-    run = with_nodes(gather([runs])[0][0], 3 * STOPS)
-    shown = payload([run])["settings"][0]["runs"][0]["nodes"]
+    run = with_nodes(collect_runs([runs])[0][0], 3 * STOPS)
+    shown = page_data([run])["settings"][0]["runs"][0]["nodes"]
     assert len(shown["rounds"]) == STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (1, 3 * STOPS)
     assert list(shown["values"]) == ["accuracy"] and list(shown["values"]["accuracy"]) == ["2"]
     assert shown["values"]["accuracy"]["2"][0] == [0.001, 0.002, 0.003, 0.004]
-    assert payload([gather([runs])[0][0]])["settings"][0]["runs"][0]["nodes"] is None
+    assert page_data([collect_runs([runs])[0][0]])["settings"][0]["runs"][0]["nodes"] is None
 
 
 # -- notes -----------------------------------------------------------------------------------------
 
 
 def noted(run: StoredRun) -> tuple[bool, list[str]]:
-    shown = payload([run])["settings"][0]["runs"][0]
+    shown = page_data([run])["settings"][0]["runs"][0]
     return shown["bad"], shown["notes"]
 
 
@@ -332,10 +332,10 @@ def again(before: StoredRun, id: str, **changes: Any) -> StoredRun:
 
 def test_two_runs_of_a_seed_are_one_seed_and_the_newer_is_shown() -> None:
     first = stored([0.2], 0, "a")
-    (setting,) = settings([first, again(first, "id-b"), stored([0.6], 1, "c")])
+    (setting,) = group_runs([first, again(first, "id-b"), stored([0.6], 1, "c")])
     assert [run.id for run in setting.runs] == ["id-b", "id-c-1"]
     assert setting.mean.spread["accuracy"] == [pytest.approx(0.4 / 2**0.5)]
-    data = payload([first, again(first, "id-b")])
+    data = page_data([first, again(first, "id-b")])
     assert data["settings"][0]["mean"] is None and len(data["settings"][0]["runs"]) == 1
     assert data["unreadable"] == ["a: 2 runs of seed 0: the newer is shown, not id-a-0"]
 
@@ -355,7 +355,7 @@ def test_how_a_run_is_kept_or_computed_makes_no_setting() -> None:
     ways = {"checkpoint_every": 5, "keep_state": True, "device": "cuda", "engine": "loop", "precision": "bf16"}
     for key, value in ways.items():
         other = again(first, "id-b", run={key: value, "seed": 1})
-        (setting,) = settings([first, other])
+        (setting,) = group_runs([first, other])
         assert setting.label == "MTGC" and setting.seeds == [0, 1]
     _, told = one_of_each([again(first, "id-b", run={"precision": "fp32"}), again(first, "id-c", run=ways)])
     assert "2 runs of seed 0 (device — and cuda, engine — and loop, precision fp32 and bf16)" in told[0]
@@ -366,17 +366,17 @@ def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
     old, new = (
         again(stored([0.2]), f"id-{digest}", **config, files={"/home/me/rule.py": digest}) for digest in ("aa", "bb")
     )
-    found = settings([old, new])
+    found = group_runs([old, new])
     assert len(found) == 2 and len({each.label for each in found}) == 2
-    assert differences(found) == {"files.rule.py": ["#aa", "#bb"]}
+    assert config_differences(found) == {"files.rule.py": ["#aa", "#bb"]}
     moved = again(new, "id-cc", run={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
-    assert len(settings([new, moved])[0].runs) == 1, "where a file lies is no difference"
+    assert len(group_runs([new, moved])[0].runs) == 1, "where a file lies is no difference"
 
 
 def test_an_archive_and_its_own_folder_are_one_run(runs: Path, tmp_path: Path) -> None:
     found = list_runs(runs)
     pack_runs(found, runs, tmp_path / "runs.tar.gz")
-    both, _ = gather([tmp_path / "runs.tar.gz", runs])
+    both, _ = collect_runs([tmp_path / "runs.tar.gz", runs])
     assert sorted(run.id for run in both) == sorted(run.id for run in found)
 
 
@@ -384,7 +384,7 @@ def test_the_table_of_a_sweep_and_the_report_have_one_statistic() -> None:
     runs = [stored([value], seed, f"s{seed}") for seed, value in enumerate((0.803, 0.788, 0.81))]
     entries = [PlannedRun(run.name, "mtgc", Config()) for run in runs]
     (row,) = table(entries, {run.name: run for run in runs})
-    (setting,) = settings([*runs, again(runs[0], "id-z")])
+    (setting,) = group_runs([*runs, again(runs[0], "id-z")])
     assert (setting.mean.y["accuracy"], setting.mean.spread["accuracy"]) == (
         [pytest.approx(row.final)],
         [pytest.approx(row.final_deviation)],

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.summary import as_csv, as_latex, columns, usual_targets
-from stratafl.runs.groups import gather, judged_by, settings
+from stratafl.report.summary import as_csv, as_latex, columns, default_targets
+from stratafl.runs.groups import collect_runs, group_runs, select_metric
 from stratafl.runs.launch import Launch
 from tests.report.conftest import METHODS, ROUNDS, Page, config, edit, write
 
@@ -80,9 +80,9 @@ def test_the_table_is_sorted_by_click_and_by_key(page: Page, copied: Path, tmp_p
 
 def test_the_best_of_each_column_is_marked(page: Page, report: Path, runs: Path) -> None:
     page.open(report)
-    found = settings(gather([runs])[0])
-    metrics, judged = judged_by(found)
-    expected = columns(found, metrics, judged, usual_targets(found, judged))
+    found = group_runs(collect_runs([runs])[0])
+    metrics, judged = select_metric(found)
+    expected = columns(found, metrics, judged, default_targets(found, judged))
     assert heads(page) == [each.title for each in expected]
     for number, each in enumerate(expected[1:], 2):
         marked = page.js(
@@ -102,8 +102,8 @@ def test_exports_are_what_the_command_line_writes(
             "document.getElementById('metric').dispatchEvent(new Event('change')))")  # fmt: skip
     page.browser.find_element("css selector", "#target").clear()
     page.press("#target", ", ".join(f"{100 * each if metric == 'accuracy' else each:g}" for each in targets))
-    found = settings(gather([runs])[0])
-    metrics, judged = judged_by(found, metric)
+    found = group_runs(collect_runs([runs])[0])
+    metrics, judged = select_metric(found, metric)
     table = columns(found, metrics, judged, targets)
     for button in ("#save-csv", "#save-latex"):
         page.click(button)
@@ -181,7 +181,7 @@ def opacities(page: Page) -> list[float]:
 
 def test_the_tree_is_coloured_round_by_round(page: Page, nodes: Path, tmp_path: Path) -> None:
     page.open(write(nodes, tmp_path / "report.html"))
-    records = gather([nodes])[0][0].rounds
+    records = collect_runs([nodes])[0][0].rounds
     assert page.js("[...document.querySelectorAll('#colour button')].map((each) => each.dataset.value)") == [
         "accuracy", "loss", "drift.drift", "drift.correction", "drift.progress", "samples",
     ]  # fmt: skip
@@ -204,7 +204,7 @@ def test_the_tree_is_coloured_round_by_round(page: Page, nodes: Path, tmp_path: 
 
 def test_nodes_are_told_by_hover_and_in_a_table(page: Page, nodes: Path, tmp_path: Path) -> None:
     page.open(write(nodes, tmp_path / "report.html"))
-    record = gather([nodes])[0][0].rounds[-1]
+    record = collect_runs([nodes])[0][0].rounds[-1]
     page.click("#nodes summary")
     page.until("document.querySelector('#node-table tbody')")
     assert page.js("document.querySelectorAll('#node-table tbody tr').length") == 1 + 2 + 4
@@ -224,7 +224,7 @@ def test_nodes_are_told_by_hover_and_in_a_table(page: Page, nodes: Path, tmp_pat
 def test_mean_worst_and_spread_over_nodes(page: Page, nodes: Path, tmp_path: Path) -> None:
     page.open(write(nodes, tmp_path / "report.html"))
     values = [[found["accuracy"] for name, found in record["nodes"].items() if name.count("/") == 1]
-              for record in gather([nodes])[0][0].rounds]  # fmt: skip
+              for record in collect_runs([nodes])[0][0].rounds]  # fmt: skip
     assert page.drawn("over-2")[0]["y"] == pytest.approx([sum(each) / 4 for each in values], abs=1e-5)
     page.click('#over [data-value="worst"]')
     assert page.drawn("over-2")[0]["y"] == pytest.approx([min(each) for each in values], abs=1e-5)

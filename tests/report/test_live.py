@@ -131,9 +131,9 @@ def test_a_process_that_is_gone_shows(copied: Path) -> None:
 
 
 def read_lock(run: Path) -> Any:
-    from stratafl.runs.format import Lock
+    from stratafl.runs.format import RunLock
 
-    return Lock(run)
+    return RunLock(run)
 
 
 def test_a_networks_file_is_read_again(copied: Path, tmp_path: Path, counted: Counted) -> None:

@@ -13,8 +13,8 @@ from stratafl import simulate
 from stratafl.cost.pricing import network_axes
 from stratafl.network.specification import network
 from stratafl.report.page import page as page_of
-from stratafl.report.page_data import payload
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.groups import collect_runs
 from tests.report.conftest import METHODS, ROUNDS, SETTINGS, Page
 
 
@@ -51,7 +51,7 @@ def test_what_was_in_memory_gives_a_page_no_title(page: Page, tmp_path: Path) ->
     simulate(
         lambda: nn.Linear(3, 2), (x, y), parts, "2x2", periods=[1, 1], rounds=2, test=(x, y), save=tmp_path / "run"
     ).run()
-    written = page_of(payload(gather([tmp_path])[0]))
+    written = page_of(page_data(collect_runs([tmp_path])[0]))
     (tmp_path / "page.html").write_text(written)
     page.open(tmp_path / "page.html")
     assert page.text("subtitle").startswith("1 run, 1 setting · tree 2x2 · ")
@@ -98,8 +98,8 @@ def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: s
     ("axis", "title"), [("seconds on lan_wan", "seconds on lan_wan"), ("cost on lan_wan", "cost on lan_wan (USD)")]
 )
 def test_curves_against_a_network(page: Page, runs: Path, tmp_path: Path, axis: str, title: str) -> None:
-    found, _ = gather([runs])
-    data = payload(found, further=network_axes(found, [network("lan_wan")]))
+    found, _ = collect_runs([runs])
+    data = page_data(found, further=network_axes(found, [network("lan_wan")]))
     (tmp_path / "report.html").write_text(page_of(data), encoding="utf-8")
     page.open(tmp_path / "report.html")
     page.click(f'#axis [data-value="{axis}"]')

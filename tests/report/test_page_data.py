@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.page import embedded
+from stratafl.report.page import json_for_html
 from tests.report.conftest import SETTINGS, Page, edit, write
 
 HOSTILE = [
@@ -68,8 +68,8 @@ def test_hostile_texts_are_shown_and_not_run(page: Page, copied: Path, tmp_path:
 
 
 def test_data_cannot_end_its_element() -> None:
-    assert "<" not in embedded({"name": "</script><script>"}) and "&" not in embedded({"name": "&lt;"})
-    assert json.loads(embedded({"name": "</script>&"})) == {"name": "</script>&"}
+    assert "<" not in json_for_html({"name": "</script><script>"}) and "&" not in json_for_html({"name": "&lt;"})
+    assert json.loads(json_for_html({"name": "</script>&"})) == {"name": "</script>&"}
 
 
 def test_a_run_that_has_just_begun(page: Page, copied: Path, tmp_path: Path) -> None:

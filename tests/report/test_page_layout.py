@@ -13,8 +13,8 @@ import pytest
 from stratafl.cost.pricing import network_axes
 from stratafl.network.specification import network
 from stratafl.report.page import page as page_of
-from stratafl.report.page_data import payload
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.groups import collect_runs
 from tests.report.conftest import SETTINGS, Page, edit
 
 
@@ -90,10 +90,12 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
             record["metrics"]["negative"] = -1234.5678 * number
         (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    found, unreadable = gather([copied])
-    data = payload(found, None, unreadable)
-    clocked = gather([runs])[0]
-    rounds = payload(clocked, further=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))["timelines"]
+    found, unreadable = collect_runs([copied])
+    data = page_data(found, None, unreadable)
+    clocked = collect_runs([runs])[0]
+    rounds = page_data(clocked, further=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))[
+        "timelines"
+    ]
     data["timelines"] = [_odd(each, each["network"] + " a network " * 8) for each in rounds]
     (folder / "report.html").write_text(page_of(data), encoding="utf-8")
     return folder / "report.html"

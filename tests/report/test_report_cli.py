@@ -12,7 +12,7 @@ import pytest
 
 from stratafl.base.errors import MissingExtra
 from stratafl.report.figures import TOLD_APART, figures
-from stratafl.runs.groups import gather, settings
+from stratafl.runs.groups import collect_runs, group_runs
 from tests.commands import CONFIG, command
 from tests.report.conftest import METHODS
 
@@ -40,7 +40,7 @@ def test_a_page_and_figures(runs: Path, tmp_path: Path, monkeypatch, capsys) -> 
 
 
 def test_every_axis_of_a_figure_has_its_unit_and_every_line_a_style(runs: Path, tmp_path: Path) -> None:
-    compared = settings(gather([runs])[0])
+    compared = group_runs(collect_runs([runs])[0])
     drawn = {path.name: path for path in figures(tmp_path, compared, [0.5])}
     units = {
         "accuracy": "test accuracy (%)",
@@ -76,7 +76,7 @@ def test_another_metric_is_chosen_by_name(copied: Path, tmp_path: Path, monkeypa
 def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
     runs: Path, tmp_path: Path, count: int
 ) -> None:
-    one, *_ = settings(gather([runs])[0])
+    one, *_ = group_runs(collect_runs([runs])[0])
     found = [replace(one, label=f"{number} " + 20 * "long name ") for number in range(count)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # axes that have no room left are one

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.report.page import AT_ONCE, HOST, Handler, Latest, Server
+from stratafl.report.page import AT_ONCE, HOST, CachedData, Handler, Server
 from stratafl.report.page import page as page_of
-from stratafl.report.page_data import payload
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.groups import collect_runs
 from tests.report.conftest import ROUNDS, Page
 
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    server = Server(lambda: payload(*_gathered(folder)), lambda data: page_of(data, live=True))
+    server = Server(lambda: page_data(*_gathered(folder)), lambda data: page_of(data, live=True))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -37,7 +37,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
 
 def _gathered(folder: Path) -> tuple[list, None, list[str]]:
-    found, unreadable = gather([folder])
+    found, unreadable = collect_runs([folder])
     return found, None, unreadable
 
 
@@ -80,7 +80,7 @@ def test_only_this_machine_can_connect(runs: Path) -> None:
 
 def test_runs_are_not_read_anew_for_each_who_asks(runs: Path) -> None:
     read = []
-    latest = Latest(lambda: {"times": read.append(1) or len(read)})
+    latest = CachedData(lambda: {"times": read.append(1) or len(read)})
     assert {latest.get()[0]["times"] for _ in range(50)} == {1}
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.summary import Cell, Column, as_csv, as_latex, columns, usual_targets
+from stratafl.report.summary import Column, SummaryCell, as_csv, as_latex, columns, default_targets
 from stratafl.runs import StoredRun
-from stratafl.runs.groups import judged_by, settings
+from stratafl.runs.groups import group_runs, select_metric
 from tests.report.test_compare import stored
 
 
 def table(runs: list[StoredRun], targets: list[float] = [], metric: str | None = None) -> dict[str, Column]:  # noqa: B006
-    found = settings(runs)
-    metrics, judged = judged_by(found, metric)
+    found = group_runs(runs)
+    metrics, judged = select_metric(found, metric)
     return {column.title: column for column in columns(found, metrics, judged, targets)}
 
 
@@ -44,13 +44,15 @@ def test_the_summary_by_hand() -> None:
     cell = found["accuracy, %"].cells[0]
     assert (cell.mean, cell.deviation) == (pytest.approx(80), pytest.approx(10))
     assert [texts(found[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
-    assert found["MB per client"].cells == [Cell("0.003", 0.003, 0.0)]
+    assert found["MB per client"].cells == [SummaryCell("0.003", 0.003, 0.0)]
     assert texts(found["s per round"]) == ["1"] and texts(found["refused"]) == ["3"]
 
 
 def test_one_run_has_no_deviation() -> None:
     found = table([stored([0.5, 0.9])], [0.9, 0.95])
-    assert found["rounds to 90 %"].cells == [Cell("2", 2.0)] and found["rounds to 95 %"].cells == [Cell(">2")]
+    assert found["rounds to 90 %"].cells == [SummaryCell("2", 2.0)] and found["rounds to 95 %"].cells == [
+        SummaryCell(">2")
+    ]
     assert texts(found["accuracy, %"]) == ["90.0"]
 
 
@@ -73,8 +75,8 @@ def test_a_run_without_rounds() -> None:
     ("best", "targets"), [([0.9], [0.9]), ([0.93, 0.86], [0.9]), ([0.93, 0.86, 0.4], [0.85]), ([0.01], []), ([], [])]
 )
 def test_the_usual_target_is_one_that_half_of_them_reach(best: list[float], targets: list[float]) -> None:
-    found = settings([stored([value], n={"n": n}) for n, value in enumerate(best)])
-    assert usual_targets(found, judged_by(found)[1]) == targets
+    found = group_runs([stored([value], n={"n": n}) for n, value in enumerate(best)])
+    assert default_targets(found, select_metric(found)[1]) == targets
 
 
 @pytest.mark.parametrize(
@@ -88,19 +90,19 @@ def test_the_usual_target_is_one_that_half_of_them_reach(best: list[float], targ
 )
 def test_rounds_to_a_target_of_any_metric(name: str, values: list[float], better: str, target: float) -> None:
     runs = [with_metric(name, values), with_metric(name, values[:1] * 2, method={"name": "hfedavg"})]
-    found = settings(runs)
-    _, judged = judged_by(found)
+    found = group_runs(runs)
+    _, judged = select_metric(found)
     assert judged is not None and (judged.name, judged.better) == (name, better)
-    assert usual_targets(found[:1], judged) == [target]
+    assert default_targets(found[:1], judged) == [target]
     column = next(each for title, each in table(runs, [target]).items() if title.startswith("rounds to"))
-    assert column.cells == [Cell("2", 2.0), Cell(">2")] and column.best == {0}
+    assert column.cells == [SummaryCell("2", 2.0), SummaryCell(">2")] and column.best == {0}
 
 
 def test_a_run_says_itself_which_way_its_metric_is_better() -> None:
     run = with_metric("regret", [3.0, 1.0])
-    assert judged_by(settings([run]))[1].better == "higher"  # type: ignore[union-attr]
+    assert select_metric(group_runs([run]))[1].better == "higher"  # type: ignore[union-attr]
     run.better["regret"] = "lower"
-    assert judged_by(settings([run]))[1].better == "lower"  # type: ignore[union-attr]
+    assert select_metric(group_runs([run]))[1].better == "lower"  # type: ignore[union-attr]
 
 
 def test_a_run_without_accuracy_is_told_by_its_loss() -> None:
@@ -119,16 +121,16 @@ def test_numbers_have_as_many_digits_as_can_be_read(value: float, text: str) -> 
 @pytest.mark.parametrize(
     ("better", "cells", "best"),
     [
-        ("higher", [Cell("1", 1.0), Cell("2", 2.0)], {1}),
-        ("lower", [Cell("1", 1.0), Cell("2", 2.0), Cell("—")], {0}),
-        ("higher", [Cell("2.0 ± 0.1", 2.01), Cell("2.0 ± 0.3", 2.02), Cell("1.0", 1.0)], {0, 1}),
-        ("higher", [Cell("2", 2.0), Cell("2", 2.0)], set()),
-        ("higher", [Cell("2", 2.0)], set()),
-        ("", [Cell("1", 1.0), Cell("2", 2.0)], set()),
-        ("lower", [Cell(">3"), Cell(">3")], set()),
+        ("higher", [SummaryCell("1", 1.0), SummaryCell("2", 2.0)], {1}),
+        ("lower", [SummaryCell("1", 1.0), SummaryCell("2", 2.0), SummaryCell("—")], {0}),
+        ("higher", [SummaryCell("2.0 ± 0.1", 2.01), SummaryCell("2.0 ± 0.3", 2.02), SummaryCell("1.0", 1.0)], {0, 1}),
+        ("higher", [SummaryCell("2", 2.0), SummaryCell("2", 2.0)], set()),
+        ("higher", [SummaryCell("2", 2.0)], set()),
+        ("", [SummaryCell("1", 1.0), SummaryCell("2", 2.0)], set()),
+        ("lower", [SummaryCell(">3"), SummaryCell(">3")], set()),
     ],
 )
-def test_the_best_of_a_column(better: Any, cells: list[Cell], best: set[int]) -> None:
+def test_the_best_of_a_column(better: Any, cells: list[SummaryCell], best: set[int]) -> None:
     assert Column("x", cells, better).best == best
 
 

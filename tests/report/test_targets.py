@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
 from stratafl.metrics.objective import Goal
-from stratafl.report.page_data import payload
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.groups import collect_runs
 from stratafl.runs.sweep import note_target
 from tests.commands import command
 
@@ -75,15 +75,15 @@ def test_a_report_refuses_the_wrong_way_round(words) -> None:
 
 
 def test_a_report_has_the_target_of_the_sweep(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    found = gather([copied])[0]
-    usual = payload(found)["targets"]
+    found = collect_runs([copied])[0]
+    usual = page_data(found)["targets"]
     note_target(copied, Goal("accuracy", 0.15, ">="))
-    assert payload(found)["targets"] == {**usual, "accuracy": [0.15]}
-    assert payload(found, [0.3])["targets"]["accuracy"] == [0.3], "what is asked for comes first"
+    assert page_data(found)["targets"] == {**usual, "accuracy": [0.15]}
+    assert page_data(found, [0.3])["targets"]["accuracy"] == [0.3], "what is asked for comes first"
     note_target(copied, Goal("loss", 2.5))
-    noted = payload(found)
+    noted = page_data(found)
     assert noted["targets"] == {**usual, "loss": [2.5]} and noted["metric"] == "loss"
     assert command(monkeypatch, "report", copied, "-o", tmp_path / "r.html") == 0
     assert "rounds to 2.5" in capsys.readouterr().out
     note_target(copied, Goal("f1", 0.5))
-    assert payload(found)["targets"] == usual, "these runs have no such metric"
+    assert page_data(found)["targets"] == usual, "these runs have no such metric"

@@ -21,10 +21,10 @@ from stratafl.network.messages import message_sizes
 from stratafl.network.specification import Network, network
 from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy
 from stratafl.report.page import page as page_of
-from stratafl.report.page_data import payload
+from stratafl.report.page_data import page_data
 from stratafl.rules.registry import rules_for
 from stratafl.runs import list_runs
-from stratafl.runs.groups import gather
+from stratafl.runs.groups import collect_runs
 from tests.report.conftest import METHODS, ROUNDS, Page
 
 VARIED = Network.of(
@@ -158,9 +158,9 @@ def test_a_page_with_many_has_fewer_rows_and_rounds(
 
 
 def test_the_payload_has_one_run_of_each_setting_on_each_network(runs: Path) -> None:
-    found, _ = gather([runs])
-    assert payload(found)["timelines"] == []
-    shown = payload(found, further=network_axes(found, [network("lan_wan"), VARIED]))["timelines"]
+    found, _ = collect_runs([runs])
+    assert page_data(found)["timelines"] == []
+    shown = page_data(found, further=network_axes(found, [network("lan_wan"), VARIED]))["timelines"]
     assert [(each["run"], each["network"], each["round"]) for each in shown] == [
         (method, name, round) for method in METHODS for name in ("lan_wan", "varied") for round in (1, 2, ROUNDS)
     ]
@@ -169,10 +169,10 @@ def test_the_payload_has_one_run_of_each_setting_on_each_network(runs: Path) -> 
 @pytest.fixture(scope="session")
 def clocked(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with two networks."""
-    found, _ = gather([runs])
+    found, _ = collect_runs([runs])
     path = tmp_path_factory.mktemp("clocked") / "report.html"
     further = network_axes(found, [network("lan_wan"), VARIED])
-    path.write_text(page_of(payload(found, further=further)), encoding="utf-8")
+    path.write_text(page_of(page_data(found, further=further)), encoding="utf-8")
     return path
 
 
@@ -255,8 +255,8 @@ def test_a_round_fits_its_card(page: Page, clocked: Path, width: int) -> None:
 
 
 def test_a_page_without_networks_has_no_round(page: Page, runs: Path, tmp_path: Path) -> None:
-    found, _ = gather([runs])
-    (tmp_path / "report.html").write_text(page_of(payload(found)), encoding="utf-8")
+    found, _ = collect_runs([runs])
+    (tmp_path / "report.html").write_text(page_of(page_data(found)), encoding="utf-8")
     page.open(tmp_path / "report.html")
     assert page.js("document.getElementById('line-title').offsetParent") is None
     assert page.errors() == []

@@ -10,9 +10,9 @@ from torch import nn
 
 from stratafl import simulate
 from stratafl.base.state_dict import to_json_and_tensors
-from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.provenance import Origins
-from stratafl.runs.round_log import Records
+from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import RoundLog
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
@@ -41,8 +41,8 @@ def everything(simulation) -> list:
 def through_a_file(simulation, folder: Path):
     checkpoints = Checkpoints(folder, "run")
     checkpoints.folder.mkdir()
-    records = Records(folder, simulation.history)
-    place = Place(len(simulation.history), simulation.meetings)
-    checkpoints.write(place, simulation.state(), records.mark(), Origins({}, {}))
+    records = RoundLog(folder, simulation.history)
+    place = Progress(len(simulation.history), simulation.meetings)
+    checkpoints.write(place, simulation.state(), records.mark(), Provenance({}, {}))
     records.close()
     return checkpoints.read(place)

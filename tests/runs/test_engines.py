@@ -13,10 +13,10 @@ from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
-from stratafl.report.page_data import payload
+from stratafl.report.page_data import page_data
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
-from stratafl.runs.recorder import Launched
+from stratafl.runs.recorder import FinishedRun
 
 MODEL = """
 from torch import nn
@@ -73,7 +73,7 @@ def config(folder: Path, model: str, engine: str, precision: str = "fp32") -> Co
     )
 
 
-def finished(settings: Config, folder: Path) -> Launched:
+def finished(settings: Config, folder: Path) -> FinishedRun:
     return Launch.new(settings, "whole", folder).run()
 
 
@@ -115,7 +115,7 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     path = interrupted(settings, tmp_path / "runs")
     assert described(path)["engine"] == ran == described(path)["how"].partition(":")[0]
     assert described(path)["precision"] == "fp32"
-    shown = payload([read_run(path)])["shared"]
+    shown = page_data([read_run(path)])["shared"]
     assert (shown["run.engine"], shown["run.precision"]) == (ran, "fp32")
     noted = [note for note in described(path)["notes"] if "was asked for" in note]
     assert len(noted) == (asked != ran)
@@ -152,7 +152,7 @@ def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None
     (path / "run.json").write_text(json.dumps(early))
     run = read_run(path)
     assert (run.engine, run.how, run.precision) == ("vmap", "vmap", "")
-    assert payload([run])["shared"]["run.engine"] == "vmap"
+    assert page_data([run])["shared"]["run.engine"] == "vmap"
 
 
 def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:

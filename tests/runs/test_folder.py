@@ -19,7 +19,7 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
-from stratafl.runs.format import Lock, is_held
+from stratafl.runs.format import RunLock, is_locked
 from stratafl.runs.launch import Launch
 from tests.commands import command
 from tests.runs.conftest import ROOT, Server
@@ -45,7 +45,7 @@ def test_runs_of_a_sweep_are_found_from_the_project(tmp_path: Path) -> None:
 def test_a_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with pytest.raises(InvalidInput, match=r"system = .*: must be Linux or macOS.* on Windows use WSL"):
-        Lock(tmp_path)
+        RunLock(tmp_path)
 
 
 def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused_and_told_whose_it_is(server: Server, tmp_path: Path) -> None:
     run = stopped_after(2, tmp_path)
-    lock = Lock(run)
-    assert is_held(run)
+    lock = RunLock(run)
+    assert is_locked(run)
     code, said = server.run("run", "--resume", run)
     assert code == 2
     assert said == f"error: run folder = '{run}': process {os.getpid()} is writing it\n"
     lock.release()
-    assert not is_held(run)
+    assert not is_locked(run)
     assert server.run("run", "--resume", run, "--quiet")[0] == 0
 
 
@@ -190,7 +190,7 @@ def test_a_dead_owner_s_lock_is_taken_over(server: Server, tmp_path: Path) -> No
     assert (run.path / "lock").read_text() == f"{process.pid}\n", "it had no time to clean up"
     left = read_run(run.path)
     assert (left.status, left.reason) == ("interrupted", "its process has ended")
-    lock = Lock(run.path)
+    lock = RunLock(run.path)
     assert (run.path / "lock").read_text() == f"{os.getpid()}\n"
     lock.release()
 

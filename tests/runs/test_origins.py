@@ -17,7 +17,7 @@ from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.launch import Launch
-from stratafl.runs.provenance import Origins
+from stratafl.runs.provenance import Provenance
 from tests.runs.stopped import CONFIG, stopped_after
 
 NET = """
@@ -243,9 +243,9 @@ def test_a_file_that_changes_while_a_run_goes_on_is_noticed_afterwards(project: 
 
 
 def test_installed_modules_are_known_by_their_own_file_only() -> None:
-    files = Origins.of({"model": {"name": "torch.nn:Linear"}}).files
+    files = Provenance.of({"model": {"name": "torch.nn:Linear"}}).files
     assert list(files) == ["torch.nn"] and len(files["torch.nn"]) == 64
-    assert Origins.of({"model": {"name": "builtins:exit"}, "tree": {"shape": "4x5"}}).files == {}
+    assert Provenance.of({"model": {"name": "builtins:exit"}, "tree": {"shape": "4x5"}}).files == {}
 
 
 def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monkeypatch, capsys) -> None:

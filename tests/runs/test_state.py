@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Rule, average, leaf, mtgc
 from stratafl.base.state_dict import from_json_and_tensors, load_like, to_json_and_tensors
 from stratafl.rules.registry import entries
-from stratafl.runs.checkpoint import Checkpoints, Place
-from stratafl.runs.provenance import Origins
-from stratafl.runs.round_log import Mark
+from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import LogDigest
 from tests.runs.states import everything, federation, through_a_file
 
 
@@ -129,8 +129,8 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     state |= {"empty": torch.zeros(3, 0), "cut": torch.arange(12.0).reshape(3, 4).t(), "history": []}
     checkpoints = Checkpoints(tmp_path, "run")
     checkpoints.folder.mkdir()
-    checkpoints.write(Place(0), state, Mark(0, hashlib.sha256().hexdigest()), Origins({}, {}))
-    found = load_file(checkpoints.path(Place(0)) / "tensors.safetensors")
+    checkpoints.write(Progress(0), state, LogDigest(0, hashlib.sha256().hexdigest()), Provenance({}, {}))
+    found = load_file(checkpoints.path(Progress(0)) / "tensors.safetensors")
     for name in map(str, kinds):
         assert torch.equal(found[name], state[name])
     assert torch.equal(found["cut"], state["cut"])

@@ -12,7 +12,7 @@ import torch
 
 from stratafl import InvalidInput, leaf, mtgc
 from stratafl.rules.registry import entries
-from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.checkpoint import Checkpoints, Progress
 from tests.runs.states import everything, federation, through_a_file
 
 PERIODS = {1: [2], 2: [4, 2], 3: [2, 2, 1]}
@@ -127,13 +127,13 @@ def test_a_checkpoint_from_before_there_were_those_within_rounds(tmp_path: Path)
     described = json.loads((here / "state.json").read_text())
     assert described["format"] == 3 and described.pop("meetings") == 0
     rewrite(here, described)
-    assert Checkpoints(tmp_path, "run").read(Place(1))["step"] == 8
+    assert Checkpoints(tmp_path, "run").read(Progress(1))["step"] == 8
     rewrite(here, {**described, "meetings": 2})
     with pytest.raises(InvalidInput, match="it belongs to round 1 and 2 meetings of the next"):
-        Checkpoints(tmp_path, "run").read(Place(1))
+        Checkpoints(tmp_path, "run").read(Progress(1))
     here.rename(here.with_name("000001-000002"))
     with pytest.raises(InvalidInput, match="its state is not that of round 1 and 2 meetings of the next"):
-        Checkpoints(tmp_path, "run").read(Place(1, 2))
+        Checkpoints(tmp_path, "run").read(Progress(1, 2))
 
 
 def rewrite(checkpoint: Path, described: dict) -> None:
@@ -145,11 +145,18 @@ def rewrite(checkpoint: Path, described: dict) -> None:
 
 
 def test_places_are_in_order_and_known_by_their_names() -> None:
-    places = [Place(0), Place(0, 999_999), Place(0, 1_000_000), Place(1), Place(1, 1), Place(1_000_000)]
+    places = [
+        Progress(0),
+        Progress(0, 999_999),
+        Progress(0, 1_000_000),
+        Progress(1),
+        Progress(1, 1),
+        Progress(1_000_000),
+    ]
     assert sorted(places) == places
-    assert [Place.named(place.name) for place in places] == places
+    assert [Progress.named(place.name) for place in places] == places
     for name in ("1", "000001-", "000001-000000", "000001-1", "0000001", "notes", "000001-000001-000001"):
-        assert Place.named(name) is None
+        assert Progress.named(name) is None
 
 
 def test_a_restored_run_forgets_the_round_it_was_in() -> None:

@@ -12,9 +12,9 @@ from stratafl.config.schema import Config
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.tune.output import write
-from stratafl.tune.result import Made, make
+from stratafl.tune.result import TuningResult, tune
 from stratafl.tune.space import space_of
-from stratafl.tune.task import Question
+from stratafl.tune.task import TuningTask
 
 pytest.importorskip("optuna")
 
@@ -48,14 +48,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Asking = Callable[..., Question]
+Asking = Callable[..., TuningTask]
 
 
 @pytest.fixture(scope="session")
 def ask(file: Path) -> Asking:
     """A question about the tiny config, with whatever is different."""
 
-    def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> Question:
+    def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> TuningTask:
         config = Config.load(file)
         given = {
             "target": parse_goal("--target", rest.pop("target", TARGET)),
@@ -63,13 +63,15 @@ def ask(file: Path) -> Asking:
             "seeds": 2,
             "trials": 7,
         }
-        return Question.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
+        return TuningTask.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
 
     return asked
 
 
-def silently(question: Question, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any) -> Made:
-    return make(question, folder, say=lambda text: None, show=show, **rest)
+def silently(
+    question: TuningTask, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any
+) -> TuningResult:
+    return tune(question, folder, say=lambda text: None, show=show, **rest)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(ask: Asking, folder: Path) -> Made:
+def made(ask: Asking, folder: Path) -> TuningResult:
     plan = silently(ask(), folder)
     write(plan, folder)
     return plan

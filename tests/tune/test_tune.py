@@ -25,20 +25,20 @@ from stratafl.runs.reader import list_runs, read_run
 from stratafl.simulation.simulation import Simulation
 from stratafl.tune import trials
 from stratafl.tune.output import as_csv, picture, rows
-from stratafl.tune.result import Made, make
-from stratafl.tune.selection import stretches
+from stratafl.tune.result import TuningResult, tune
+from stratafl.tune.selection import frontier_segments
 from stratafl.tune.space import space_of
-from stratafl.tune.task import Question
+from stratafl.tune.task import TuningTask
 from stratafl.tune.trials import last_round
 from tests.tune.conftest import CONFIG, NETWORKS, Asking, silently
 
 
-def without_runs(plan: Made) -> list[dict[str, Any]]:
+def without_runs(plan: TuningResult) -> list[dict[str, Any]]:
     """All that is said of the runs but what their folders are called, which has the time in it."""
     return [{key: value for key, value in row.items() if key != "run"} for row in rows(plan)]
 
 
-def test_the_choice_reaches_the_target_with_every_seed(made: Made) -> None:
+def test_the_choice_reaches_the_target_with_every_seed(made: TuningResult) -> None:
     assert made.is_complete and len(made.answers) == len(NETWORKS)
     for answer in made.answers:
         assert answer.choice is not None
@@ -49,7 +49,7 @@ def test_the_choice_reaches_the_target_with_every_seed(made: Made) -> None:
         assert best is not None and given is not None and best.mean <= given.mean
 
 
-def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: Made, folder: Path) -> None:
+def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: TuningResult, folder: Path) -> None:
     table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert {row["run"] for row in table} == {run.path.name for run in list_runs(folder / "runs")}
     for row in table:
@@ -61,13 +61,13 @@ def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: Made, f
         assert float(row["bytes"]) == pytest.approx(sum(each.mean for each in milestone.bytes), rel=1e-12)
 
 
-def test_no_setting_is_trained_twice(made: Made, folder: Path) -> None:
+def test_no_setting_is_trained_twice(made: TuningResult, folder: Path) -> None:
     configs = [json.dumps(run.config, sort_keys=True) for run in list_runs(folder / "runs")]
     assert len(set(configs)) == len(configs) == made.search.trainer.trained
     assert made.search.count == 7
 
 
-def test_what_was_stopped_could_not_be_among_the_best_any_more(made: Made) -> None:
+def test_what_was_stopped_could_not_be_among_the_best_any_more(made: TuningResult) -> None:
     stopped = [tried for tried in made.search.tried.values() if tried.outcome == "stopped"]
     assert stopped, "these settings should hold one that is"
     for tried in stopped:
@@ -76,7 +76,7 @@ def test_what_was_stopped_could_not_be_among_the_best_any_more(made: Made) -> No
         assert last_round(tried.run, made.question, made.search.bars()) <= len(tried.run.rounds)
 
 
-def test_a_run_that_was_stopped_can_go_on_by_itself(made: Made, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_can_go_on_by_itself(made: TuningResult, tmp_path: Path) -> None:
     tried = next(each for each in made.search.tried.values() if each.outcome == "stopped")
     assert tried.run is not None
     copied = tmp_path / "run"
@@ -88,7 +88,7 @@ def test_a_run_that_was_stopped_can_go_on_by_itself(made: Made, tmp_path: Path) 
     assert done.summary["rounds"] > len(tried.run.rounds)
 
 
-def test_the_config_to_run_is_the_run_that_was_chosen(made: Made, folder: Path, tmp_path: Path) -> None:
+def test_the_config_to_run_is_the_run_that_was_chosen(made: TuningResult, folder: Path, tmp_path: Path) -> None:
     answer = made.answers[0]
     assert answer.choice is not None and answer.choice.runs[0].run is not None
     config = Config.load(folder / f"best-{answer.network}.toml")
@@ -98,7 +98,7 @@ def test_the_config_to_run_is_the_run_that_was_chosen(made: Made, folder: Path, 
     assert [record["metrics"] for record in again.rounds] == [record["metrics"] for record in chosen.rounds]
 
 
-def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: Made) -> None:
+def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: TuningResult) -> None:
     for answer in made.answers:
         costs, values = [p.cost for p in answer.frontier], [p.value for p in answer.frontier]
         assert costs == sorted(costs) and values == sorted(set(values))
@@ -106,10 +106,10 @@ def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: Made) -> None:
             for round, value in tried.curve:
                 cost = tried.costs[answer.network].until(round).seconds
                 assert any(p.cost <= cost * (1 + 1e-9) and p.value >= value for p in answer.frontier)
-        assert stretches(answer.frontier)[-1] is answer.frontier[-1]
+        assert frontier_segments(answer.frontier)[-1] is answer.frontier[-1]
 
 
-def test_the_plan_is_written_whole(made: Made, folder: Path, tmp_path: Path) -> None:
+def test_the_plan_is_written_whole(made: TuningResult, folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     assert [each["network"] for each in plan["networks"]] == list(NETWORKS)
     assert plan["complete"] and plan["tried"] == 7 and sum(plan["outcomes"].values()) == 8
@@ -119,13 +119,13 @@ def test_the_plan_is_written_whole(made: Made, folder: Path, tmp_path: Path) -> 
     assert (tmp_path / "frontier.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_same_again_trains_nothing_and_says_the_same(made: Made, folder: Path, ask: Asking) -> None:
+def test_the_same_again_trains_nothing_and_says_the_same(made: TuningResult, folder: Path, ask: Asking) -> None:
     again = silently(ask(), folder, must_exist=True)
     assert again.search.trainer.trained == 0
     assert as_csv(again) == as_csv(made)
 
 
-def test_interrupted_plans_go_on_to_the_same(made: Made, ask: Asking, tmp_path: Path) -> None:
+def test_interrupted_plans_go_on_to_the_same(made: TuningResult, ask: Asking, tmp_path: Path) -> None:
     """Stopped in the middle of the config as given, of trials and of repetitions."""
     seen = 0
 
@@ -153,7 +153,7 @@ def test_interrupted_plans_go_on_to_the_same(made: Made, ask: Asking, tmp_path: 
 
 
 def test_a_plan_stops_in_its_time_and_goes_on(
-    made: Made, ask: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: TuningResult, ask: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look at the clock takes a second."""
     clock = iter(range(1_000_000))
@@ -167,7 +167,7 @@ def test_a_plan_stops_in_its_time_and_goes_on(
     assert without_runs(plan) == without_runs(made)
 
 
-def test_a_network_may_be_added(made: Made, ask: Asking, folder: Path, tmp_path: Path) -> None:
+def test_a_network_may_be_added(made: TuningResult, ask: Asking, folder: Path, tmp_path: Path) -> None:
     first = silently(ask(networks=NETWORKS[:1]), tmp_path)
     both = silently(ask(), tmp_path)
     kept = {id for id, run in _runs(first) if run.status == format.DONE}
@@ -177,11 +177,11 @@ def test_a_network_may_be_added(made: Made, ask: Asking, folder: Path, tmp_path:
         assert tried.first is not None or last_round(tried.run, both.question, both.search.bars()) <= tried.run.round
 
 
-def _runs(plan: Made) -> list[tuple[str, Any]]:
+def _runs(plan: TuningResult) -> list[tuple[str, Any]]:
     return [(tried.run.id, tried.run) for _, _, tried in plan.tried if tried.run is not None]
 
 
-def test_another_question_needs_another_folder(made: Made, ask: Asking, folder: Path) -> None:
+def test_another_question_needs_another_folder(made: TuningResult, ask: Asking, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="another config and target"):
         silently(ask(target="accuracy=0.7"), folder)
     with pytest.raises(InvalidInput, match="another space"):
@@ -206,7 +206,7 @@ def test_a_setting_that_cannot_be_trained_is_an_answer(ask: Asking, tmp_path: Pa
     assert again.search.trainer.trained == 0 and without_runs(again) == without_runs(plan)
 
 
-def test_nothing_over_the_budget_is_chosen(made: Made, ask: Asking, tmp_path: Path) -> None:
+def test_nothing_over_the_budget_is_chosen(made: TuningResult, ask: Asking, tmp_path: Path) -> None:
     network = NETWORKS[0]
     costs = sorted(tried.cost(network, "bytes") for tried in made.search.tried.values() if tried.first)
     limit = costs[0] * 1.01
@@ -246,12 +246,12 @@ def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
 def test_what_failed_in_another_precision_is_tried_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planned(precision: str) -> tuple[Made, list[str]]:
+    def planned(precision: str) -> tuple[TuningResult, list[str]]:
         config, said = Config.load(file, [f"run.precision={precision}", "run.rounds=1"]), list[str]()
         space = space_of(config, {"defaults": False, "periods": [[2], [3, 6]]})
         goal, where = parse_goal("--target", "0.01"), [network(NETWORKS[0])]
-        question = Question.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
-        return make(question, tmp_path, say=said.append, show=lambda event: None), said
+        question = TuningTask.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
+        return tune(question, tmp_path, say=said.append, show=lambda event: None), said
 
     advance = Simulation.advance
 
@@ -286,10 +286,10 @@ def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path
     def planned(keep_stale: bool = False) -> tuple[list[str], list[str]]:
         config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
         space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
-        question = Question.of(
+        question = TuningTask.of(
             config, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
         )
-        plan = make(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
+        plan = tune(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
         return [id for id, _ in _runs(plan)], said
 
     first, _ = planned()

@@ -10,7 +10,7 @@ import pytest
 
 from stratafl.cli.costs import plan as plan_module
 from stratafl.runs.reader import list_runs
-from stratafl.tune.result import Made
+from stratafl.tune.result import TuningResult
 from tests.commands import command
 from tests.tune.conftest import TARGET
 
@@ -116,7 +116,7 @@ def test_without_optuna_it_says_what_to_install(
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_tables_fit_the_terminal(
-    made: Made, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: TuningResult, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     plan_module._print(made)

@@ -16,9 +16,9 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import format
 
 if TYPE_CHECKING:
-    from stratafl.tune.result import Made
-    from stratafl.tune.selection import Answer, Candidate
-    from stratafl.tune.task import Question
+    from stratafl.tune.result import TuningResult
+    from stratafl.tune.selection import Candidate, NetworkResult
+    from stratafl.tune.task import TuningTask
 
 PICTURES = ("frontier.png", "frontier.pdf")
 
@@ -61,7 +61,7 @@ def plan_command(
     """Find the periods, method and rates that reach a target at least cost on a network."""
     from stratafl.base.plotting import pyplot
     from stratafl.cli.display import SweepDisplay
-    from stratafl.tune.result import make
+    from stratafl.tune.result import tune
     from stratafl.tune.study import FINALISTS, optuna
 
     optuna()
@@ -73,7 +73,7 @@ def plan_command(
     folder = out or Path("plans") / format.slug(config.stem)
     runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
-        made = make(
+        made = tune(
             question,
             folder,
             seconds=seconds,
@@ -85,7 +85,7 @@ def plan_command(
     _show(made, folder, as_json)
 
 
-def _show(made: Made, folder: Path, as_json: bool) -> None:
+def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
     """Write everything down and print it; what ended a plan early ends the command, too."""
     from stratafl.tune.output import as_dict, picture, write
 
@@ -113,14 +113,14 @@ def _question(
     budgets: list[str],
     trials: int,
     seeds: int,
-) -> Question:
+) -> TuningTask:
     """What was asked, if it can be."""
     from stratafl.base.validation import check_choice
     from stratafl.config.schema import PLAN, Config, read_tables
     from stratafl.metrics.objective import parse_goal
     from stratafl.network.specification import network as found_network
     from stratafl.tune.space import space_of
-    from stratafl.tune.task import COSTS, Question, budgets_of
+    from stratafl.tune.task import COSTS, TuningTask, budgets_of
 
     if not networks:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
@@ -138,10 +138,10 @@ def _question(
     if searched is not None and not isinstance(searched, dict):
         raise InvalidInput("plan", searched, "must be a table")
     rest = {"minimise": kind, "budgets": limits, "seeds": seeds, "trials": trials}
-    return Question.of(settings, space_of(settings, searched), chosen, goal, **rest)
+    return TuningTask.of(settings, space_of(settings, searched), chosen, goal, **rest)
 
 
-def _shortfall(made: Made) -> str:
+def _shortfall(made: TuningResult) -> str:
     """How far the best came, which may be there, and beyond the budget."""
     budget = " and ".join(f"{limit:g} {kind}" for kind, limit in made.question.budgets.items())
     goal, within = made.baseline.goal, f" within {budget}" if budget else ""
@@ -151,7 +151,7 @@ def _shortfall(made: Made) -> str:
     return f"no setting of {len(made.search.tried)} reached {goal}{within}; the best got to {best}"
 
 
-def _print(made: Made) -> None:
+def _print(made: TuningResult) -> None:
     from stratafl.tune.output import gain, outcomes
 
     for answer in made.answers:
@@ -181,7 +181,7 @@ def _times(gained: float) -> str:
     return f"{100 / gained:.0f} % of the" if gained >= 1 else f"{1 / gained:.2f} times the"
 
 
-def _candidates(made: Made, answer: Answer) -> None:
+def _candidates(made: TuningResult, answer: NetworkResult) -> None:
     """The best settings and the config as given, with their costs to the target."""
     from stratafl.cost.pricing import BYTES, ENERGY, PLAIN, TIME, Unit
     from stratafl.tune.task import COSTS
@@ -214,19 +214,19 @@ def _candidates(made: Made, answer: Answer) -> None:
     )
 
 
-def _place(each: Candidate, answer: Answer) -> str:
+def _place(each: Candidate, answer: NetworkResult) -> str:
     if each.is_baseline:
         return "as given"
     return "choice" if each is answer.choice else f"{answer.candidates.index(each) + 1}."
 
 
-def _frontier(made: Made, answer: Answer) -> None:
+def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
     from stratafl.base.statistics import OverSeeds
     from stratafl.tune.output import TITLES, unit_of
-    from stratafl.tune.selection import stretches
+    from stratafl.tune.selection import frontier_segments
 
-    points = stretches(answer.frontier)
+    points = frontier_segments(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])
     kind = TITLES[made.question.minimise]
     columns = (Column(made.baseline.goal.metric, right=True), Column(f"{kind}, {unit.name}", right=True),

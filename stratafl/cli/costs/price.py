@@ -111,9 +111,9 @@ def _priced(
     runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: PriceBatch
 ) -> list[GroupCosts]:
     from stratafl.cost.pricing import priced
-    from stratafl.runs.groups import settings
+    from stratafl.runs.groups import group_runs
 
-    found = priced(settings(runs), networks, pricing, targets)
+    found = priced(group_runs(runs), networks, pricing, targets)
     for line in pricing.problems:
         print(escape_control(f"left out: {line}"), file=sys.stderr)
     for note in dict.fromkeys(note for each in found for note in each.notes):

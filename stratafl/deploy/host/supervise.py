@@ -37,7 +37,7 @@ from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.site import Site, stored_config
 from stratafl.deploy.sites.state_file import DAMAGED, STATUS, status
 from stratafl.deploy.sites.watched import WatchedTable
-from stratafl.runs.format import Lock, is_held
+from stratafl.runs.format import RunLock, is_locked
 
 PATIENCE = 60.0
 """Seconds a process gets to answer."""
@@ -151,7 +151,7 @@ class Together:
             return 0
         if name in self._again:
             # held: somebody has started it elsewhere meanwhile
-            if time.monotonic() > self._again[name] and not is_held(self._folders[name]):
+            if time.monotonic() > self._again[name] and not is_locked(self._folders[name]):
                 del self._again[name]
                 self._start(name)
             return 0
@@ -219,7 +219,7 @@ class Supervisor:
         self._stop = False
         self._again: dict[str, float] = {}
         self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
-        self._lock: Lock | None = None
+        self._lock: RunLock | None = None
         self._newsroom = Newsroom(self.folder, self.site)
         self._shown = WatchedTable(self.folder / "state" / STATUS)
         self._looked_at_logs = 0.0
@@ -234,7 +234,7 @@ class Supervisor:
         clock.run_steadily()
         files.make_folder(self.folder / "logs")
         files.make_folder(self.folder / "flower")
-        self._lock = Lock(self.folder)  # only one of them, and its process number for `deploy down`
+        self._lock = RunLock(self.folder)  # only one of them, and its process number for `deploy down`
         try:
             while not self._stop and not self._is_over():
                 self._keep_up()

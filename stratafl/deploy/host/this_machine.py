@@ -27,7 +27,7 @@ from stratafl.deploy.sites.site import HUGE_PAGES, Site, stored_config, tree_of
 from stratafl.deploy.sites.state_file import STATUS, checked, set_aside, status, stored
 from stratafl.deploy.sites.watched import NewLines, WatchedTable
 from stratafl.runs import format, trackers
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 PATIENCE = 30.0
 """Seconds a site gets to stop."""
@@ -115,7 +115,7 @@ def run(
     if _is_done(root):
         return
     for name, folder in folders.items():
-        if is_held(folder):
+        if is_locked(folder):
             raise InvalidInput("sites", name, "runs already: `stratafl deploy down` stops it")
         site = Site.load(folder)
         _check_ports(site)
@@ -191,7 +191,7 @@ def reset(names: Sequence[str], out: Path) -> dict[str, Path]:
     if "root" in folders:
         folders |= sites(folders["root"].parent)
     for name, folder in folders.items():
-        if not status(folder / "state").get("doing") == "damaged" and is_held(folder):
+        if not status(folder / "state").get("doing") == "damaged" and is_locked(folder):
             raise InvalidInput("site", name, "runs: `stratafl deploy down`, or SIGTERM, stops it")
     made = [name for name in (*format.FILES, format.CHECKPOINTS, trackers.FOLDER) if name != format.LOCK]
     # who took part is of the run that was: in one that goes on, those above know it, too
@@ -241,7 +241,7 @@ def _last_line(path: Path) -> str:
 def stop(folders: Mapping[str, Path]) -> tuple[list[str], list[str]]:
     """Ask every site's supervisor to stop; who ran and stopped, and who runs still."""
     running = [name for name, folder in folders.items() if _runs(folder)]
-    for folder in (folders[name] for name in running if is_held(folders[name])):
+    for folder in (folders[name] for name in running if is_locked(folders[name])):
         with contextlib.suppress(ValueError, OSError):  # it has just ended, or is another user's
             os.kill(int((folder / format.LOCK).read_text()), signal.SIGTERM)
     until = time.monotonic() + PATIENCE
@@ -253,4 +253,4 @@ def stop(folders: Mapping[str, Path]) -> tuple[list[str], list[str]]:
 
 def _runs(folder: Path) -> bool:
     """Whether a site's supervisor is alive, or what it has started."""
-    return is_held(folder) or is_held(folder / "state")
+    return is_locked(folder) or is_locked(folder / "state")

@@ -17,7 +17,7 @@ from stratafl.deploy.news.changes import CONNECTING, times
 from stratafl.deploy.news.entries import SKEWED, TRAFFIC, Entry
 from stratafl.deploy.sites.site import Site, stored_config, tree_of
 from stratafl.deploy.sites.state_file import status
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 FROM_PARENT = ("clock", "waited", "why", "took_part", "out")
 """Fields that only a parent knows."""
@@ -67,7 +67,7 @@ def _newer(above: Entry | None, own: Entry) -> Entry:
 
 def _here(folder: Path, entry: Entry) -> Entry:
     """A site on this machine: whether it runs is seen directly."""
-    if is_held(folder):
+    if is_locked(folder):
         return entry
     shown = status(folder / "state")
     doing = shown.get("doing")

@@ -20,7 +20,7 @@ from stratafl.deploy.protocol.job import VERSION
 from stratafl.deploy.protocol.messages import PROTOCOL
 from stratafl.deploy.sites.user_files import CODE
 from stratafl.runs import format
-from stratafl.runs.provenance import in_short
+from stratafl.runs.provenance import shorten
 
 LONGEST = 60
 """Characters of a value that is told; of a longer one, as of a file, a digest is."""
@@ -48,7 +48,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     both = [key for key in sorted(mine.keys() & theirs.keys()) if mine[key] != theirs[key]]
     told = [f"{key} is {one_line(theirs[key], LONGEST)} there and {one_line(mine[key], LONGEST)} here" for key in both]
     alone = sorted(mine.keys() ^ theirs.keys())
-    return in_short(told or [f"{one_line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
+    return shorten(told or [f"{one_line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
 
 
 def _texts(config: Config) -> dict[str, str]:

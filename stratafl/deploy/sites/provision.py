@@ -41,7 +41,7 @@ from stratafl.deploy.sites.topology import PORTS, Topology
 from stratafl.deploy.sites.user_files import UserFiles
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
-from stratafl.runs.provenance import Origins, changes, in_short
+from stratafl.runs.provenance import Provenance, changes, shorten
 from stratafl.simulation.simulation import Simulation
 
 SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -75,7 +75,7 @@ def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, o
         own_files.write(folder)
         if site.is_root:
             sources = {str(path): own_files.digests[place] for place, path in own_files.sources.items()}
-            files.write_json(folder / TOPOLOGY, {"format": FORMAT, **Origins(topology.as_dict(), sources)._asdict()})
+            files.write_json(folder / TOPOLOGY, {"format": FORMAT, **Provenance(topology.as_dict(), sources)._asdict()})
         _write_secrets(folder, site, topology.host(site.name), authority, keys)
         _start_script(folder)
     return {site.name: slug(site.name) for site in sites}
@@ -188,7 +188,7 @@ def check_made_from(root: Path, topology: Topology) -> None:
     before = stored._replace(config=_by_present_keys(root / TOPOLOGY, stored.config))
     changed = changes(before, topology.as_dict())
     if changed:
-        told = f"was made from another config or topology than {topology.path} is now: {in_short(changed)}"
+        told = f"was made from another config or topology than {topology.path} is now: {shorten(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")
 
 

@@ -23,7 +23,7 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import effective_precision
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
-from stratafl.runs.writer import RunFacts, RunFolder, summary
+from stratafl.runs.writer import RunDescription, RunWriter, summary
 
 
 class RootRun:
@@ -40,8 +40,10 @@ class RootRun:
         workload = None if own else made.workload
         engine, better = LoopEngine.name, made.objective.better
         how = engine, engine, precision
-        facts = RunFacts(config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload)
-        self._folder = RunFolder.adopt(folder, format.slug(folder.absolute().parent.name), facts, self.history)
+        facts = RunDescription(
+            config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload
+        )
+        self._folder = RunWriter.adopt(folder, format.slug(folder.absolute().parent.name), facts, self.history)
 
     @property
     def last(self) -> RoundResult | None:

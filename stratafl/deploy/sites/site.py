@@ -37,7 +37,7 @@ from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
-from stratafl.runs.provenance import Origins
+from stratafl.runs.provenance import Provenance
 
 HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 """A variable of the environment that the C library reads when a process starts, and its value.
@@ -139,12 +139,12 @@ def check_format(path: Path, found: object) -> None:
         raise files.cannot_read(path, wanted)
 
 
-def stored_topology(folder: Path) -> Origins:
+def stored_topology(folder: Path) -> Provenance:
     """What the folders of all sites were made from, as the root has it."""
     path = folder / TOPOLOGY
     found = files.read_json(path)
     check_format(path, found)
-    return Origins.read(path, found)
+    return Provenance.read(path, found)
 
 
 def slug(name: str) -> str:

@@ -22,7 +22,7 @@ from stratafl.deploy.notes import boards
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import OtherFormat, decode, encode
 from stratafl.runs import format
-from stratafl.runs.format import Lock
+from stratafl.runs.format import RunLock
 
 STATE, STATUS, RUN = "state.safetensors", "status.json", "run"
 DIGEST = 32
@@ -32,11 +32,11 @@ PATIENCE = 20.0
 """Seconds: the process before may still be ending."""
 
 
-def _lock(folder: Path) -> Lock:
+def _lock(folder: Path) -> RunLock:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return Lock(folder)
+            return RunLock(folder)
         except InvalidInput:
             if time.monotonic() > until:
                 raise
@@ -129,7 +129,7 @@ def set_aside(folder: Path, *others: Path) -> Path:
     """Take a state, and what belongs to it, out of the way; where it is now."""
     files.make_folder(folder)
     try:
-        lock = Lock(folder)
+        lock = RunLock(folder)
     except InvalidInput:
         raise InvalidInput("site", folder.parent, "runs: `stratafl deploy down`, or SIGTERM, stops it") from None
     aside = folder / f"aside-{format.new_id()}"

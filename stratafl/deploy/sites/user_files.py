@@ -21,7 +21,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.tracebacks import is_installed
 from stratafl.config import paths
 from stratafl.config.schema import Config
-from stratafl.runs.provenance import sources
+from stratafl.runs.provenance import source_files
 
 CODE = "code"
 
@@ -73,7 +73,7 @@ def collected(config: Config, found: Mapping[str, Path]) -> UserFiles:
     base = os.path.commonpath([path.parent for path in found.values()]) if found else ""
     names = {text: path.relative_to(base).as_posix() for text, path in found.items()}
     places = {names[text]: path for text, path in found.items()}
-    for name, path in sources(config.as_dict()).items():
+    for name, path in source_files(config.as_dict()).items():
         if path is None or path in found.values() or is_installed(path) or path.suffix != ".py":
             continue
         parts = [*name.split("."), "__init__"] if path.name == "__init__.py" else name.split(".")

@@ -22,10 +22,10 @@ from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of
 from stratafl.runs.python.label_counts import label_counts
-from stratafl.runs.recorder import Keeping, NullRunFolder, Recorder
-from stratafl.runs.resume import Reopening, Ways, opened
+from stratafl.runs.recorder import NullRunFolder, Recorder, StoragePolicy
+from stratafl.runs.resume import ResumeSession, Ways, lock_for_resume
 from stratafl.runs.trackers import check_trackers, trackers_for
-from stratafl.runs.writer import RunFacts, RunFolder
+from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.callbacks import tracking
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
@@ -44,13 +44,13 @@ set the same run up once more."""
 class SavedRun(Recorder):
     """Records the rounds that a program asks for, one after another."""
 
-    def __init__(self, saving: Saving, folder: RunFolder | NullRunFolder, keeping: Keeping, tensorboard: bool):
+    def __init__(self, saving: Saving, folder: RunWriter | NullRunFolder, keeping: StoragePolicy, tensorboard: bool):
         super().__init__(saving.name, saving.simulation, folder, keeping)
         self.path, self._say = saving.path, saving.say
         self._stop: InterruptHandler | None = None
         open_now = ExitStack()
         open_now.callback(folder.close)
-        names = ["tensorboard"] if tensorboard and isinstance(folder, RunFolder) else []
+        names = ["tensorboard"] if tensorboard and isinstance(folder, RunWriter) else []
         trackers = trackers_for(names, folder.path, self.name, "", len(self.simulation.history))
         self._watch = open_now.enter_context(tracking(trackers, saving.config))
         # also where a program forgets the run before it is done
@@ -126,7 +126,7 @@ def saved(
     """A recorder of the run, which goes on where it stood if it is there; None where it is done."""
     ranks, keeping = (
         simulation.ranks,
-        Keeping(check_integer("checkpoint_every", checkpoint_every, at_least=0), keep_state),
+        StoragePolicy(check_integer("checkpoint_every", checkpoint_every, at_least=0), keep_state),
     )
     with ranks.together():
         if tensorboard:
@@ -153,19 +153,19 @@ def saved(
     return recorder
 
 
-def _new(saving: Saving) -> RunFolder | NullRunFolder:
+def _new(saving: Saving) -> RunWriter | NullRunFolder:
     simulation, path = saving.simulation, saving.path
-    folder: RunFolder | NullRunFolder = NullRunFolder()
+    folder: RunWriter | NullRunFolder = NullRunFolder()
     with simulation.ranks.together():
         if simulation.ranks.is_first:
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput("save", path, "there is something else: a run needs a folder of its own")
-            facts = RunFacts.of(saving.config, simulation, saving.counts, saving.objects)
-            folder = RunFolder.create(path, saving.name, format.new_id(), facts, simulation.history)
+            facts = RunDescription.of(saving.config, simulation, saving.counts, saving.objects)
+            folder = RunWriter.create(path, saving.name, format.new_id(), facts, simulation.history)
     return folder
 
 
-def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | None:
+def _gone_on_with(saving: Saving, force: bool) -> RunWriter | NullRunFolder | None:
     simulation, path, ranks = saving.simulation, saving.path, saving.simulation.ranks
     if simulation.history or simulation.meetings:
         raise InvalidInput("save", path, "is a run's folder already: a run that has begun needs another one")
@@ -175,9 +175,9 @@ def _gone_on_with(saving: Saving, force: bool) -> RunFolder | NullRunFolder | No
             told = "is the folder of a run that did not begin in Python: see `stratafl run --resume`"
             raise InvalidInput("save", path, told)
 
-    with opened(path, ranks, check) as (described, lock):
+    with lock_for_resume(path, ranks, check) as (described, lock):
         _with_the_engine_of(described["engine"], saving)
-        reopening = Reopening(path, described, lock, ranks, saving.say, force, WAYS)
+        reopening = ResumeSession(path, described, lock, ranks, saving.say, force, WAYS)
         restored = reopening.restored(saving.config, lambda: (simulation, saving.counts))
         if not (restored.was_done and simulation.done):
             return reopening.reopened(saving.config, restored)

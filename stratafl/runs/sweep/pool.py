@@ -27,8 +27,8 @@ from stratafl.base.validation import check_integer
 from stratafl.config.schema import Config, RunConfig
 from stratafl.metrics.objective import Goal
 from stratafl.runs import format
-from stratafl.runs.format import Lock
-from stratafl.runs.provenance import EXECUTION, changes_since, extensions, in_short, other_settings
+from stratafl.runs.format import RunLock
+from stratafl.runs.provenance import EXECUTION, changes_since, extensions, other_settings, shorten
 from stratafl.runs.reader import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
@@ -162,7 +162,7 @@ def run_all(
         format.check_name(name)
     check_writable("--runs", folder)
     make_folder(folder)
-    lock = Lock(folder, "is at a sweep in it: let it end, or give another --runs")
+    lock = RunLock(folder, "is at a sweep in it: let it end, or give another --runs")
     try:
         note_target(folder, target)
         outcomes, waiting = _sorted_out(configs, folder, say, keep_stale, computed_alike)
@@ -235,8 +235,8 @@ def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple
         same = [run for run in runs if not other_settings(run.config, config.as_dict())]
         kept = next((run for run in same if run.status == format.DONE), same[0] if same else None)
         if kept is not None:
-            return kept, [f"{in_short(changed[kept.id])} since; kept all the same"]
-    return None, [f"{in_short(changed[runs[0].id])} since; run again"]
+            return kept, [f"{shorten(changed[kept.id])} since; kept all the same"]
+    return None, [f"{shorten(changed[runs[0].id])} since; run again"]
 
 
 def _goes_further(run: StoredRun, config: Config) -> bool:

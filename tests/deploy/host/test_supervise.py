@@ -27,7 +27,7 @@ from stratafl.deploy.host.supervise import Supervisor, Together
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.state_file import DAMAGED, STATE, Durable, status
-from stratafl.runs.format import Lock, is_held
+from stratafl.runs.format import RunLock, is_locked
 
 CONFIG = """
 [tree]
@@ -172,7 +172,7 @@ def test_a_supervisor_ended_by_a_signal_is_started_again(
 def test_a_site_that_somebody_else_started_meanwhile_is_left_to_them(
     sites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [Lock(sites / "0")]
+    held = [RunLock(sites / "0")]
     threading.Timer(1.0, lambda: held.pop().release()).start()
 
     def work(folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_site_that_somebody_else_started_meanwhile_is_left_to_them(
         if folder.name == "0" and not before.exists():
             before.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        sys.exit(2 if is_held(folder) else 0)
+        sys.exit(2 if is_locked(folder) else 0)
 
     code, said = together(sites, work, monkeypatch)
     assert code == 0 and not held and len(said) == 1

@@ -19,7 +19,7 @@ from stratafl.config.schema import Config
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import study_of
 from stratafl.runs import read_run
-from stratafl.runs.format import is_held
+from stratafl.runs.format import is_locked
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
@@ -51,7 +51,7 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=LIMIT)
     assert first.returncode == 128 + signal.SIGINT and "go on with: stratafl deploy up" in said, said
-    assert [is_held(folder) for folder in this_machine.sites(tmp_path / "sites").values()] == [False] * 3
+    assert [is_locked(folder) for folder in this_machine.sites(tmp_path / "sites").values()] == [False] * 3
 
     stopped = read_run(tmp_path / "sites" / "root")
     assert stopped.status == "interrupted" and stopped.round >= 1
@@ -84,7 +84,7 @@ def test_a_supervisor_that_is_killed_is_started_again_and_the_run_ends(tmp_path:
     for name in ("root", "0"):
         os.kill(int((tmp_path / "sites" / name / "lock").read_text()), signal.SIGKILL)
     state = tmp_path / "sites" / "0" / "state"
-    while is_held(state):  # its processes end with it
+    while is_locked(state):  # its processes end with it
         time.sleep(0.01)
     (state / "state.safetensors").unlink()
     shown, said = running.communicate(timeout=LIMIT)

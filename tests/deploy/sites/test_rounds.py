@@ -32,7 +32,7 @@ from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
 from stratafl.metrics.records import RoundResult
-from stratafl.report.page_data import payload
+from stratafl.report.page_data import page_data
 from stratafl.runs import format, read_run, round_log
 from stratafl.runs.launch import Launch
 from stratafl.simulation.callbacks import to_scalars
@@ -221,7 +221,7 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
         main()
     (listed,) = json.loads(capsys.readouterr().out)["runs"]
     assert (listed["path"], listed["status"], listed["absent"]) == (str(root), "done", {})
-    shown = [column["cells"][0]["text"] for column in payload([run])["summary"]["before"][:3]]
+    shown = [column["cells"][0]["text"] for column in page_data([run])["summary"]["before"][:3]]
     assert shown == ["MTGC", "1", str(ROUNDS)]
     with pytest.raises(InvalidInput, match="is the root of a deployed run: `stratafl deploy up`"):
         Launch.resume(root)
@@ -236,7 +236,7 @@ def test_who_was_absent_or_refused_is_shown(folders: dict[str, Path], monkeypatc
     stored = read_run(root)
     assert (stored.status, stored.round) == ("interrupted", 4), "nobody holds the site's lock"
     assert stored.left_out == {"refused": {"0": 1}, "too_large": {}, "absent": {"1": 4}}
-    shown = payload([stored])
+    shown = page_data([stored])
     last = shown["summary"]["after"][-2:]
     assert [(column["title"], column["cells"][0]["text"]) for column in last] == [("refused", "1"), ("absent", "4")]
     lines = shown["settings"][0]["runs"][0]["notes"]

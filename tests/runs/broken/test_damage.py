@@ -17,7 +17,7 @@ from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.config.schema import Config
-from stratafl.runs.checkpoint import Checkpoints, Place
+from stratafl.runs.checkpoint import Checkpoints, Progress
 from stratafl.runs.launch import Launch
 from tests.runs.conftest import contents
 from tests.runs.stopped import CONFIG, names, stopped_after
@@ -49,7 +49,7 @@ def identity(run: Path) -> str:
 
 def as_read(run: Path, round: int) -> str:
     """A checkpoint's state as text."""
-    state = Checkpoints(run, identity(run)).read(Place(round))
+    state = Checkpoints(run, identity(run)).read(Progress(round))
     plain, tensors = to_json_and_tensors(state)
     return repr((plain, {name: t.numpy().tobytes() for name, t in tensors.items()}))
 

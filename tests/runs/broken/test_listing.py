@@ -15,9 +15,9 @@ import pytest
 
 from stratafl.base.errors import escape_control
 from stratafl.config.schema import Config
-from stratafl.report.page_data import payload
-from stratafl.runs.format import is_held
-from stratafl.runs.groups import gather
+from stratafl.report.page_data import page_data
+from stratafl.runs.format import is_locked
+from stratafl.runs.groups import collect_runs
 from stratafl.runs.launch import Launch
 from tests.commands import command
 from tests.runs.broken.nested import changed, paths
@@ -61,9 +61,9 @@ def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figur
     found = json.loads(capsys.readouterr().out)
     assert "healthy" in [run["name"] for run in found["runs"]]
     assert len(found["runs"]) + len(found["unreadable"]) == 2
-    readable, unreadable = gather([runs])
+    readable, unreadable = collect_runs([runs])
     assert len(readable) == len(found["runs"])
-    json.dumps(payload(readable, None, unreadable), allow_nan=False)
+    json.dumps(page_data(readable, None, unreadable), allow_nan=False)
     if report:
         out = runs.parent / "report.html"
         more = ["--figures", runs.parent / "figures"] if figures else []
@@ -144,7 +144,7 @@ def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(name: str, runs: Pat
     (hurt / "status.json").write_text(json.dumps({**status, "status": "running"}))
     (hurt / name).unlink()
     os.mkfifo(hurt / name)
-    assert not is_held(hurt)
+    assert not is_locked(hurt)
     check_listed(runs, monkeypatch, capsys, report=name == "lock")
 
 

@@ -15,9 +15,9 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.format import Lock
+from stratafl.runs.format import RunLock
 from stratafl.runs.launch import Launch
-from stratafl.runs.provenance import Origins, changes, changes_since, essence, identity
+from stratafl.runs.provenance import Provenance, changes, changes_since, essence, identity
 from stratafl.runs.sweep import run_all
 from tests.commands import command
 
@@ -126,7 +126,7 @@ def test_what_failed_in_another_precision_is_run_again_in_the_one_asked_for(proj
 
 def test_two_sweeps_in_one_folder_are_one_too_many(project: Path) -> None:
     (project / "runs").mkdir()
-    lock = Lock(project / "runs")
+    lock = RunLock(project / "runs")
     with pytest.raises(InvalidInput, match=r"process \d+ is at a sweep in it"):
         swept(project)
     lock.release()
@@ -192,7 +192,7 @@ def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
     images.mkdir()
     (images / "a.png").write_bytes(b"12")
     config = {"data": {"name": str(images)}, "run": {}}
-    before = Origins.of(config)
+    before = Provenance.of(config)
     assert changes(before, config) == []
     (images / "b.png").write_bytes(b"3")
     assert changes(before, config) == ["images was changed"]
@@ -201,9 +201,9 @@ def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
 def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project: Path, monkeypatch) -> None:
     (project / "pulls.py").write_text("strength = 1\n")
     monkeypatch.syspath_prepend(project)
-    alone = Origins.of(config_of(project).as_dict())
+    alone = Provenance.of(config_of(project).as_dict())
     __import__("pulls")
-    assert Origins.of(config_of(project).as_dict()) == alone
+    assert Provenance.of(config_of(project).as_dict()) == alone
     assert list(alone.files) == [str(project / "rule.py")]
 
 
