@@ -265,5 +265,6 @@ def check_single_sample_batches(
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"
         few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {describe_exception(problem)}"
+        reason = describe_exception(problem)
+        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {reason}"
         raise InvalidInput("batch", batch, told) from problem

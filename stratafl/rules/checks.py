@@ -50,7 +50,8 @@ class Called:
             if is_no_room(problem):
                 raise
             named = zip(SIGNATURES[self.name], given, strict=True)
-            told = f"raised {describe_exception(problem)}; it was given {', '.join(f'{name} {what(each)}' for name, each in named)}"
+            arguments = ", ".join(f"{name} {what(each)}" for name, each in named)
+            told = f"raised {describe_exception(problem)}; it was given {arguments}"
             raise self.complaint(told, user_frames(problem), UserCodeError.of_kind(problem)) from problem
         wrong = RETURNS[self.name](made, *given)
         if wrong:

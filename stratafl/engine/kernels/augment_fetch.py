@@ -65,7 +65,7 @@ def fetch(
     )
     step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
     _load_images[(clients * batch,)](
-        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING, batch,
-        channels, height, width, PAD, next_power_of_two(height * width),
+        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING,
+        batch, channels, height, width, PAD, next_power_of_two(height * width),
     )  # fmt: skip
     return out_CBHWK.permute(0, 1, 4, 2, 3)

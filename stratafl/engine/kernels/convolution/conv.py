@@ -247,7 +247,8 @@ def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def input_gradient(
-    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: KernelWindow, stride: int, padding: int, compute: str,
+    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], taps: KernelWindow, stride: int, padding: int,
+    compute: str,
 ) -> Tensor:  # fmt: skip
     """The gradient of the convolution's input, of height and width `size`; `packed` are these taps'
     weights."""
@@ -273,8 +274,8 @@ def input_gradient(
 
 
 def weight_gradient(
-    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, taps: KernelWindow, stride: int, padding: int,
-    compute: str, scale: float,
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, taps: KernelWindow, stride: int,
+    padding: int, compute: str, scale: float,
 ) -> None:  # fmt: skip
     """Write the gradients of weights and bias, times `scale`, to these targets; other taps than
     these have none."""
