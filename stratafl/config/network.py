@@ -12,7 +12,7 @@ from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.validation import name_and_params
 from stratafl.core import flat_module
 from stratafl.data.inputs import Shape
-from stratafl.models.lora import add_lora
+from stratafl.models.lora import adapters
 from stratafl.models.registry import build
 
 LORA = ("targets", "rank", "alpha", "train")
@@ -31,7 +31,7 @@ def network(table: object, shape: Shape, outputs: int) -> Callable[[], nn.Module
             if not isinstance(base, str):
                 raise InvalidInput("model.base", base, "must be the path of a .safetensors or .pt file")
             flat_module.load_weights(module, flat_module.read_state_dict(base, "model.base"), "model.base")
-        return module if lora is None else add_lora(module, **lora)
+        return module if lora is None else adapters(module, **lora)
 
     return make
 

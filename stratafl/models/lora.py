@@ -43,7 +43,7 @@ class LowRank(nn.Module):
         return layer
 
 
-def add_lora(
+def adapters(
     module: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0, train: Sequence[str] = ()
 ) -> nn.Module:
     """The module with adapters beside its linear layers of these names, and everything else frozen.
@@ -80,7 +80,7 @@ def add_lora(
     return module
 
 
-def merge_lora(module: nn.Module) -> nn.Module:
+def merged(module: nn.Module) -> nn.Module:
     """A copy of a module with its adapters added into the weights beside them: a plain module, of
     the names and shapes it had before."""
     if isinstance(module, LowRank):

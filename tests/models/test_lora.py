@@ -20,7 +20,7 @@ from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, initial_model
 from stratafl.core.flat_module import check_frozen, frozen_digest
-from stratafl.models.lora import LowRank, add_lora, merge_lora
+from stratafl.models.lora import LowRank, adapters, merged
 from stratafl.runs.launch import Launch
 
 ENGINES = ["loop", "vmap", "stacked"]
@@ -49,7 +49,7 @@ def data() -> tuple[Tensor, Tensor]:
     return inputs, (inputs @ torch.randn(6, 3, generator=random)).argmax(dim=1)
 
 
-def run(engine: str = "loop", make=lambda: add_lora(Net(), ["q_proj", "v_proj"], rank=2), **more):
+def run(engine: str = "loop", make=lambda: adapters(Net(), ["q_proj", "v_proj"], rank=2), **more):
     settings = {"periods": [2, 3], "rounds": 3, "batch": 10, "engine": engine, "test": data()}
     return simulate(make, data(), torch.arange(80).chunk(4), "2x2", **settings | more)
 
@@ -61,7 +61,7 @@ def test_a_new_adapter_changes_nothing_and_only_it_is_trained() -> None:
     torch.manual_seed(0)
     net = Net()
     before = net(data()[0])
-    made = add_lora(net, ["q_proj"], rank=2)
+    made = adapters(net, ["q_proj"], rank=2)
     assert made is net and torch.equal(made(data()[0]), before)
     trained = [name for name, each in made.named_parameters() if each.requires_grad]
     assert trained == [f"blocks.{block}.q_proj.lora_{part}.weight" for block in (0, 1) for part in "AB"]
@@ -71,11 +71,11 @@ def test_a_new_adapter_changes_nothing_and_only_it_is_trained() -> None:
     ("targets", "count"), [(["q_proj"], 2), (["blocks.1.*"], 2), (["blocks.0.v_proj", "head"], 2), (["*_proj"], 4)]
 )
 def test_targets_are_last_parts_names_or_patterns(targets: list[str], count: int) -> None:
-    assert sum(isinstance(part, LowRank) for part in add_lora(Net(), targets).modules()) == count
+    assert sum(isinstance(part, LowRank) for part in adapters(Net(), targets).modules()) == count
 
 
 def test_a_part_may_be_trained_whole() -> None:
-    made = add_lora(Net(), ["q_proj"], train=["head", "embed.bias"])
+    made = adapters(Net(), ["q_proj"], train=["head", "embed.bias"])
     trained = {name for name, each in made.named_parameters() if each.requires_grad and "lora" not in name}
     assert trained == {"head.weight", "head.bias", "embed.bias"}
 
@@ -94,16 +94,16 @@ def test_a_part_may_be_trained_whole() -> None:
 )
 def test_what_does_not_fit_is_one_line(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told) as problem:
-        add_lora(Net(), **wrong)
+        adapters(Net(), **wrong)
     assert "\n" not in str(problem.value)
 
 
 def test_a_layer_used_in_two_places_stays_one() -> None:
     net = Net()
     net.blocks[1]["q_proj"] = net.blocks[0]["q_proj"]
-    made = add_lora(net, ["q_proj"])
+    made = adapters(net, ["q_proj"])
     assert made.blocks[0]["q_proj"] is made.blocks[1]["q_proj"]
-    plain = merge_lora(made)
+    plain = merged(made)
     assert type(plain.blocks[0]["q_proj"]) is nn.Linear and plain.blocks[0]["q_proj"] is plain.blocks[1]["q_proj"]
 
 
@@ -111,7 +111,7 @@ def test_a_layer_used_in_two_places_stays_one() -> None:
 def test_the_library_s_encoder_uses_them_in_evaluation_too() -> None:
     """It would read its layers' weights itself, past the adapters."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    made = add_lora(encoder, ["linear1", "linear2"], rank=2).eval()
+    made = adapters(encoder, ["linear1", "linear2"], rank=2).eval()
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
         before = made(x)
@@ -119,7 +119,7 @@ def test_the_library_s_encoder_uses_them_in_evaluation_too() -> None:
             if "lora_B" in name:
                 each.normal_()
         assert not torch.allclose(made(x), before)
-        assert torch.allclose(merge_lora(made)(x), made(x), atol=1e-5)
+        assert torch.allclose(merged(made)(x), made(x), atol=1e-5)
 
 
 # -- peft ------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def same_as_peft(ours: nn.Module, theirs: nn.Module, inputs: Tensor, targets: li
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=targets, lora_dropout=0.0)
     theirs = peft.get_peft_model(theirs, config)
-    ours = add_lora(ours, targets, rank=4, alpha=16)
+    ours = adapters(ours, targets, rank=4, alpha=16)
     mine = {name: each for name, each in ours.named_parameters() if each.requires_grad}
     yours = {name: each for name, each in theirs.named_parameters() if each.requires_grad}
     assert [f"base_model.model.{name}".replace(".weight", ".default.weight") for name in mine] == list(yours)
@@ -143,7 +143,7 @@ def same_as_peft(ours: nn.Module, theirs: nn.Module, inputs: Tensor, targets: li
         each.square().mean().backward()
     for one, other in zip(mine.values(), yours.values(), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
-    plain = merge_lora(ours)(inputs)
+    plain = merged(ours)(inputs)
     assert torch.allclose(getattr(plain, "logits", plain), outputs[0], rtol=1e-4, atol=1e-5)
 
 
@@ -217,7 +217,7 @@ def test_the_base_is_held_once(engine: str) -> None:
 def test_a_run_folder_has_the_whole_model_and_checkpoints_adapters_alone(tmp_path: Path) -> None:
     result = run(save=tmp_path / "run").run()
     whole = load_file(tmp_path / "run" / "model.safetensors")
-    fresh = add_lora(Net(), ["q_proj", "v_proj"], rank=2)
+    fresh = adapters(Net(), ["q_proj", "v_proj"], rank=2)
     fresh.load_state_dict(whole)
     assert torch.equal(fresh(data()[0]), result.module(data()[0]))
     kept = [load_file(path) for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors")]
@@ -228,7 +228,7 @@ def test_a_run_folder_has_the_whole_model_and_checkpoints_adapters_alone(tmp_pat
 def test_a_run_does_not_go_on_with_another_base(tmp_path: Path) -> None:
     def made(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return add_lora(Net(), ["q_proj"], rank=2)
+        return adapters(Net(), ["q_proj"], rank=2)
 
     run(make=made(0), save=tmp_path / "run").run()
     run(make=made(0), save=tmp_path / "run").run()

@@ -67,8 +67,9 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
             owner = np.repeat(np.arange(101), 1500)
             x, y = np.zeros((len(owner), 80), np.uint8), owner % classes
             samples = DatasetArrays(kind="sequence", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10],
-                                    owner_train=owner, owner_test=owner[:10], owners=tuple(f"role {i}" for i in range(101)),
-                              classes=tuple(map(str, range(classes))))  # fmt: skip
+                                    owner_train=owner, owner_test=owner[:10],
+                                    owners=tuple(f"role {i}" for i in range(101)),
+                                    classes=tuple(map(str, range(classes))))  # fmt: skip
         else:
             size = shape[1:] if shape[0] == 1 else (*shape[1:], shape[0])
             x = random.integers(0, 256, (count, *size), dtype=np.uint8)

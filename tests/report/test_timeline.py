@@ -90,7 +90,8 @@ NESTED = {"a buffer": (WAIT_FOR_ALL, LATER), "buffers": (LATER, LATER), "late gr
 
 
 @pytest.mark.parametrize("wait", [(), (WAIT_FOR_ALL, WaitPolicy(first=1)),
-                                  (WaitPolicy(deadline=2.0), WaitPolicy(deadline=4.0)), *NESTED.values()], ids=["all", "first", "deadline", *NESTED])  # fmt: skip
+                                  (WaitPolicy(deadline=2.0), WaitPolicy(deadline=4.0)), *NESTED.values()],
+                         ids=["all", "first", "deadline", *NESTED])  # fmt: skip
 def test_a_node_does_one_thing_at_a_time_within_the_round(runs: Path, wait: tuple[WaitPolicy, ...]) -> None:
     for shown in on_tree(runs, "3x3", wait=wait):
         for row in shown["rows"]:
