@@ -6,10 +6,14 @@ READY  := $(VENV)/.ready
 OURS   := $(VENV)/.made_by_make
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo docs test test-slow test-deploy test-kills lint types theory clean
+.PHONY: bench demo docs test test-slow test-deploy test-kills lint types theory clean
 
 demo: $(READY)
 	$(BIN)/stratafl demo
+
+# the engines beside plain PyTorch, on this machine
+bench: $(READY)
+	$(BIN)/python -m benchmarks.speed
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
@@ -42,7 +46,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 theory: $(READY)
-	$(BIN)/python -m benchmarks.theory
+	$(BIN)/python -m benchmarks.studies.theory
 
 # torch goes first and by its exact version: anything else that asks for it would bring gigabytes of CUDA
 # an environment that somebody else made keeps the torch that it has: runs go on to the same bits only with the same one

@@ -74,7 +74,6 @@ LAYERS = (
     "report",
     "tune",
     "paper",
-    "bench",
     "cli",
 )
 """Lowest first: what is above in the house imports what is below, and nothing else."""

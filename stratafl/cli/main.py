@@ -17,7 +17,6 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import format_frames
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.version import __version__
-from stratafl.cli.bench import bench_command
 from stratafl.cli.costs.networks import networks
 from stratafl.cli.costs.plan import plan_command
 from stratafl.cli.costs.price import price_command
@@ -52,7 +51,6 @@ app.command("plan")(plan_command)
 app.command("reproduce")(reproduce_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
-app.command("bench")(bench_command)
 app.add_typer(networks, name="networks")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")

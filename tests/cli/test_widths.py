@@ -11,12 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stratafl.base.statistics import OverSeeds
-from stratafl.bench.roofline import Rates
-from stratafl.bench.table import Row as Measured
-from stratafl.bench.table import Table as Measurements
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
-from stratafl.cli.bench import Shown
 from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cli.reproduce import show, work
@@ -143,21 +139,6 @@ def test_demo(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         main()
     shown = capsys.readouterr().out.partition("picture: ")[0]
     check(shown, width, "group correction", "local correction", ">1", "Handwritten")
-
-
-def test_bench(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    row = Measured("graphed loop", "bf16", "", 12_345.678, 1_234_567.0, 139 * 2**30, 0.123, {}, {})
-    rates = Rates({"bf16": 1.0}, 1.0)
-    table = Measurements("resnet18_gn", 1, 100, 50, 20, "NVIDIA H200", "2", 1.0, {}, rates, [], {})
-    watch = Shown()
-    watch(table)
-    assert "resnet18_gn, 100 clients" in capsys.readouterr().out.replace("\n", " "), "before anything is measured"
-    for number in range(2):
-        table.rows.append(row)
-        watch(table)
-        shown = capsys.readouterr().out
-        check(shown, width, "graphed loop", "12345.678", "1,234,567", "12.3%")
-        assert shown.count("graphed loop") == 1, f"row {number} comes when it is measured, and once"
 
 
 def test_networks(width: int) -> None:

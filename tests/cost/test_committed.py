@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from benchmarks import policies
-from benchmarks.priced import RESULTS, page, picture, results, table
+from benchmarks.studies import waiting_policies
+from benchmarks.studies.paper_with_clock import RESULTS, page, picture, results, table
 
 
 def test_the_page_follows_from_the_records(tmp_path) -> None:
@@ -30,8 +30,8 @@ def test_the_page_follows_from_the_records(tmp_path) -> None:
 
 def test_the_page_of_policies_follows_from_the_runs(tmp_path) -> None:
     known = json.loads((RESULTS / "policies.json").read_text())
-    assert policies.page(known) == (RESULTS / "policies.md").read_text()
+    assert waiting_policies.page(known) == (RESULTS / "policies.md").read_text()
     found = {(run["method"], run["policy"], run["seed"]) for run in known["runs"]}
-    assert found == set(itertools.product(policies.METHODS, policies.POLICIES, policies.SEEDS))
-    policies.drawn(known["runs"], tmp_path / "policies.png")
+    assert found == set(itertools.product(waiting_policies.METHODS, waiting_policies.POLICIES, waiting_policies.SEEDS))
+    waiting_policies.drawn(known["runs"], tmp_path / "policies.png")
     assert (tmp_path / "policies.png").stat().st_size > 50_000

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.small_tree import processes, small_tree
+from benchmarks.deployment.sample_tree import processes, small_tree
 from stratafl.base import files
 from stratafl.config.setup import part_of
 from stratafl.core.participation import sample_participants

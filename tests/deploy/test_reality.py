@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from benchmarks.clock_reality import (
+from benchmarks.deployment.clock_accuracy import (
     ABOVE,
     BELOW,
     PERIODS,
@@ -22,7 +22,7 @@ from benchmarks.clock_reality import (
     priced,
     story_of,
 )
-from benchmarks.link import Line
+from benchmarks.deployment.network_emulator import Line
 from stratafl.base.topology import Tree
 
 STEP = 0.002

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from benchmarks.link import Hosts, Line, Refused
-from benchmarks.small_tree import small_tree
+from benchmarks.deployment.network_emulator import Hosts, Line, Refused
+from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base import files
 from stratafl.cli.main import app
 from stratafl.config.schema import Config

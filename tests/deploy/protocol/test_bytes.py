@@ -18,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.small_tree import small_tree
+from benchmarks.deployment.sample_tree import small_tree
 from stratafl.cli.main import app
 from stratafl.config.schema import Config
 from stratafl.deploy.protocol.messages import Bundle, Reply

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.bench.kernels.race_check import overtaken
+from benchmarks.kernels.race_check import overtaken
 from stratafl.engine import kernels
 from tests.engine.pairs import CLOSE, compare
 
@@ -48,7 +48,7 @@ def test_kernels_agree_with_float64(families: list[str]) -> None:
     """In a process of its own: whether kernels are interpreted is decided when Triton is first
     imported."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "stratafl.bench.kernels.check", *families]
+    command = [sys.executable, "-m", "benchmarks.kernels.check", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all within their limits" in done.stdout
@@ -96,7 +96,7 @@ def test_no_product_is_overtaken(families: list[str]) -> None:
     """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from
     then on."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "stratafl.bench.kernels.race_check", "bf16", *families]
+    command = [sys.executable, "-m", "benchmarks.kernels.race_check", "bf16", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no buffer is overtaken" in done.stdout

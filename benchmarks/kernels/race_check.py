@@ -1,0 +1,110 @@
+"""Whether products read what they should: buffers that the next copy overwrites while products may
+still read them.
+
+From Hopper on, tensor cores read shared memory while the kernel goes on, and the compiler decides
+how many blocks of an operand lie there. Where a product and something else read the same block,
+Triton 3.6 counts one too few: results are then wrong now and then, by a little, and a comparison
+with float64 on an idle GPU may pass.
+
+`python -m benchmarks.kernels.race_check [bf16 ...] [conv2d ...]` compiles the kernels for an
+H100 or H200 with the shapes of `check`, which needs no GPU, and names such buffers.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.kernels import check
+
+_RING = re.compile(r"(%\S+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
+_PART = re.compile(r"(%\S+) = ttg\.memdesc_\w+ (%[\w.]+)")
+_COPY = re.compile(r"ttg\.async_copy_global_to_local %[\w.]+, (%[\w.]+)")
+_PRODUCT = re.compile(r"ttng\.warp_group_dot (%[\w.]+), (%[\w.]+), .*isAsync = true")
+_WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
+
+
+def overtaken(ttgir: str) -> list[str]:
+    """Buffers, in a compiled kernel of one loop, with too few places for products that run on into
+    the next copy.
+
+    The loop copies a block as many steps ahead as there are copies before it: with the loop's own,
+    as many places as copies are needed if the products of a step are still running when its copy
+    begins.
+    """
+    places = {name: int(count) for name, count in _RING.findall(ttgir)}
+    part_of = dict(_PART.findall(ttgir))
+
+    def buffer(name: str) -> str:
+        while name in part_of:
+            name = part_of[name]
+        return name
+
+    if not any(int(running) for running in _WAIT.findall(ttgir)):
+        return []
+    copies = Counter(buffer(to) for to in _COPY.findall(ttgir))
+    read = {buffer(operand) for operands in _PRODUCT.findall(ttgir) for operand in operands}
+    return sorted(name for name in read & copies.keys() if places[name] < copies[name])
+
+
+class _Hopper:
+    """Pretends to be as much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return device
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def run(only: Sequence[str] = ()) -> list[str]:
+    """Compile for these modes and families only; say how many kernels wait for products late, and
+    return what is overtaken. Kernels are compiled, not launched, from here on in this process."""
+    from triton.runtime import driver, jit
+
+    driver.set_active(_Hopper())
+    launch = jit.JITFunction.run
+    compiled: dict[int, tuple[str, str]] = {}
+
+    def compile_only(self: Any, *arguments: Any, warmup: bool, **options: Any) -> Any:
+        kernel = launch(self, *arguments, warmup=True, **options)
+        compiled[id(kernel)] = f"{self.__module__.rpartition('.')[2]}.{self.__name__}", kernel.asm["ttgir"]
+        return kernel
+
+    jit.JITFunction.run = compile_only
+    found: dict[str, None] = {}
+    late = 0
+    modes, families = set(only) & check.LIMITS.keys(), set(only) - check.LIMITS.keys()
+    for name, compute, errors in check.cases("cpu", small=False):
+        if (modes and compute not in modes) or (families and name.split()[0] not in families):
+            continue
+        before = len(compiled)
+        with contextlib.suppress(AssertionError):  # results were never computed
+            errors()
+        for kernel, ttgir in list(compiled.values())[before:]:
+            late += any(int(running) for running in _WAIT.findall(ttgir))
+            found |= dict.fromkeys(f"{kernel} in {name} {compute}: {buffer}" for buffer in overtaken(ttgir))
+    print(f"{len(compiled)} kernels compiled, {late} go on while products run", flush=True)
+    return list(found)
+
+
+if __name__ == "__main__":
+    names = run(sys.argv[1:])
+    print("\n".join(names) or "no buffer is overtaken")
+    raise SystemExit(1 if names else 0)

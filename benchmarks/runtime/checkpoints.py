@@ -1,0 +1,180 @@
+"""What keeping a run costs: writing a checkpoint beside a plain copy of its bytes, and its share of
+a run's time.
+
+    python -m benchmarks.runtime.checkpoints [--folder DIR] [--out FILE.json]
+
+The state is that of the paper's CIFAR-10 setting: 10 groups of 10 clients, a CNN of 0.8 million
+parameters. "mtgc" is as after a global round (the clients' corrections have just restarted),
+"scaffold" has a control variate per client. A plain copy writes the same files' bytes from memory
+in chunks and syncs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratafl.base.environment import environment
+from stratafl.base.state_dict import StateDict
+from stratafl.base.topology import Tree
+from stratafl.config.schema import Config, RunConfig
+from stratafl.core.flat_module import FlatModule
+from stratafl.federation.federation import Federation
+from stratafl.federation.sync import extras_of
+from stratafl.metrics.communication import CommunicationMeter
+from stratafl.models.registry import build
+from stratafl.rules.registry import rules_for
+from stratafl.runs import format
+from stratafl.runs.checkpoint import CHUNK, Checkpoints, Progress
+from stratafl.runs.launch import Launch
+from stratafl.runs.provenance import Provenance
+from stratafl.runs.round_log import LogDigest
+from stratafl.runs.writer import RunWriter
+
+CLIENTS, TIMES = "10x10", 3
+
+
+def paper_state(method: str, device: torch.device) -> StateDict:
+    """A federation's state with values as different as after training."""
+    flat = FlatModule(build("cnn", (3, 32, 32), 10))
+    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    tree = Tree.of(CLIENTS)
+    federation = Federation(tree, rules_for(method, tree.depth), x_P, b_B, [None, None], seed=0)
+    noise = torch.Generator(device).manual_seed(0)
+
+    def trained(rows: torch.Tensor) -> torch.Tensor:
+        return rows + 0.01 * torch.randn(rows.shape, generator=noise, device=device)
+
+    kept = [1] if method == "mtgc" else [1, 2]
+    for level, now in enumerate(federation.levels):
+        model = trained(now.model)
+        given = {**now.given, "model": model} if now.given else {}
+        now = replace(now, model=model, given=given)
+        if level in kept:
+            state = {name: trained(rows) for name, rows in now.state.items()}
+            note = {
+                name: tree.spread(level, rows) for name, rows in extras_of(federation.levels[level - 1].given).items()
+            }
+            # what follows from a state is part of a checkpoint, too
+            now = replace(now, state=state, correction=federation.rules[level].correction(state, note))
+        federation.levels[level] = now
+    return {"step": 0, "federation": federation.saved(), "traffic": CommunicationMeter(tree).saved(), "chunk": None}
+
+
+def checkpoint_cost(method: str, folder: Path, device: torch.device) -> dict[str, Any]:
+    state = paper_state(method, device)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / format.ROUNDS).touch()
+    checkpoints = Checkpoints(folder, "benchmark")
+    written, copied, read = [], [], []
+    for number in range(TIMES):
+        began = time.perf_counter()
+        checkpoints.write(Progress(0), state, LogDigest(0, hashlib.sha256().hexdigest()), Provenance({}, {}))
+        written.append(time.perf_counter() - began)
+        contents = [path.read_bytes() for path in checkpoints.path(Progress(0)).iterdir()]
+        began = time.perf_counter()
+        _plain_copy(folder / f"copy{number}", contents)
+        copied.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        checkpoints.read(Progress(0))
+        read.append(time.perf_counter() - began)
+        shutil.rmtree(folder / f"copy{number}")
+        checkpoints.keep_only()
+    size = sum(map(len, contents))
+    return {
+        "method": method,
+        "bytes": size,
+        "write_seconds": written,
+        "plain_copy_seconds": copied,
+        "read_seconds": read,
+        "write_GB_per_second": size / 1e9 / statistics.median(written),
+        "ratio_to_plain_copy": statistics.median(written) / statistics.median(copied),
+    }
+
+
+def _plain_copy(folder: Path, contents: list[bytes]) -> None:
+    folder.mkdir()
+    for number, data in enumerate(contents):
+        with (folder / str(number)).open("wb", buffering=0) as file:
+            view = memoryview(data)
+            for begin in range(0, len(view), CHUNK):
+                file.write(view[begin : begin + CHUNK])
+            os.fsync(file.fileno())
+
+
+def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
+    """Rounds and checkpoints of a run as a user starts it, timed; then the share at the usual
+    distance."""
+    config = Config.of({
+        "tree": {"shape": CLIENTS},
+        "model": {"name": "mlp", "hidden": [200, 200]},
+        "schedule": {"periods": [5, 10]},
+        "leaf": {"batch": 10},
+        "run": {"rounds": 4, "device": device, "checkpoint_every": 1},
+    })  # fmt: skip
+    launch = Launch.new(config, "share", folder)
+    rounds: list[float] = []
+    spent: list[float] = []
+    assert isinstance(launch.folder, RunWriter)
+    write = launch.folder.checkpoints.write
+
+    def timed(place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
+        began = time.perf_counter()
+        write(place, state, records, origins)
+        spent.append(time.perf_counter() - began)
+
+    launch.folder.checkpoints.write = timed  # type: ignore[method-assign]
+    launch.run(lambda record: rounds.append(record.seconds))
+    every = RunConfig().checkpoint_every
+    one, other = statistics.median(spent), every * statistics.median(rounds[1:])
+    return {
+        "model": "mlp",
+        "parameters": launch.simulation.flat.parameters,
+        "steps_per_round": launch.simulation.schedule.steps[0],
+        "round_seconds": rounds,
+        "checkpoint_seconds": spent,
+        "checkpoint_every": every,
+        "share": one / (one + other),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one unless given")
+    parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    costs = []
+    with tempfile.TemporaryDirectory(dir=given.folder) as place:
+        for method in ("mtgc", "scaffold"):
+            cost = checkpoint_cost(method, Path(place) / method, device)
+            costs.append(cost)
+            print(
+                f"{method:8}  {cost['bytes'] / 1e6:.0f} MB  "
+                f"written in {statistics.median(cost['write_seconds']):.2f} s "
+                f"({cost['write_GB_per_second']:.2f} GB/s), {cost['ratio_to_plain_copy']:.2f} times a plain copy",
+                flush=True,
+            )
+        share = share_of_a_run(Path(place) / "runs", device.type)
+    print(
+        f"share of a run's time, a checkpoint every {share['checkpoint_every']} rounds "
+        f"of {share['steps_per_round']} steps: {100 * share['share']:.2f} %"
+    )
+    if given.out is not None:
+        found = {"environment": environment(), "checkpoints": costs, "run": share}
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

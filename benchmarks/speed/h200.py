@@ -1,0 +1,111 @@
+"""The engines' whole table on a GPU in one run: every model, every way to train it, many clients,
+and the meeting.
+
+python -m benchmarks.speed.h200 --out benchmarks/results [--only cnn mlp ...]
+python -m benchmarks.speed.publish
+
+Writes one file per part as soon as it is measured, with the commit and the hardware, and prints
+what each part shows; what fails is named, and the rest goes on. The second command puts the numbers
+into the documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.speed import jax_baseline, synchronisation
+from benchmarks.speed.measure import compare_engines
+from benchmarks.speed.results import TablePrinter
+from stratafl.base.environment import environment
+
+DEVICE = torch.device("cuda")
+EVERY_WAY = (
+    "plain loop:tf32", "graphed loop:tf32", "vmap:tf32", "graphed vmap:tf32", "compiled vmap:tf32", "jax:tf32",
+    "stacked:tf32", "graphed loop:bf16", "vmap:bf16", "graphed vmap:bf16", "compiled vmap:bf16", "jax:bf16",
+    "stacked:bf16", "stacked:fp16", "stacked:fp32",
+)  # fmt: skip
+"""A plain loop is waiting for the host in every precision, so one is enough; in a CUDA graph it is
+the GPU's time. A mapping over clients is measured as it is, in a CUDA graph, and compiled in
+one."""
+
+
+def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) -> Callable[[], dict[str, Any]]:
+    def run() -> dict[str, Any]:
+        there = [name for name in engines if jax_baseline.available() or not name.startswith("jax")]
+        table = compare_engines(model, clients, engines=there, device=DEVICE, rounds=rounds, watch=TablePrinter())
+        print("\n".join(table.remarks()))
+        return table.as_dict()
+
+    return run
+
+
+def _sync() -> dict[str, Any]:
+    found = {
+        method: {
+            "groups": synchronisation.milliseconds(DEVICE, method, 2),
+            "groups and root": synchronisation.milliseconds(DEVICE, method, 1),
+        }
+        for method in ("hfedavg", "mtgc", "scaffold")
+    }
+    for method, both in found.items():
+        print(f"meeting, 100 rows x {synchronisation.PARAMETERS:,}, {method}: {json.dumps(both)} ms")
+    return {"rows": 100, "parameters": synchronisation.PARAMETERS, "milliseconds": found}
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "cnn": _bench("cnn", 100, EVERY_WAY),
+    "lstm": _bench(
+        "lstm", 100,
+        ("plain loop:tf32", "graphed loop:tf32", "stacked:tf32", "graphed loop:bf16", "stacked:bf16"),
+    ),
+    "mlp": _bench("mlp", 100, EVERY_WAY),
+    "resnet18_gn": _bench(
+        "resnet18_gn", 100,
+        tuple(
+            f"{way}:{kind}"
+            for kind in ("tf32", "bf16")
+            for way in ("graphed loop", "vmap", "graphed vmap", "compiled vmap", "stacked")
+        ),
+        rounds=1,
+    ),
+    "cnn_1000_clients": _bench("cnn", 1_000, ("stacked:tf32", "stacked:bf16"), rounds=1),
+    "cnn_10000_clients": _bench("cnn", 10_000, ("stacked:bf16",), rounds=1),
+    "sync": _sync,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    given.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in given.only:
+        print(f"-- {name}", flush=True)
+        began = time.perf_counter()
+        try:
+            found = {"environment": environment(), **PARTS[name]()}
+            (given.out / f"h200_{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            failed += [f"{name}, {way}" for way in found.get("failed", {})]
+            torch.cuda.empty_cache()
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+        print(f"   {time.perf_counter() - began:.0f} s", flush=True)
+    if failed:
+        raise SystemExit(f"failed: {'; '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
