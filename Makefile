@@ -50,13 +50,13 @@ theory: $(READY)
 
 # torch goes first and by its exact version: anything else that asks for it would bring gigabytes of CUDA
 # an environment that somebody else made keeps the torch that it has: runs go on to the same bits only with the same one
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml papers/pyproject.toml constraints.txt
 	@test ! -e $(VENV) || test -e $(OURS) || test -e $(READY) || { \
 		echo "$(VENV) was made by somebody else, and stays as it is: name another one, as in" >&2; \
 		echo "    make VENV=$(VENV)-make $(MAKECMDGOALS)" >&2; exit 1; }
 	test -e $(VENV) || { $(PYTHON) -m venv $(VENV) && touch $(OURS); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e papers
 	touch $(READY)
 
 clean:

@@ -19,7 +19,9 @@ import stratafl
 PACKAGE = Path(stratafl.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-EVERYWHERE = [path for room in ("stratafl", "tests", "benchmarks") for path in sorted((ROOT / room).rglob("*.py"))]
+EVERYWHERE = [
+    path for room in ("stratafl", "tests", "benchmarks", "papers") for path in sorted((ROOT / room).rglob("*.py"))
+]
 
 
 def module_name(path: Path) -> str:
@@ -73,7 +75,6 @@ LAYERS = (
     "deploy.host",
     "report",
     "tune",
-    "paper",
     "cli",
 )
 """Lowest first: what is above in the house imports what is below, and nothing else."""

@@ -4,7 +4,7 @@ claim, recipes' rates.
 python -m benchmarks.speed.publish
 
 Reads benchmarks/results/h200_*.json, draws docs/engine.png and writes what stands between the marks
-in README.md and docs/engine.md, and the table in stratafl/paper/recipes/cost.py; needs no GPU. A
+in README.md and docs/engine.md, and the table in papers/harness/estimate.py; needs no GPU. A
 ratio is always that of two ways of the same precision.
 """
 
@@ -21,7 +21,7 @@ from stratafl.engine.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-RATES = ROOT / "stratafl" / "paper" / "recipes" / "cost.py"
+RATES = ROOT / "papers" / "harness" / "estimate.py"
 BEGIN, END = "<!-- measured: python -m benchmarks.speed.publish -->", "<!-- end of measured -->"
 STEPS = 20
 """Between two meetings, unless a line says otherwise."""

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from papers.harness.series import Case, Options, identity
+from papers.mtgc.paper import MTGC
+from papers.mtgc.settings import DISTRIBUTIONS, METHODS
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import TIME, Unit
 from stratafl.metrics.records import measured
 from stratafl.network.specification import network
-from stratafl.paper.recipes import Options, recipe
-from stratafl.paper.recipes.base import Case, essence
-from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS
 from stratafl.runs import StoredRun, list_runs
 from stratafl.runs.reader import unpacked
 
@@ -57,12 +57,12 @@ class Priced:
 def stored_cases(runs: Sequence[StoredRun]) -> list[tuple[Case, StoredRun]]:
     """Table 1's cases that there is a run of, each with the newest of those that got furthest;
     Figure 6's are among them."""
-    by_essence: dict[str, list[StoredRun]] = defaultdict(list)
+    by_identity: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
-        by_essence[essence(Config.of(run.config))].append(run)
+        by_identity[identity(Config.of(run.config))].append(run)
     found = []
-    for case in recipe("table1").cases(Options()):
-        there = by_essence[essence(case.config)]
+    for case in MTGC.find("table1").cases(Options()):
+        there = by_identity[identity(case.config)]
         if there:
             found.append((case, max(there, key=lambda run: (first_round(run, TARGETS[-1]) is not None, run.id))))
     return found

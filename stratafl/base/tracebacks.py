@@ -18,6 +18,8 @@ MOST = 8
 """Frames that are shown: the outermost and the innermost of them, where a function calls itself
 without end."""
 PACKAGE = Path(__file__).resolve().parents[1]
+PLUGINS: list[str] = []
+"""Folders of packages that add commands to this one."""
 INSTALLED = ("site-packages", "dist-packages")
 """What the folders of libraries are called, whose environment they may be of."""
 TYPED = ("<stdin>", "<string>", "<ipython")
@@ -70,6 +72,13 @@ def format_frames(frames: Sequence[UserFrame]) -> str:
     return "\n".join(each.shown() for each in frames)
 
 
+def add_plugin(folder: str) -> None:
+    """Count the files of a folder as a package's, not as the user's."""
+    PLUGINS.append(folder)
+    _others.cache_clear()
+    is_user_file.cache_clear()
+
+
 @functools.cache
 def is_user_file(file: str, function: str = "") -> bool:
     """Whether a file, or what was typed, is the user's own."""
@@ -89,7 +98,7 @@ def _others() -> frozenset[str]:
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
     # an environment may have its libraries in another's folder, or in one that was named to pip
     libraries += [each for each in sys.path if _has_libraries(each)]
-    return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *filter(None, libraries)])
+    return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *PLUGINS, *filter(None, libraries)])
 
 
 def _has_libraries(folder: str) -> bool:

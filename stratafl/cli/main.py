@@ -6,7 +6,10 @@ works with is imported where it begins to work.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +17,7 @@ import typer
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, escape_control, first_line_of, format_value
 from stratafl.base.signals import Interrupted
-from stratafl.base.tracebacks import format_frames
+from stratafl.base.tracebacks import add_plugin, format_frames
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.version import __version__
 from stratafl.cli.costs.networks import networks
@@ -28,7 +31,6 @@ from stratafl.cli.methods import methods_command
 from stratafl.cli.models import models_command
 from stratafl.cli.options import Commands
 from stratafl.cli.report import report_command
-from stratafl.cli.reproduce.command import reproduce_command
 from stratafl.cli.run import run_command
 from stratafl.cli.runs import runs_command
 from stratafl.cli.sweep import sweep_command
@@ -48,12 +50,42 @@ app.command("runs")(runs_command)
 app.command("report")(report_command)
 app.command("price")(price_command)
 app.command("plan")(plan_command)
-app.command("reproduce")(reproduce_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
 app.add_typer(networks, name="networks")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
+COMMAND_GROUP = "stratafl.commands"
+"""Group of entry points by which other distributions add commands."""
+CHECKOUT_COMMANDS = {"reproduce": "papers"}
+"""Commands of distributions that a checkout of the repository has, with their folders."""
+
+
+def add_installed_commands(group: typer.Typer, found: Iterable[EntryPoint]) -> None:
+    """Add the command of each entry point, and an answer for the repository's that are missing."""
+    missing = dict(CHECKOUT_COMMANDS)
+    for entry in found:
+        # an installed distribution whose files are gone must not stop every other command
+        with contextlib.suppress(ImportError):
+            group.command(entry.name)(entry.load())
+            for path in getattr(sys.modules[entry.module.partition(".")[0]], "__path__", ()):
+                add_plugin(path)
+            missing.pop(entry.name, None)
+    for name, folder in missing.items():
+        arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+        group.command(name, hidden=True, context_settings=arguments)(_missing_command(name, folder))
+
+
+def _missing_command(name: str, folder: str) -> Callable[[], None]:
+    def command() -> None:
+        print(f"error: stratafl {name} is not installed: in a checkout, pip install ./{folder}", file=sys.stderr)
+        raise typer.Exit(2)
+
+    command.__doc__ = f"Not installed: in a checkout, pip install ./{folder}"
+    return command
+
+
+add_installed_commands(app, entry_points(group=COMMAND_GROUP))
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from typer import rich_utils
 from typer.testing import CliRunner
 
-from stratafl.cli.main import app
+from stratafl.cli.main import COMMAND_GROUP, add_installed_commands, app
 from stratafl.rules import registry
 from stratafl.runs import read_run
 from tests.commands import CONFIG, command
@@ -61,12 +62,24 @@ def test_help_comes_before_anything_heavy(words: tuple[str, ...]) -> None:
 def test_a_shell_completes_commands_and_options_at_once() -> None:
     """Each press of a key starts the program anew, so nothing heavy may be loaded for it."""
     asked = {"_STRATAFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
-    for words, offered in (("stratafl rep", ["report", "reproduce"]), ("stratafl --vers", ["--version"])):
+    for words, offered in (("stratafl ru", ["run", "runs"]), ("stratafl --vers", ["--version"])):
         told = {**os.environ, **asked, "COMP_WORDS": words}
         command = [sys.executable, "-c", LOADED]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
         assert ran.stdout.split() == offered
         assert not set(HEAVY) & set(json.loads(ran.stderr))
+
+
+def test_a_command_that_is_not_installed_says_how_to_install_it() -> None:
+    plain = typer.Typer()
+    plain.command("run")(lambda: None)
+    gone = EntryPoint("gone", "no_such_package:command", COMMAND_GROUP)
+    add_installed_commands(plain, [gone])
+    ran = CliRunner().invoke(plain, ["reproduce", "table1", "--scale", "quick"])
+    assert ran.exit_code == 2
+    assert ran.stderr == "error: stratafl reproduce is not installed: in a checkout, pip install ./papers\n"
+    shown = CliRunner().invoke(plain, ["--help"]).output
+    assert "run" in shown and "reproduce" not in shown and "gone" not in shown
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -217,7 +230,7 @@ def test_methods_lists_a_rule_of_one_s_own_whatever_it_takes(monkeypatch, capsys
 
 
 def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path) -> None:
-    from stratafl.paper import demo
+    from stratafl.cli import demo
 
     settings = demo.settings
     monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), "run": {"rounds": 2, "seed": 0}})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from stratafl.cli import demo
+from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.metrics.evaluation import rounds_to
-from stratafl.paper import demo
 
 
 @pytest.mark.slow
 def test_the_order_of_the_methods_is_the_paper_s() -> None:
     final, reached = {}, {}
-    for title, config in demo.configs():
-        history = experiment(config).run().history
+    for title, method in demo.METHODS.items():
+        history = experiment(Config.of(demo.settings(method))).run().history
         accuracy = [r.metrics["accuracy"] for r in history]
         final[title] = accuracy[-1]
         reached[title] = rounds_to(demo.TARGET, range(1, len(accuracy) + 1), accuracy) or len(accuracy) + 1

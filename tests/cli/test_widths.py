@@ -11,23 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 from stratafl.base.statistics import OverSeeds
+from stratafl.cli import demo
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
 from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
-from stratafl.cli.reproduce import show, work
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import GroupCosts, Milestone
 from stratafl.deploy.host import this_machine, view
 from stratafl.metrics.objective import Goal
-from stratafl.paper import demo
-from stratafl.paper.recipes import Options, recipe
-from stratafl.paper.recipes.cost import Rate
-from stratafl.paper.recipes.cost import Rates as Speeds
-from stratafl.paper.reproduce.report import describe
 from stratafl.rules import registry
 from stratafl.runs.sweep.table import Row as Group
-from tests.paper.histories import reaching, results, stored
+from tests.papers.histories import stored
 
 WIDTHS = (40, 60, 80, 120)
 
@@ -106,28 +101,6 @@ def test_deploy_status(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "remarks", lambda seen: [])
     numbers = ("123456789012", "98765432101", "223456789012", "12345 s ago", "reconnecting", "never")
     check(invoke("deploy", "status"), width, site, *numbers)
-
-
-@pytest.mark.parametrize("name", ["table1", "fig4", "fig7a"])
-def test_reproduce(name: str, width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = results(name, lambda case: reaching(7, 12, 0.95), seeds=2, scale="quick")
-    options = Options(scale="quick")
-    request = work.Request.of([recipe(name)], options, 2, ())
-    show.results(request, [describe(found, 2)], work.Training(), Path("out"), False)
-    shown = capsys.readouterr().out
-    check(shown, width, "Local correction", "Group correction", "non-i.i.d." if name == "table1" else "accuracy")
-    if name == "table1":
-        check(shown, width, "client E2H40", "7.0 ± 0.0", "95 %")
-        assert "80 %" not in shown
-
-
-def test_reproduce_list(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
-    monkeypatch.setattr(Speeds, "seconds", lambda *given: 12_345.0)
-    monkeypatch.setattr(Speeds, "of", lambda *given: Rate(1234.0, "measured here just now, 2 workers"))
-    check(
-        invoke("reproduce", "--list"), width, "three_level", "stratafl data prepare NAME", "emnist_letters *", "10.3 h"
-    )
 
 
 def test_demo(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from papers.harness.report import describe
+from papers.mtgc.figures import draw
+from papers.mtgc.paper import MTGC
 from stratafl import simulate
 from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.metrics.evaluation import evaluate, finalize_metrics
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import diverged, measured
-from stratafl.paper.reproduce.claims import claims_of
-from stratafl.paper.reproduce.draw import draw
-from stratafl.paper.reproduce.report import describe
 from stratafl.report.figures import figures
 from stratafl.report.page_data import page_data
 from stratafl.report.summary import SummaryCell, columns
@@ -33,7 +33,7 @@ from stratafl.runs.groups import group_runs, select_metric
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import PlannedRun, table
 from tests.metrics.evaluated import evaluated
-from tests.paper.histories import results, stored
+from tests.papers.histories import results, stored
 
 NAN, INF = math.nan, math.inf
 TARGETS = torch.tensor([0, 1, 1, 0])
@@ -231,21 +231,21 @@ def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:
 
     found = results("fig3", history, scale="quick", seeds=2)
     panel = found.panels[0]
-    claims = {claim.id: claim for claim in claims_of("fig3")}
-    assert claims["fig3_best"].judge(found).status == "not held"
+    claims = {claim.id: claim for claim in MTGC.claims_of("fig3")}
+    assert claims["fig3_best"].judge(found, MTGC.label).status == "not held"
     measured_line = found.measured[panel, "feddyn"]
     dead = [_died(curve, 3) for curve in measured_line.curves]
     for line in ("feddyn", "feddyn_released"):
         for each in found.panels:
             found.measured[each, line] = type(measured_line)(found.measured[each, line].case, tuple(dead))
-    verdict = claims["fig3_best"].judge(found)
+    verdict = claims["fig3_best"].judge(found, MTGC.label)
     assert verdict.status == "held"
-    assert "diverged" in claims["fig3_feddyn"].judge(found).sentence
+    assert "diverged" in claims["fig3_feddyn"].judge(found, MTGC.label).sentence
     line = found.measured[panel, "feddyn"]
     assert line.accuracy(line.last).text() == "diverged" and line.reach(0.9).beyond
-    assert line.unrest(line.last) is None and line.best(line.last).mean == 0.4
+    assert line.round_to_round_change(line.last) is None and line.best(line.last).mean == 0.4
     assert line.at_cost(line.curves[0].sent[-1]) == 0.0
-    rows = [row for row in describe(found, 2)["rows"] if row["line"] == "feddyn"]
+    rows = [row for row in describe(MTGC, found, 2)["rows"] if row["line"] == "feddyn"]
     assert all((row["diverged"], row["accuracy_text"]) == ("3, 3", "diverged") for row in rows)
     assert b"diverged" in draw(found, tmp_path / "fig3")[1].read_bytes()
     one = type(line)(line.case, (dead[0], measured_line.curves[1]))

@@ -1,25 +1,23 @@
-"""A recipe's results as data and as tables: the paper's number, ours, and the ratio."""
+"""Results of a series as data, tables and pages, and the page of all claims."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.files import atomic_write, make_folder, write_json
-from stratafl.paper.recipes.base import Options, Recipe, Scale
-from stratafl.paper.recipes.chosen import CANDIDATES
-from stratafl.paper.recipes.published import TEXT_DISAGREES, WHY_FAR, Rounds, table1
-from stratafl.paper.recipes.settings import METHODS
-from stratafl.paper.reproduce.claims import claims_of
-from stratafl.paper.reproduce.judge import OPEN, Panel, heading
-from stratafl.paper.reproduce.measure import Measured, Results, Value, extra_models, times
-from stratafl.paper.reproduce.stored_runs import RunCurve
+from papers.harness.claims import OPEN, Claim
+from papers.harness.paper import Paper
+from papers.harness.results import Results, Value, span
+from papers.harness.runs import RunCurve
+from papers.harness.series import PARTITIONS, Options, Panel, Scale, Series
+from stratafl.base.errors import InvalidInput
+from stratafl.base.files import atomic_write, make_folder, read_json, write_json
 
 FORMAT = 2
+NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
 NEARER = 0.75
 """A second target of Table 1, for lines that do not reach its own."""
 CLAIMS_ABOVE: dict[Scale, str] = {
@@ -30,50 +28,48 @@ FAR = 0.3
 """Ours over the paper's, less one: beyond this it is said."""
 
 
-def stem(recipe: Recipe, options: Options) -> str:
+def stem(series: Series, options: Options) -> str:
     """What the names of a recipe's files begin with; what is not the paper's own setting has a name
     of its own."""
-    parts = [recipe.name, *([options.partition] if options.partition != "release_dirichlet" else [])]
+    parts = [series.name, *([options.partition] if options.partition != PARTITIONS[0] else [])]
     parts += [*(options.methods or ()), *([f"{options.rounds}_rounds"] if options.rounds else [])]
     return "_".join([*parts, *(["quick"] if options.quick else [])])
 
 
-def describe(results: Results, seeds: int) -> dict[str, Any]:
+def describe(paper: Paper, results: Results, seeds: int) -> dict[str, Any]:
     """Everything that was measured, as plain data."""
-    recipe, options = results.recipe, results.options
+    series, options = results.series, results.options
     found: dict[str, Any] = {
         "format": FORMAT,
-        "what": recipe.name,
-        "title": recipe.titled(options.scale) + _variant(options),
-        "where": recipe.where,
-        "note": "" if options.quick or not options.whole else recipe.note,
+        "what": series.name,
+        "title": series.titled(options.scale) + _variant(paper, options),
+        "where": series.where,
+        "note": "" if options.quick or not options.whole else series.note,
         "scale": options.scale,
         "partition": options.partition,
         "whole": options.whole,
         "divided_by": results.divided_by,
         "target": results.target,
         "seeds": seeds,
-        "rows": [_row(results, panel, line, seeds) for panel, line in results.measured],
+        "rows": [_row(paper, results, panel, line, seeds) for panel, line in results.measured],
         "claims": [],
         "made_with": made_with(results),
     }
-    for claim in claims_of(recipe.name):
-        verdict, text = claim.judge(results), claim.stated(options.scale)
+    for claim in paper.claims_of(series.name):
+        verdict, text = claim.judge(results, paper.label), claim.stated(series, options.scale)
         found["claims"].append({"id": claim.id, "text": text, "where": claim.where, **vars(verdict)})
-    if recipe.name == "search":
-        found["best"] = best_candidates(results)
-    return found
+    return {**found, **paper.extra_results(results)}
 
 
-def _variant(options: Options) -> str:
+def _variant(paper: Paper, options: Options) -> str:
     """What is not the recipe's own."""
-    parts = [] if options.partition == "release_dirichlet" else ["with a true Dirichlet"]
-    parts += [] if options.methods is None else [f"only {', '.join(METHODS[name] for name in options.methods)}"]
+    parts = [] if options.partition == PARTITIONS[0] else ["with a true Dirichlet"]
+    parts += [] if options.methods is None else [f"only {', '.join(paper.methods[name] for name in options.methods)}"]
     parts += [] if options.rounds is None else [f"at most {options.rounds} rounds"]
     return "".join(f", {part}" for part in parts)
 
 
-def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any]:
+def _row(paper: Paper, results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any]:
     measured = results.measured[panel, line]
     until = results.until(panel)
     row: dict[str, Any] = {
@@ -85,14 +81,13 @@ def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any
         "rounds": measured.last,
         "limit": measured.case.config.run.rounds,
     }
-    if results.recipe.name == "table1":
-        row |= _beside_table1(results, panel, line)
+    row |= paper.published(results, panel, line)
     if not measured.curves:
         return row
     died = [curve.diverged for curve in measured.curves if curve.diverged is not None]
     if died:
         row["diverged"] = ", ".join(map(str, died))
-    if results.recipe.form == "rounds":
+    if results.series.form == "rounds":
         if results.target is not None and results.target > NEARER:
             row |= _numbers("rounds_to_nearer", measured.reach(NEARER), 1)
         row |= _numbers("best", measured.best(measured.last), 4) | {"best_at": measured.last}
@@ -103,8 +98,6 @@ def _row(results: Results, panel: Panel, line: str, seeds: int) -> dict[str, Any
         row |= _numbers("rounds_to_target", measured.reach(results.target), 1)
         row |= _numbers("seconds_to_target", measured.seconds_to(results.target), 1)
     row |= _numbers("seconds", measured.seconds_for(until), 1)
-    if results.recipe.form == "communication":
-        row |= _communication(results, panel, line, measured)
     return row
 
 
@@ -116,36 +109,6 @@ def _numbers(name: str, value: Value | None, digits: int) -> dict[str, Any]:
         f"{name}_deviation": None if value.deviation is None else round(value.deviation, digits + 2),
         f"{name}_text": value.text(digits),
     }
-
-
-def _beside_table1(results: Results, panel: Panel, line: str) -> dict[str, Any]:
-    ours = results.reach(panel, line)
-    beside: dict[str, Any] = {}
-    gain = times(results.reach(panel, "hfedavg"), ours)
-    if gain is not None:
-        beside["speedup"] = gain.text(unit="×")
-    theirs = None if results.options.quick else table1(panel, line)
-    if theirs is not None:
-        beside |= {"paper": _paper_text(theirs), "paper_speedup": f"{theirs.speedup:.1f}×"}
-        if ours is not None and not ours.beyond and not theirs.beyond:
-            beside["ratio"] = round(ours.mean / theirs.mean, 3)
-    return beside
-
-
-def _paper_text(theirs: Rounds) -> str:
-    return f">{theirs.mean:g}" if theirs.beyond else f"{theirs.mean:.1f} ± {theirs.deviation:.1f}"
-
-
-def _communication(results: Results, panel: Panel, line: str, measured: Measured) -> dict[str, Any]:
-    sent = measured.curves[0].last_sent
-    beside: dict[str, Any] = {"megabytes_a_round": round(sent / 1e6, 3)}
-    plain = results.get(panel, "hfedavg")
-    if plain is not None:
-        beside["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
-        beside["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
-        if line == "mtgc":
-            beside |= {"paper": "1", "ratio": beside["extra_models"]}
-    return beside
 
 
 def made_with(results: Results) -> dict[str, Any]:
@@ -176,17 +139,6 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
         total += max(end - max(begin, reached), 0.0)
         reached = max(reached, end)
     return total
-
-
-def best_candidates(results: Results) -> dict[str, dict[str, float]]:
-    """Each method's candidate that ended highest, once all were tried."""
-    best = {}
-    for name, (parameter, values) in CANDIDATES.items():
-        scores = {value: results.accuracy((name,), f"{parameter}={value:g}") for value in values}
-        known = {value: score.mean for value, score in scores.items() if score is not None}
-        if len(known) == len(values):
-            best[name] = {parameter: max(known, key=lambda value: known[value])}
-    return best
 
 
 # -- as tables -------------------------------------------------------------------------------------
@@ -235,22 +187,24 @@ SHOWN = {
 
 
 def table(
-    found: dict[str, Any], form: str, name: Callable[[Panel], str] = heading, missing: str = ""
+    paper: Paper, found: dict[str, Any], name: Callable[[Panel], str] | None = None, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and cells; a column nobody has a value for is left out. `missing` stands where a
     line has none."""
-    keys = [key for key in (*SHOWN[form], "diverged") if any(key in row for row in found["rows"])]
+    shown = SHOWN[paper.series[found["what"]].form]
+    name = name or paper.heading
+    keys = [key for key in (*shown, "diverged") if any(key in row for row in found["rows"])]
     rows = [
-        [name(tuple(row["panel"])), METHODS.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
+        [name(tuple(row["panel"])), paper.methods.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
          *(str(row.get(key, missing if key == keys[0] and not row["seeds"] else "")) for key in keys)]
         for row in found["rows"]
     ]  # fmt: skip
     return ["setting", "method", "seeds done", *(COLUMNS[key] for key in keys)], rows
 
 
-def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
+def markdown(paper: Paper, found: dict[str, Any], pictures: Sequence[Path]) -> str:
     """A recipe's results as a page in Markdown."""
-    headings, rows = table(found, form, missing=OPEN)
+    headings, rows = table(paper, found, missing=OPEN)
     lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
     lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
     lines += as_table(headings, rows)
@@ -260,12 +214,13 @@ def markdown(found: dict[str, Any], form: str, pictures: Sequence[Path]) -> str:
     far = [row for row in found["rows"] if abs(row.get("ratio", 1.0) - 1) > FAR]
     if far:
         named = ", ".join(f"{' '.join(row['panel'])} {row['line']} ({row['ratio']:.2f})" for row in far)
-        why = [WHY_FAR[panel] for panel in dict.fromkeys(row["panel"][0] for row in far) if panel in WHY_FAR]
+        why = [
+            paper.why_far[panel] for panel in dict.fromkeys(row["panel"][0] for row in far) if panel in paper.why_far
+        ]
         lines += [" ".join([f"More than {FAR:.0%} from the paper's: {named}.", *why]), ""]
-    if found["what"] == "search":
-        lines += [f"Best: {json.dumps(found['best'])}.", ""]
-    notes = [found["note"], TEXT_DISAGREES if found["what"] == "table1" else "", provenance(found["made_with"])]
-    lines += [note for note in notes if note]
+    lines += paper.remarks(found)
+    lines += [note for note in (found["note"], paper.errata.get(found["what"], "")) if note]
+    lines += [provenance(found["made_with"])]
     return "\n".join(lines) + "\n"
 
 
@@ -307,15 +262,89 @@ def provenance(made: dict[str, Any]) -> str:
     )
 
 
-def write(found: dict[str, Any], form: str, folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
+def write(paper: Paper, found: dict[str, Any], folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
     """JSON, CSV and Markdown."""
     make_folder(folder)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".csv", ".md")]
     write_json(paths[0], found, indent=1)
     text = io.StringIO()
-    headings, rows = table(found, form)
+    headings, rows = table(paper, found)
     csv.writer(text, lineterminator="\n").writerows([headings, *rows])
-    for path, content in zip(paths[1:], (text.getvalue(), markdown(found, form, pictures)), strict=True):
+    for path, content in zip(paths[1:], (text.getvalue(), markdown(paper, found, pictures)), strict=True):
         with atomic_write(path) as file:
             file.write(content.encode())
     return paths
+
+
+def results_in(paper: Paper, folder: Path, scale: Scale) -> list[dict[str, Any]]:
+    """What the command wrote there before, in the order of the recipes."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            values = read_json(path)
+        except InvalidInput:
+            continue
+        ours = isinstance(values, dict) and values.get("format") == FORMAT and values.get("what") in paper.series
+        if ours and values.get("scale") == scale:
+            found.append({**values, "stem": path.stem})
+    order = list(paper.series)
+    return sorted(found, key=lambda each: (order.index(each["what"]), each["stem"]))
+
+
+def overview(paper: Paper, folder: Path, scale: Scale) -> str:
+    """All claims and what was measured, as a page in Markdown."""
+    results = results_in(paper, folder, scale)
+    main = {each["what"]: each for each in results if each["partition"] == PARTITIONS[0] and each["whole"]}
+    lines = ["# The paper's claims, and what was measured", ""]
+    if scale == "quick":
+        lines += [
+            "Scaled down: every data set is the embedded digits, on a small tree. No evidence, a first look.",
+            "",
+        ]
+    how = " ([how](../reproduce.md))" if (folder.parent / "reproduce.md").exists() else ""
+    lines += [
+        f"Written by `stratafl reproduce` from the results beside it{how}; {paper.introduction}",
+        "",
+        "| claim | in the paper | measured | seeds | held? |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [_claim_row(paper, claim, main.get(claim.series), scale) for claim in paper.claims] + [""]
+    for each in results:
+        if each["partition"] != PARTITIONS[0] and each["whole"]:
+            lines += [f"## {each['title']}", "", *_measured(paper, each), ""]
+    lines += ["## Results", ""]
+    lines += [f"- [{each['title']}]({each['stem']}.md). {provenance(each['made_with'])}" for each in results]
+    if not results:
+        lines += ["None yet."]
+    lines += ["", "## What the paper leaves open", "", *paper.open_settings(main.get("search"), scale)]
+    if scale == "paper":
+        lines += [f"- {series.figure}: {series.note}" for series in paper.series.values() if series.note]
+        lines += ["", *paper.elsewhere(folder)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured(paper: Paper, each: dict[str, Any]) -> list[str]:
+    """The rows there is something for, and the claims they are enough for."""
+    rows = [row for row in each["rows"] if row["seeds"]]
+    headings, cells = table(paper, {**each, "rows": rows})
+    judged = [claim for claim in each["claims"] if claim["status"] != OPEN]
+    return as_table(headings, cells) + [f"- **{claim['status']}**: {said(claim)}" for claim in judged]
+
+
+def _claim_row(paper: Paper, claim: Claim, found: dict[str, Any] | None, scale: Scale) -> str:
+    text = claim.stated(paper.series[claim.series], scale)
+    judged = next((each for each in found["claims"] if each["id"] == claim.id), None) if found else None
+    if found is None or judged is None or judged["status"] == OPEN:
+        why = paper.missing_data.get(claim.series)
+        status = f"{OPEN}: {why}" if why else OPEN
+        return f"| {text} | {claim.where} | | | {status} |"
+    seeds = span(row["seeds"] for row in found["rows"] if row["seeds"])
+    return f"| {text} | {claim.where} | {judged['sentence']} | {seeds} | {judged['status']} |"
+
+
+def write_overview(paper: Paper, folder: Path, scale: Scale) -> Path:
+    """Write the overview beside the results that it is of."""
+    path = folder / NAMES[scale]
+    with atomic_write(path) as file:
+        file.write(overview(paper, folder, scale).encode())
+    return path

@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from papers.harness.results import Results, measure
+from papers.harness.runs import StoredRuns
+from papers.harness.series import Case, Options
+from papers.mtgc.paper import MTGC
 from stratafl.config.schema import Config
-from stratafl.paper.recipes import Case, Options, recipe
-from stratafl.paper.reproduce.measure import Results, measure
-from stratafl.paper.reproduce.stored_runs import StoredRuns
 from stratafl.runs.reader import StoredRun
 
 BEGUN = "2026-01-01T00:00:00+00:00"
@@ -44,10 +45,10 @@ def results(
 ) -> Results:
     """A recipe as if its cases had gone like this; None for one that was not run."""
     options = replace(Options(), **changes)
-    cases = recipe(name).cases(options)
+    cases = MTGC.find(name).cases(options)
     runs = []
     for case in cases:
         accuracy = histories(case)
         if accuracy is not None:
             runs += [stored(case.seeded(number), accuracy) for number in range(seeds)]
-    return measure(recipe(name), cases, options, seeds, StoredRuns(runs))
+    return measure(MTGC.find(name), cases, options, seeds, StoredRuns(runs))

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.paper.recipes import RECIPES, Options, recipe
-from stratafl.paper.reproduce.measure import measure
-from stratafl.paper.reproduce.overview import overview, results_in
-from stratafl.paper.reproduce.report import describe, stem
-from stratafl.paper.reproduce.stored_runs import StoredRuns
+from papers.harness.report import describe, overview, results_in, stem
+from papers.harness.results import measure
+from papers.harness.runs import StoredRuns
+from papers.harness.series import Options
+from papers.mtgc.experiments import SERIES
+from papers.mtgc.paper import MTGC
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-COMMITTED = results_in(RESULTS, "paper")
+COMMITTED = results_in(MTGC, RESULTS, "paper")
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRuns:
 @pytest.mark.parametrize("name", [each["stem"] for each in COMMITTED])
 def test_results_follow_from_the_records(name: str, stored: StoredRuns) -> None:
     committed = json.loads((RESULTS / f"{name}.json").read_text())
-    what, options = recipe(committed["what"]), Options(partition=committed["partition"])
+    what, options = MTGC.find(committed["what"]), Options(partition=committed["partition"])
     results = measure(what, what.cases(options), options, committed["seeds"], stored)
-    assert json.loads(json.dumps(describe(results, committed["seeds"]))) == committed
+    assert json.loads(json.dumps(describe(MTGC, results, committed["seeds"]))) == committed
 
 
 @pytest.mark.parametrize("line", ["fedprox", "feddyn"])
@@ -44,11 +45,11 @@ def test_nothing_that_was_measured_is_left_out(stored: StoredRuns) -> None:
     options = Options()
     measured = {
         stem(each, options)
-        for each in RECIPES.values()
+        for each in SERIES.values()
         if measure(each, each.cases(options), options, 3, stored).comparable
     }
     assert measured == {each["stem"] for each in COMMITTED if each["partition"] == "release_dirichlet"}
 
 
 def test_the_page_of_claims_follows_from_the_results() -> None:
-    assert (RESULTS / "README.md").read_text() == overview(RESULTS, "paper")
+    assert (RESULTS / "README.md").read_text() == overview(MTGC, RESULTS, "paper")

@@ -1,4 +1,4 @@
-"""What a recipe needs: data sets, client-steps, and an estimate of its time here."""
+"""What a series needs: data sets, client-steps, and an estimate of its duration here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from papers.harness.paper import Paper
+from papers.harness.series import Case, Options, Series
 from stratafl.base.environment import usable_cores
 from stratafl.base.validation import name_and_params
 from stratafl.config.schema import Config
 from stratafl.data.catalog import prepare
 from stratafl.models.registry import build
-from stratafl.paper.recipes.base import Case, Options, Recipe
-from stratafl.paper.recipes.published import table1
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.prepare import set_up
 from stratafl.simulation.simulation import Simulation
@@ -38,16 +38,16 @@ class Rate:
     source: str
 
 
-def expected_rounds(recipe: Recipe, case: Case) -> float:
-    """All rounds, or where a run stops at a target as many as the paper's own needed."""
-    theirs = table1(case.panel, case.line) if recipe.name == "table1" else None
-    limit = case.config.run.rounds
-    return limit if theirs is None else min(limit, theirs.mean)
+def expected_steps(paper: Paper, series: Series, cases: Sequence[Case]) -> float:
+    """Client-steps that cases of a series are expected to take.
 
-
-def expected_steps(recipe: Recipe, cases: Sequence[Case]) -> float:
-    """Client-steps that a recipe's cases are expected to take."""
-    return sum(expected_rounds(recipe, case) * case.steps_per_round for case in cases)
+    A run that stops at a target is expected to need as many rounds as the paper's own.
+    """
+    total = 0.0
+    for case in cases:
+        published, limit = paper.published_rounds(series, case), case.config.run.rounds
+        total += (limit if published is None else min(limit, published)) * case.steps_per_round
+    return total
 
 
 def needs(cases: Sequence[Case]) -> dict[str, str]:
@@ -71,8 +71,9 @@ class Rates:
             self._known[key] = self._recorded(name) or self._measured(case)
         return self._known[key]
 
-    def seconds(self, recipe: Recipe, cases: Sequence[Case]) -> float:
-        return sum(expected_steps(recipe, [case]) / self.of(case).steps for case in cases)
+    def seconds(self, paper: Paper, series: Series, cases: Sequence[Case]) -> float:
+        """Expected duration of cases of a series."""
+        return sum(expected_steps(paper, series, [case]) / self.of(case).steps for case in cases)
 
     def _recorded(self, model: str) -> Rate | None:
         on_gpu = self.options.device.startswith("cuda") and torch.cuda.is_available()

@@ -1,5 +1,4 @@
-"""What a recipe is: named cases of a table or a figure, each a config, and the claim that they are
-to show."""
+"""A series of experiments of a paper: the cases of one table or figure, each a config."""
 
 from __future__ import annotations
 
@@ -19,6 +18,8 @@ from stratafl.engine.precision import PRECISIONS
 from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]
+Panel = tuple[str, ...]
+"""What a panel of a figure, or a row of a table, shows: a data set, a distribution, a setting."""
 Form = Literal["rounds", "curves", "communication", "time"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")
 PARTITIONS = ("release_dirichlet", "dirichlet")
@@ -61,7 +62,7 @@ class Options:
 class Case:
     """One line of a panel: all its runs differ in their seed only."""
 
-    panel: tuple[str, ...]
+    panel: Panel
     line: str
     config: Config
 
@@ -91,7 +92,7 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class Series:
     """A table or a figure of the paper."""
 
     name: str
@@ -141,7 +142,7 @@ def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
             yield case, seed
 
 
-def essence(config: Config | Mapping[str, Any]) -> str:
+def identity(config: Config | Mapping[str, Any]) -> str:
     """What a run computes, whatever computes it and however far it goes: equal texts mean equal
     histories."""
     return json.dumps(provenance.essence(config, extent=False), sort_keys=True)
@@ -153,5 +154,5 @@ def run_name(config: Config) -> str:
     periods = config.schedule.periods or config.schedule.steps_per_sync
     parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
              *periods, f"s{config.run.seed}")  # fmt: skip
-    digest = hashlib.sha256(essence(config).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(identity(config).encode()).hexdigest()[:8]
     return format.slug("-".join(map(str, parts)))[: format.LONGEST - 9] + f"-{digest}"

@@ -1,23 +1,26 @@
-"""Stored runs by what they compute: whether a wanted run is there already, and its curve."""
+"""Stored runs by what they compute, and training of those that are missing."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from papers.harness.series import Case, identity, run_name, runs_of
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.metrics.records import diverged, measured
-from stratafl.paper.recipes.base import essence
+from stratafl.runs import format
 from stratafl.runs.provenance import changed_files_since
 from stratafl.runs.reader import StoredRun, list_runs
-from stratafl.runs.sweep.pool import is_computed_alike
+from stratafl.runs.sweep import Outcome, run_all
+from stratafl.runs.sweep.pool import Watch, is_computed_alike
 
 SETTING_UP = 120.0
 """Seconds a run may take beside its rounds: reading data, compiling kernels."""
@@ -63,13 +66,13 @@ class StoredRuns:
     """What a folder of runs has to offer."""
 
     def __init__(self, runs: Iterable[StoredRun]):
-        self._by_essence: dict[str, list[tuple[Config, StoredRun]]] = defaultdict(list)
+        self._by_identity: dict[str, list[tuple[Config, StoredRun]]] = defaultdict(list)
         for run in runs:
             try:
                 config = Config.of(run.config)
             except InvalidInput:
                 continue  # of another version, whose keys this one does not know
-            self._by_essence[essence(config)].append((config, run))
+            self._by_identity[identity(config)].append((config, run))
 
     @staticmethod
     def of(folder: Path) -> StoredRuns:
@@ -91,7 +94,7 @@ class StoredRuns:
 
     def _offered(self, wanted: Config) -> Iterator[tuple[Config, StoredRun]]:
         """The runs that are still what the config would compute, however far they go."""
-        for config, run in self._by_essence[essence(wanted)]:
+        for config, run in self._by_identity[identity(wanted)]:
             if not changed_files_since(run, wanted):
                 yield config, run
 
@@ -120,3 +123,68 @@ def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:
         end = min(end, begin + (seconds[-1] if seconds else 0.0))
     died = diverged(run.rounds[: rounds[-1]]) if rounds else None
     return RunCurve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)
+
+
+def required_runs(cases: Sequence[Case], seeds: int) -> list[Config]:
+    """One config per run, in the order they are to be done."""
+    return [case.seeded(number) for case, number in runs_of(cases, seeds)]
+
+
+def missing_runs(configs: Iterable[Config], folder: Path) -> list[Config]:
+    """The configs of which there is no stored run that is long enough."""
+    stored = StoredRuns.of(folder)
+    return [config for config in configs if not stored.has(config)]
+
+
+def missing_names(configs: Iterable[Config], folder: Path) -> set[str]:
+    """The names of the runs that are missing; recipes share some."""
+    return {run_name(config) for config in missing_runs(configs, folder)}
+
+
+def train(
+    configs: Sequence[Config],
+    folder: Path,
+    workers: int | None = None,
+    watch: Watch = lambda event: None,
+    say: Callable[[str], None] = lambda text: None,
+    seconds: float | None = None,
+) -> list[Outcome]:
+    """Do what is missing.
+
+    Runs that go all the way come first, since one of them may serve a recipe that would have
+    stopped it at a target.
+    """
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    for stops in (False, True):
+        left = longest_of_equal(c for c in missing_runs(configs, folder) if (c.run.stop_at is not None) == stops)
+        if not left:
+            continue
+        rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
+        if rest == 0 and outcomes:
+            break  # with no time left at all it would still do a round
+        # as `missing_runs` has it: times are compared, and a precision is asked for
+        outcomes += run_all(left, folder, workers, watch, say, rest, computed_alike=True)
+    last = {outcome.name: outcome for outcome in outcomes}
+    return list(last.values())
+
+
+def longest_of_equal(configs: Iterable[Config]) -> dict[str, Config]:
+    """All runs by name; where two want the same run to different lengths, the longer."""
+    found: dict[str, Config] = {}
+    for config in configs:
+        name = run_name(config)
+        other = found.get(name, config)
+        assert identity(other) == identity(config), "a name is made of what a run computes"
+        run = replace(
+            config.run,
+            rounds=max(config.run.rounds, other.run.rounds),
+            stop_at=max(config.run.stop_at, other.run.stop_at) if config.run.stop_at and other.run.stop_at else None,
+        )
+        found[name] = replace(config, run=run)
+    return found
+
+
+def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The runs that failed."""
+    return [outcome for outcome in outcomes if outcome.status == format.FAILED]

@@ -1,18 +1,157 @@
-"""Every claim of Section 5 and Appendices B to E, and how each is judged."""
+"""Claims of Section 5 and Appendices B to E, and how each is judged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from stratafl.paper.recipes.published import communication_ratio
-from stratafl.paper.recipes.settings import AS_RELEASED, METHODS
-from stratafl.paper.reproduce.judge import Claim, Finding, Panel, above, best, label, percent
-from stratafl.paper.reproduce.measure import Results, Value, extra_models, less, times
-from stratafl.paper.reproduce.table_claims import TABLE_CLAIMS
+from papers.harness.claims import Claim, Finding, percent
+from papers.harness.results import MeasuredLine, Results, Value, is_below, ratio
+from papers.harness.series import Panel
+from papers.mtgc.experiments import EH
+from papers.mtgc.published import communication_ratio
+from papers.mtgc.settings import AS_RELEASED, DISTRIBUTIONS, METHODS, eh_name, label
+
+WHERE = "Section 5.2, Table 1"
+
+
+def _settings(results: Results) -> list[str]:
+    return [eh_name(e, h) for e, h in EH[results.options.scale]]
+
+
+def _chains(results: Results) -> list[list[str]]:
+    """The settings in which H grows, and those in which E does; both begin with the base."""
+    base, h2, h3, e2, e3 = _settings(results)
+    return [[base, h2, h3], [base, e2, e3]]
+
+
+def speedup(results: Results, distribution: str, eh: str, line: str = "mtgc") -> Value | None:
+    """How many times fewer rounds a line takes to the target than HFedAvg does."""
+    panel = (distribution, eh)
+    return ratio(results.reach(panel, "hfedavg"), results.reach(panel, line))
+
+
+def _text(value: Value | None, unit: str = "") -> str:
+    return "?" if value is None else value.text(unit=unit)
+
+
+def _fewest(results: Results) -> list[Finding]:
+    found = []
+    for panel in results.panels:
+        ours = results.reach(panel, "mtgc")
+        others = {line: results.reach(panel, line) for line in results.lines(panel) if line != "mtgc"}
+        answers = [is_below(ours, other) for other in others.values()]
+        holds = False if False in answers else None if None in answers or not answers else True
+        said = ", ".join([_text(ours), *(f"{METHODS[line]} {_text(value)}" for line, value in others.items())])
+        found.append(Finding(label(panel), holds, said))
+    return found
+
+
+def _monotone(labels: str, values: Sequence[Value | None], rising: bool) -> Finding:
+    """Somewhere it moves the right way and nowhere it certainly moves the other; it may stand
+    still."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return Finding(labels, None, "")
+    pairs = [(a, b) if rising else (b, a) for i, a in enumerate(known) for b in known[i + 1 :]]
+    right, wrong = (any(is_below(*pair[::way]) for pair in pairs) for way in (1, -1))
+    level = all(is_below(*pair) is False for pair in pairs)
+    holds = False if wrong or level else True if right else None
+    return Finding(labels, holds, ", ".join(_text(value) for value in known))
+
+
+def _falls(results: Results) -> list[Finding]:
+    return [
+        _monotone(f"{d} {chain[0]} to {chain[-1]}", [results.reach((d, eh), "mtgc") for eh in chain], rising=False)
+        for d in DISTRIBUTIONS
+        for chain in _chains(results)
+    ]
+
+
+def _speedup_grows(results: Results) -> list[Finding]:
+    return [
+        _monotone(f"{d} {chain[0]} to {chain[-1]}", [speedup(results, d, eh) for eh in chain], rising=True)
+        for d in DISTRIBUTIONS
+        for chain in _chains(results)
+    ]
+
+
+def _hfedavg_suffers(results: Results) -> list[Finding]:
+    found = []
+    for eh in _settings(results):
+        client, group, both = (results.reach((d, eh), "hfedavg") for d in ("client", "group", "both"))
+        answers = [is_below(client, both), is_below(group, both)]
+        holds = False if False in answers else None if None in answers else True
+        found.append(Finding(eh, holds, f"{_text(client)} and {_text(group)}, both levels {_text(both)}"))
+    return found
+
+
+def _mtgc_is_stable(results: Results) -> list[Finding]:
+    """From the easier of the two one-level settings to both levels, its rounds grow by a smaller
+    factor."""
+    found = []
+    for eh in _settings(results):
+        growth = {line: _growth(results, eh, line) for line in ("mtgc", "hfedavg")}
+        said = f"MTGC {_text(growth['mtgc'], '×')}, HFedAvg {_text(growth['hfedavg'], '×')}"
+        found.append(Finding(eh, is_below(growth["mtgc"], growth["hfedavg"]), said))
+    return found
+
+
+def _growth(results: Results, eh: str, line: str) -> Value | None:
+    easier = [value for d in ("client", "group") if (value := results.reach((d, eh), line)) is not None]
+    if len(easier) < 2:
+        return None
+    return ratio(results.reach(("both", eh), line), min(easier, key=lambda value: value.mean))
+
+
+def _speedup_is_largest(results: Results) -> list[Finding]:
+    found = []
+    for eh in _settings(results):
+        client, group, both = (speedup(results, d, eh) for d in ("client", "group", "both"))
+        answers = [is_below(client, both), is_below(group, both)]
+        holds = False if False in answers else None if None in answers else True
+        said = f"{_text(client, '×')} and {_text(group, '×')}, both levels {_text(both, '×')}"
+        found.append(Finding(eh, holds, said))
+    return found
+
 
 SMALL_OVERHEAD = 1.25
 """Time of MTGC's rounds over HFedAvg's that still counts as "relatively small"."""
+
+
+def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
+    """Whether the line ends with the highest accuracy of all, or of these, in every panel. One that
+    is higher is enough to say no, whatever those do that were not measured."""
+
+    def findings(results: Results) -> list[Finding]:
+        found = []
+        for panel in results.panels:
+            rest = [each for each in results.lines(panel) if each != line and (not others or each in others)]
+            ours = results.accuracy(panel, line)
+            scores = {each: score for each in rest if (score := results.accuracy(panel, each)) is not None}
+            rival = max(scores, key=lambda each: scores[each].mean, default=None)
+            if ours is None or rival is None or (len(scores) < len(rest) and ours.mean > scores[rival].mean):
+                found.append(Finding(label(panel), None, ""))
+                continue
+            said = f"{percent(ours)}, {METHODS.get(rival, rival)} {percent(scores[rival])}"
+            found.append(Finding(label(panel), ours.mean > scores[rival].mean, said))
+        return found
+
+    return findings
+
+
+def ends_above(panel: Panel, high: str, low: str, results: Results) -> Finding:
+    """Whether one line of a panel ends above another."""
+    a, b = results.accuracy(panel, high), results.accuracy(panel, low)
+    if a is None or b is None:
+        return Finding(label(panel), None, "")
+    return Finding(label(panel), a.mean > b.mean, f"{METHODS[high]} {percent(a)}, {METHODS[low]} {percent(b)}")
+
+
+def extra_models(ours: MeasuredLine, plain: MeasuredLine, e: int) -> float:
+    """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
+    last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
+    return (last - base) / (base / (2 * e))
 
 
 def _with(results: Results, part: str) -> list[Panel]:
@@ -84,7 +223,9 @@ def _restless(high: str, among: Sequence[str]) -> Callable[[Results], list[Findi
         found = []
         for panel in results.panels:
             until = results.until(panel)
-            jumps = {each: m.unrest(until) for each in results.lines(panel) if (m := results.get(panel, each))}
+            jumps = {
+                each: m.round_to_round_change(until) for each in results.lines(panel) if (m := results.get(panel, each))
+            }
             known = {each: jump for each, jump in jumps.items() if jump is not None}
             others = [each for each in results.lines(panel) if each in among and each != high]
             whole = until == results.limit(panel)
@@ -115,7 +256,9 @@ def _falls_with_heterogeneity(results: Results) -> list[Finding]:
 def _one_correction_helps(results: Results) -> list[Finding]:
     found = []
     for panel in results.panels:
-        local, group = (above(panel, line, "hfedavg", results) for line in ("local_correction", "group_correction"))
+        local, group = (
+            ends_above(panel, line, "hfedavg", results) for line in ("local_correction", "group_correction")
+        )
         if local.holds is None or group.holds is None:
             found.append(Finding(label(panel), None, ""))
         else:
@@ -149,7 +292,7 @@ def _clients_matter_more(results: Results) -> list[Finding]:
 
 def _groups_matter_more(results: Results) -> list[Finding]:
     many = max(results.panels, key=lambda panel: int(panel[0].partition("x")[0]), default=None)
-    return [] if many is None else [above(many, "group_correction", "local_correction", results)]
+    return [] if many is None else [ends_above(many, "group_correction", "local_correction", results)]
 
 
 def _faster_with(what: str) -> Callable[[Results], list[Finding]]:
@@ -160,7 +303,7 @@ def _faster_with(what: str) -> Callable[[Results], list[Finding]]:
         if len(known) < max(len(lines), 2):
             return [Finding(f"rounds to {results.target:.0%}", None, "")]
         said = ", ".join(f"{line} {value.text()}" for line, value in known)
-        return [Finding(f"rounds to {results.target:.0%}", less(known[-1][1], known[0][1]), said)]
+        return [Finding(f"rounds to {results.target:.0%}", is_below(known[-1][1], known[0][1]), said)]
 
     return findings
 
@@ -176,8 +319,8 @@ def _sends(results: Results) -> list[Finding]:
             continue
         e = ours.case.config.schedule.periods[0]
         more = extra_models(ours, plain, e)
-        ratio = f"(E+1)/E = {communication_ratio(e):.3f}"
-        said = f"{more:.2f} models more a round; with one more, its downloads are {ratio} times HFedAvg's"
+        expected = f"(E+1)/E = {communication_ratio(e):.3f}"
+        said = f"{more:.2f} models more a round; with one more, its downloads are {expected} times HFedAvg's"
         found.append(Finding(label(panel), abs(more - 1) < 0.01, said))
     return found
 
@@ -211,7 +354,7 @@ def _first_in_time(results: Results) -> list[Finding]:
             if line != "mtgc":
                 theirs = times_to[line]
                 said = " and ".join("?" if v is None else v.text(unit=" s") for v in (ours, theirs))
-                found.append(Finding(f"against {METHODS[line]}", less(ours, theirs), said))
+                found.append(Finding(f"against {METHODS[line]}", is_below(ours, theirs), said))
     return found
 
 
@@ -220,15 +363,15 @@ def _little_overhead(results: Results) -> list[Finding]:
     for panel in results.panels:
         lines = [results.get(panel, line) for line in ("mtgc", "hfedavg")]
         a, b = (None if m is None else Value.of([c.seconds[-1] / c.rounds[-1] for c in m.curves]) for m in lines)
-        ratio = times(a, b)
-        holds = None if ratio is None else ratio.mean <= SMALL_OVERHEAD
-        said = "" if ratio is None else f"a round takes {ratio.mean:.2f} times HFedAvg's"
+        overhead = ratio(a, b)
+        holds = None if overhead is None else overhead.mean <= SMALL_OVERHEAD
+        said = "" if overhead is None else f"a round takes {overhead.mean:.2f} times HFedAvg's"
         found.append(Finding(label(panel), holds, said))
     return found
 
 
 def _in_panels(part: str, high: str, low: str) -> Callable[[Results], list[Finding]]:
-    return lambda results: [above(panel, high, low, results) for panel in _with(results, part)]
+    return lambda results: [ends_above(panel, high, low, results) for panel in _with(results, part)]
 
 
 S, B, C, D, E = "Section 5.2", "Appendix B", "Appendix C", "Appendix D", "Appendix E"
@@ -253,7 +396,15 @@ CLAIMS: tuple[Claim, ...] = (
           small="MTGC is best in all three settings"),
     Claim("fig4_gain", "fig4", f"{S}, Fig. 4", "its gain over HFedAvg is largest where both levels differ",
           _gain_is_largest),
-    *TABLE_CLAIMS,
+    Claim("table1_fewest", "table1", WHERE, "MTGC needs the fewest global rounds to TARGET in every setting", _fewest),
+    Claim("table1_falls", "table1", WHERE, "MTGC needs fewer rounds as E or H grows", _falls),
+    Claim("table1_speedup", "table1", WHERE, "MTGC's speed-up over HFedAvg grows with E and H", _speedup_grows),
+    Claim("table1_hfedavg", "table1", WHERE, "HFedAvg needs more rounds where both levels are non-i.i.d.",
+          _hfedavg_suffers),
+    Claim("table1_stable", "table1", WHERE, "MTGC's rounds grow less than HFedAvg's from one non-i.i.d. level to both",
+          _mtgc_is_stable),
+    Claim("table1_gain", "table1", WHERE, "MTGC's speed-up is largest where both levels are non-i.i.d.",
+          _speedup_is_largest),
     Claim("fig5_clients", "fig5", f"{B}, Fig. 5", "with more clients in a group, local correction matters more",
           _clients_matter_more),
     Claim("fig5_groups", "fig5", f"{B}, Fig. 5", "with many groups, group correction is better than local correction",
@@ -280,8 +431,3 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("three_level_best", "three_level", f"{E}, Fig. 11", "with three levels MTGC has the highest accuracy",
           best("mtgc")),
 )  # fmt: skip
-
-
-def claims_of(recipe: str) -> list[Claim]:
-    """The paper's claims about what a recipe measures."""
-    return [claim for claim in CLAIMS if claim.recipe == recipe]

@@ -10,19 +10,21 @@ import pytest
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from stratafl.paper.recipes import RECIPES, Case
-from stratafl.paper.recipes.published import table1
-from stratafl.paper.reproduce import draw as drawing
-from stratafl.paper.reproduce.claims import CLAIMS
-from stratafl.paper.reproduce.draw import draw
-from stratafl.paper.reproduce.judge import HELD, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, SO_FAR, Verdict
-from stratafl.paper.reproduce.measure import Results, Value, less, times
-from stratafl.paper.reproduce.report import covered, describe, made_with, markdown, time_taken
-from tests.paper.histories import reaching, results
+from papers.harness.claims import HELD, HELD_AS_MEASURED, NOT_HELD, NOT_SO_FAR, OPEN, PARTLY, Claim, Verdict
+from papers.harness.report import covered, describe, made_with, markdown, time_taken
+from papers.harness.results import Results, Value, is_below, ratio
+from papers.harness.series import Case
+from papers.mtgc import figures as drawing
+from papers.mtgc.claims import CLAIMS
+from papers.mtgc.experiments import SERIES
+from papers.mtgc.figures import draw
+from papers.mtgc.paper import MTGC
+from papers.mtgc.published import table1
+from tests.papers.histories import reaching, results
 
 
 def judge(claim: str, found: Results) -> Verdict:
-    return next(each for each in CLAIMS if each.id == claim).judge(found)
+    return next(each for each in CLAIMS if each.id == claim).judge(found, MTGC.label)
 
 
 def levels(values: dict[str, float], rounds: int = 100):
@@ -38,7 +40,7 @@ def as_printed(case: Case) -> list[float]:
 
 def test_every_claim_belongs_to_a_recipe_and_every_recipe_has_one() -> None:
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
-    assert {claim.recipe for claim in CLAIMS} == set(RECIPES) - {"search"}
+    assert {claim.series for claim in CLAIMS} == set(SERIES) - {"search"}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_the_partition_named_is_the_one_that_was_used(name: str, divided_by: lis
 )
 def test_one_method_alone_is_compared_with_itself_only(method: str, judged: set[str]) -> None:
     for claim in CLAIMS:
-        status = claim.judge(results(claim.recipe, lambda case: [0.9] * 100, methods=(method,))).status
+        status = claim.judge(results(claim.series, lambda case: [0.9] * 100, methods=(method,)), MTGC.label).status
         assert (status != OPEN) == (claim.id in judged), claim.id
 
 
@@ -73,7 +75,7 @@ def test_accuracy_for_the_same_bytes_does_not_wait_for_a_round_to_end() -> None:
 
 def test_nothing_measured_is_not_judged() -> None:
     for claim in CLAIMS:
-        assert claim.judge(results(claim.recipe, lambda case: None)).status == OPEN
+        assert claim.judge(results(claim.series, lambda case: None), MTGC.label).status == OPEN
 
 
 def test_the_paper_s_own_table_bears_out_its_claims() -> None:
@@ -83,7 +85,7 @@ def test_the_paper_s_own_table_bears_out_its_claims() -> None:
     assert judge("table1_fewest", found).sentence.startswith("15 of 15")
     # both levels at (30, 20): more than 25.5 times, which may or may not be more than 26.5
     gain = judge("table1_gain", found)
-    assert gain.status == SO_FAR
+    assert gain.status == HELD_AS_MEASURED
     assert "cannot be told: E30H20" in gain.sentence
 
 
@@ -118,12 +120,12 @@ def test_two_that_never_arrive_cannot_be_compared() -> None:
     ],
 )
 def test_comparison_of_bounds(a: Value | None, b: Value | None, answer: bool | None) -> None:
-    assert less(a, b) is answer
+    assert is_below(a, b) is answer
 
 
 def test_ratios_keep_the_bound() -> None:
-    assert times(Value(500, beyond=True), Value(25)) == Value(20, beyond=True)
-    assert times(Value(500), Value(25, beyond=True)) is None
+    assert ratio(Value(500, beyond=True), Value(25)) == Value(20, beyond=True)
+    assert ratio(Value(500), Value(25, beyond=True)) is None
     assert Value(500, beyond=True).text() == ">500"
     assert Value(52.66, 1.15).text() == "52.7 ± 1.1"
 
@@ -147,7 +149,7 @@ def test_unfinished_runs_are_compared_at_the_same_round_and_said_to_be() -> None
     rising = [number / 100 for number in range(1, 101)]
     found = results("cinic10", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
     verdict = judge("cinic10_best", found)
-    assert verdict.status == SO_FAR
+    assert verdict.status == HELD_AS_MEASURED
     assert "unfinished: CINIC-10 at round 20 of 100" in verdict.sentence
     behind = results("cinic10", lambda case: [r / 2 for r in rising[:20]] if case.line == "mtgc" else rising)
     assert judge("cinic10_best", behind).status == NOT_SO_FAR
@@ -209,7 +211,7 @@ def test_a_higher_line_is_enough_to_say_no_and_a_missing_one_to_leave_it_open() 
 def test_lines_that_are_missing_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rcParams, "svg.fonttype", "none")
     found = results("fig3", lambda case: None if case.line == "feddyn_released" else [0.5] * 50)
-    page = markdown(describe(found, 1), "curves", [])
+    page = markdown(MTGC, describe(MTGC, found, 1), [])
     missing = [row for row in page.splitlines() if OPEN in row and row.startswith("| ")]
     assert len(missing) == 4 and all("| FedDyn (released: alpha = 0.01) | 0/1 |" in row for row in missing)
     assert "released: alpha" not in draw(found, tmp_path / "figure")[1].read_text()
@@ -265,7 +267,7 @@ def test_panels_are_compared_at_a_round_they_all_have() -> None:
     said = judge("fig4_gain", results("fig4", history)).sentence
     assert "client +9.8 points, group +9.8 points, both +9.8 points at round 20" in said
     hard = results("fig3", lambda case: history(case)[: 10 if case.panel[0] == "cifar100" else 20])
-    assert judge("fig3_cifar100", hard).status == SO_FAR  # no other lead is larger
+    assert judge("fig3_cifar100", hard).status == HELD_AS_MEASURED  # no other lead is larger
 
 
 def test_panels_of_one_data_set_side_by_side_have_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,11 +341,15 @@ def test_the_best_round_so_far() -> None:
     assert line.best(0) is None
 
 
+def stated(claim: Claim, scale: str) -> str:
+    return claim.stated(MTGC.find(claim.series), scale)  # type: ignore[arg-type]
+
+
 def test_a_claim_names_the_target_of_its_scale() -> None:
     claims = {claim.id: claim for claim in CLAIMS}
-    said = {scale: claims["table1_fewest"].stated(scale) for scale in ("paper", "quick")}
+    said = {scale: stated(claims["table1_fewest"], scale) for scale in ("paper", "quick")}
     assert "rounds to 80 % in" in said["paper"] and "rounds to 95 % in" in said["quick"]
-    assert "75 %" in claims["fig7b_first"].stated("paper") and "95 %" in claims["fig7b_first"].stated("quick")
-    small = [claim.stated("quick") for claim in CLAIMS if claim.id != "fig3_cifar100"]
+    assert "75 %" in stated(claims["fig7b_first"], "paper") and "95 %" in stated(claims["fig7b_first"], "quick")
+    small = [stated(claim, "quick") for claim in CLAIMS if claim.id != "fig3_cifar100"]
     elsewhere = ("TARGET", "CIFAR", "CINIC", "Shakespeare", "four", "80 %")
     assert not any(word in text for text in small for word in elsewhere)

@@ -1,14 +1,14 @@
 """Every number the paper gives for its experiments (Fang et al., MTGC, NeurIPS 2024): Table 1 and
 Appendix B.
 
-Its figures are pictures without numbers, so for them there is only what the text claims.
+Its figures are pictures without numbers; about them there are only the claims of the text.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from stratafl.paper.recipes.settings import CORRECTIONS
+from papers.mtgc.settings import CORRECTIONS
 
 
 class Rounds(NamedTuple):

@@ -11,25 +11,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from stratafl.cli.reproduce.command import UNFINISHED
-from stratafl.paper.recipes import Case, Options, recipe, run_name, settings
-from stratafl.paper.recipes.cost import Rate, Rates
-from stratafl.paper.recipes.figures import TABLE1
-from stratafl.paper.reproduce import train as training
-from stratafl.paper.reproduce.judge import OPEN
-from stratafl.paper.reproduce.overview import overview
-from stratafl.paper.reproduce.stored_runs import StoredRuns
+from papers.harness import runs as training
+from papers.harness.claims import OPEN
+from papers.harness.cli import UNFINISHED
+from papers.harness.estimate import Rate, Rates
+from papers.harness.report import overview
+from papers.harness.runs import StoredRuns
+from papers.harness.series import Case, Options, run_name
+from papers.mtgc import settings
+from papers.mtgc.experiments import TABLE1
+from papers.mtgc.paper import MTGC
 from stratafl.runs import format, list_runs
 from stratafl.runs.sweep import pool
 from tests.commands import command
 from tests.data.test_formats import _cinic
-from tests.paper.histories import reaching, stored
+from tests.papers.histories import reaching, stored
 
 ROOT = Path(__file__).parents[2]
 
 
 def quick(name: str, *only: str, **options: object) -> list[Case]:
-    return recipe(name).cases(Options(scale="quick", **options), only)  # type: ignore[arg-type]
+    return MTGC.find(name).cases(Options(scale="quick", **options), only)  # type: ignore[arg-type]
 
 
 # -- what is there already -------------------------------------------------------------------------
@@ -75,9 +77,9 @@ def test_of_two_that_reached_the_target_the_newer_is_reported_not_the_slower() -
 def test_runs_that_differ_in_length_only_are_merged() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
     short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
-    assert [config.run.rounds for config in training.merged([short, long, short]).values()] == [9]
+    assert [config.run.rounds for config in training.longest_of_equal([short, long, short]).values()] == [9]
     whole = replace(short, run=replace(short.run, stop_at=None))
-    assert training.merged([whole, long])[run_name(whole)].run.stop_at is None
+    assert training.longest_of_equal([whole, long])[run_name(whole)].run.stop_at is None
 
 
 def test_a_run_that_went_on_with_something_else_is_none_of_a_recipe_s() -> None:
@@ -100,7 +102,7 @@ def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
 
 def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch) -> None:
     cases = quick("fig7a", "hfedavg", "mtgc", rounds=15)
-    configs = training.wanted(cases, 1)
+    configs = training.required_runs(cases, 1)
     clock = [0.0]
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
@@ -125,7 +127,7 @@ def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> No
     for config in (case.config, halves.config):
         (outcome,) = training.train([config], tmp_path, workers=1)
         assert (outcome.status, outcome.was_done) == (format.DONE, False)
-        assert training.missing([config], tmp_path) == []
+        assert training.missing_runs([config], tmp_path) == []
     assert sorted(run.precision for run in list_runs(tmp_path)) == ["bf16", "fp32"]
     assert training.train([case.config, halves.config], tmp_path) == []
 
@@ -249,11 +251,11 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, tmp_path: Path, 
 
 def test_the_committed_page_is_what_the_results_beside_it_say() -> None:
     folder = ROOT / "docs/results"
-    assert (folder / "README.md").read_text() == overview(folder, "paper")
+    assert (folder / "README.md").read_text() == overview(MTGC, folder, "paper")
 
 
 def test_targets_are_the_paper_s() -> None:
-    assert TABLE1.goal("paper") == 0.8 and recipe("fig7b").goal("paper") == 0.75
+    assert TABLE1.goal("paper") == 0.8 and MTGC.find("fig7b").goal("paper") == 0.75
 
 
 # -- from start to end -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The figures in the paper's form: all methods, mean and spread over seeds."""
+"""Figures in the paper's form: all methods, mean and range over seeds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from papers.harness.results import MeasuredLine, Results, Value, span
+from papers.harness.runs import RunCurve
+from papers.harness.series import Panel
+from papers.mtgc.published import Rounds, table1
+from papers.mtgc.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED, heading, word
 from stratafl.base.plotting import COLOURS, pyplot, save
-from stratafl.paper.recipes.published import Rounds, table1
-from stratafl.paper.recipes.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED
-from stratafl.paper.reproduce.judge import Panel, heading, word
-from stratafl.paper.reproduce.measure import Measured, Results, Value, span
-from stratafl.paper.reproduce.stored_runs import RunCurve
 
 GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
 COLOUR = {
@@ -43,7 +43,7 @@ def draw(results: Results, stem: Path) -> list[Path]:
     """A PNG and an SVG; none where nothing was measured."""
     if not any(measured.curves for measured in results.measured.values()):
         return []
-    make = {"rounds": _rounds, "curves": _curves, "communication": _communication, "time": _time}[results.recipe.form]
+    make = {"rounds": _rounds, "curves": _curves, "communication": _communication, "time": _time}[results.series.form]
     written = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
     for path in written:
         save(make(results), path)
@@ -147,7 +147,9 @@ def _legend_width(titles: Sequence[str], columns: int) -> float:
     return sum(0.55 + 0.06 * max(map(len, titles[at : at + rows])) for at in range(0, len(titles), rows))
 
 
-def _line(axes: Any, measured: Measured, along: Callable[[RunCurve], Sequence[float]], colour: str, line: str) -> None:
+def _line(
+    axes: Any, measured: MeasuredLine, along: Callable[[RunCurve], Sequence[float]], colour: str, line: str
+) -> None:
     """The mean over seeds as far as all have come, and the range between them; a cross where it
     ends since one of them diverged."""
     curves, bold = measured.curves, line == "mtgc"
@@ -280,5 +282,5 @@ def _headline(figure: Any, results: Results) -> None:
     seeds = [len(m.curves) for m in results.measured.values() if m.curves]
     what = f", {', '.join(results.divided_by)}"
     counted = f"{span(seeds)} seed{'s' if max(seeds) > 1 else ''}"
-    title = results.recipe.titled(options.scale)
-    figure.suptitle(f"{title}\n{results.recipe.where}; {counted}{what}", fontsize=9.5)
+    title = results.series.titled(options.scale)
+    figure.suptitle(f"{title}\n{results.series.where}; {counted}{what}", fontsize=9.5)

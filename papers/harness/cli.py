@@ -1,4 +1,5 @@
-"""`stratafl reproduce`: what may be asked for, and the order of the answer."""
+"""`stratafl reproduce`: its options. What it works with is imported when it begins to work, so that
+help loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -35,22 +36,22 @@ def reproduce_command(
     as_json: AsJson = False,
 ) -> None:
     """Make the paper's tables and figures, and say which of its claims held."""
+    from papers.harness import reproduce
+    from papers.mtgc.paper import MTGC
     from stratafl.base.device import check_device
-    from stratafl.cli.reproduce import show, work
 
-    recipes = work.recipes(what, listing)
-    options = work.options(scale, partition, methods, rounds, device, precision)
-    request = work.Request.of(recipes, options, seeds, only or ())
-    limits = work.Limits.of(workers, max_seconds)
+    options = reproduce.options_of(scale, partition, methods, rounds, device, precision)
+    request = reproduce.Request.of(MTGC, reproduce.select_series(MTGC, what, listing), options, seeds, only or ())
+    limits = reproduce.Limits.of(workers, max_seconds)
     if not report_only:
         check_device(device)
     if listing:
-        show.listing(request, as_json)
+        reproduce.print_listing(request, as_json)
         return
-    work.check_folders(runs, out, report_only)
-    training = work.Training() if report_only else work.train(request, runs, out, limits, quiet)
-    results = work.report(request, runs, out)
-    show.results(request, results, training, out, as_json)
+    reproduce.check_folders(runs, out, report_only)
+    training = reproduce.Training() if report_only else reproduce.train_missing(request, runs, out, limits, quiet)
+    results = reproduce.write_reports(request, runs, out)
+    reproduce.print_results(request, results, training, out, as_json)
     if training.failed:
         raise typer.Exit(1)
     if training.unfinished:

@@ -9,22 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from papers.harness.estimate import H200, SAMPLES, expected_steps
+from papers.harness.series import Case, Options, identity, run_name, runs_of
+from papers.mtgc.experiments import EH, SEARCH_SEED, SERIES
+from papers.mtgc.paper import MTGC
+from papers.mtgc.published import TABLE1, table1
+from papers.mtgc.settings import CANDIDATES, CHOSEN, CORRECTIONS, METHODS, RELEASED, TASKS
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.data.catalog.storage import DatasetArrays, add_statistics, write
 from stratafl.models.registry import build
-from stratafl.paper.recipes import ALL, RECIPES, Case, Options, recipe, run_name, runs_of
-from stratafl.paper.recipes.appendix import SEARCH_SEED
-from stratafl.paper.recipes.base import essence
-from stratafl.paper.recipes.chosen import CANDIDATES, CHOSEN, RELEASED
-from stratafl.paper.recipes.cost import H200, SAMPLES, expected_steps
-from stratafl.paper.recipes.figures import EH
-from stratafl.paper.recipes.published import TABLE1, table1
-from stratafl.paper.recipes.settings import CORRECTIONS, METHODS, TASKS
 
 ROOT = Path(__file__).parents[2]
-EVERY = [(name, scale) for name in RECIPES for scale in ("quick", "paper")]
+EVERY = [(name, scale) for name in SERIES for scale in ("quick", "paper")]
 
 
 def setups(cases: list[Case]) -> list[Case]:
@@ -41,16 +39,16 @@ def setups(cases: list[Case]) -> list[Case]:
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_every_case_is_a_config_with_a_name_of_its_own(name: str, scale: str) -> None:
-    cases = recipe(name).cases(Options(scale=scale))  # type: ignore[arg-type]
+    cases = MTGC.find(name).cases(Options(scale=scale))  # type: ignore[arg-type]
     assert len({case.name for case in cases}) == len(cases) > 0
     for case in cases:
         assert Config.of(json.loads(json.dumps(case.config.as_dict()))) is not None
-        assert case.config.run.stop_at in (None, recipe(name).goal(scale))  # type: ignore[arg-type]
+        assert case.config.run.stop_at in (None, MTGC.find(name).goal(scale))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SERIES)
 def test_quick_cases_can_be_set_up(name: str) -> None:
-    for case in setups(recipe(name).cases(Options(scale="quick"))):
+    for case in setups(MTGC.find(name).cases(Options(scale="quick"))):
         assert experiment(case.config).rounds == case.config.run.rounds
 
 
@@ -81,11 +79,11 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "partition"), [*((name, "release_dirichlet") for name in RECIPES), ("table1", "dirichlet")]
+    ("name", "partition"), [*((name, "release_dirichlet") for name in SERIES), ("table1", "dirichlet")]
 )
 def test_paper_cases_can_be_set_up(name: str, partition: str, stand_ins: Path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(stand_ins))
-    for case in setups(recipe(name).cases(Options(partition=partition))):
+    for case in setups(MTGC.find(name).cases(Options(partition=partition))):
         config = case.config
         # a hundred of the real models would fill the memory; that each fits its data is another
         # test
@@ -101,7 +99,7 @@ def test_models_fit_the_data_they_are_named_with() -> None:
 
 
 def by_name(name: str, **options: object) -> dict[str, Case]:
-    return {case.name: case for case in recipe(name).cases(Options(**options))}  # type: ignore[arg-type]
+    return {case.name: case for case in MTGC.find(name).cases(Options(**options))}  # type: ignore[arg-type]
 
 
 def test_client_steps_counted_by_hand() -> None:
@@ -119,9 +117,9 @@ def test_client_steps_counted_by_hand() -> None:
 
 def test_a_table_is_expected_to_stop_where_the_paper_s_did() -> None:
     cases = [by_name("table1")[f"both/E10H20/{line}"] for line in CORRECTIONS]
-    assert expected_steps(recipe("table1"), cases) == pytest.approx(20_000 * (363 + 141.7 + 83.7 + 52.7))
+    assert expected_steps(MTGC, MTGC.find("table1"), cases) == pytest.approx(20_000 * (363 + 141.7 + 83.7 + 52.7))
     beyond = by_name("table1")["both/E30H20/hfedavg"]
-    assert expected_steps(recipe("table1"), [beyond]) == beyond.steps
+    assert expected_steps(MTGC, MTGC.find("table1"), [beyond]) == beyond.steps
 
 
 def test_settings_of_the_paper() -> None:
@@ -137,7 +135,7 @@ def test_settings_of_the_paper() -> None:
 
 
 def test_recipes_share_runs() -> None:
-    names = {name: {run_name(case.config) for case in recipe(name).cases(Options())} for name in ALL}
+    names = {name: {run_name(case.config) for case in MTGC.find(name).cases(Options())} for name in MTGC.all}
     assert names["fig7a"] == names["fig7b"] < names["fig4"]
     assert names["fig3"] & names["fig4"] and names["fig5"] & names["fig4"] and names["fig6"] & names["fig4"]
     assert names["table1"] & names["fig4"]  # one that goes on to 100 rounds has passed 80 % on its way
@@ -147,7 +145,7 @@ def test_what_a_run_computes_is_not_where_or_how_far() -> None:
     config = by_name("table1")["both/E10H20/mtgc"].config
     for same in ({"device": "cuda"}, {"precision": "bf16"}, {"rounds": 3}, {"stop_at": None}, {"checkpoint_every": 1}):
         other = replace(config, run=replace(config.run, **same))
-        assert essence(other) == essence(config) and run_name(other) == run_name(config)
+        assert identity(other) == identity(config) and run_name(other) == run_name(config)
     for different in (
         replace(config, leaf=replace(config.leaf, lr=0.2)),
         by_name("table1")["both/E10H20/hfedavg"].config,
@@ -156,20 +154,20 @@ def test_what_a_run_computes_is_not_where_or_how_far() -> None:
 
 
 def test_one_seed_of_everything_comes_first() -> None:
-    cases = recipe("fig7a").cases(Options())
+    cases = MTGC.find("fig7a").cases(Options())
     order = list(runs_of(cases, 2))
     assert [seed for _, seed in order] == [0] * 4 + [1] * 4
     assert [case.seeded(seed).run.seed for case, seed in order] == [0] * 4 + [1] * 4
 
 
 def test_choices_narrow_and_are_checked() -> None:
-    assert {c.line for c in recipe("fig4").cases(Options(methods=("mtgc", "feddyn")))} == {"mtgc", "feddyn"}
-    assert len(recipe("table1").cases(Options(), ["both/E10H20", "client/E10H20/mtgc"])) == 5
-    assert {c.config.run.rounds for c in recipe("fig3").cases(Options(rounds=7))} == {7}
+    assert {c.line for c in MTGC.find("fig4").cases(Options(methods=("mtgc", "feddyn")))} == {"mtgc", "feddyn"}
+    assert len(MTGC.find("table1").cases(Options(), ["both/E10H20", "client/E10H20/mtgc"])) == 5
+    assert {c.config.run.rounds for c in MTGC.find("fig3").cases(Options(rounds=7))} == {7}
     with pytest.raises(InvalidInput, match="did you mean 'mtgc'"):
-        recipe("fig4").cases(Options(methods=("mtg",)))
+        MTGC.find("fig4").cases(Options(methods=("mtg",)))
     with pytest.raises(InvalidInput, match="did you mean 'table1'"):
-        recipe("table")
+        MTGC.find("table")
     for wrong in ({"scale": "large"}, {"partition": "iid"}, {"rounds": 0}):
         with pytest.raises(InvalidInput):
             Options(**wrong)  # type: ignore[arg-type]
@@ -202,7 +200,7 @@ def test_the_rates_are_those_of_the_benchmarks() -> None:
 
 def test_figure_3_has_the_released_values_and_the_best_of_the_search_each_named() -> None:
     for data in ("emnist_letters", "fashion_mnist", "cifar10", "cifar100"):
-        method = {case.line: case.config.method for case in recipe("fig3").cases(Options(), [f"{data}/"])}
+        method = {case.line: case.config.method for case in MTGC.find("fig3").cases(Options(), [f"{data}/"])}
         assert method["fedprox_released"] == {"name": "fedprox", "mu": 0.0001}
         assert method["feddyn_released"] == {"name": "feddyn", "alpha": 0.01, "pull": "after_clip"}
         assert method["fedprox"] == {"name": "fedprox", **CHOSEN["fedprox"]}
@@ -214,7 +212,7 @@ def test_figure_3_has_the_released_values_and_the_best_of_the_search_each_named(
 def test_open_settings_are_candidates_of_the_search_with_a_seed_of_its_own() -> None:
     for method, (parameter, values) in CANDIDATES.items():
         assert {CHOSEN[method][parameter], RELEASED[method][parameter]} <= set(values)
-    assert {case.config.run.seed for case in recipe("search").cases(Options())} == {SEARCH_SEED}
+    assert {case.config.run.seed for case in MTGC.find("search").cases(Options())} == {SEARCH_SEED}
 
 
 def test_chosen_settings_are_the_best_of_the_recorded_search() -> None:

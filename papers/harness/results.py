@@ -1,4 +1,4 @@
-"""What was measured for each case of a recipe, over its seeds, and how two such values compare."""
+"""Measured values of the cases of a series over seeds, and comparisons of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from papers.harness.runs import RunCurve, StoredRuns
+from papers.harness.series import Case, Options, Panel, Series
 from stratafl.base.statistics import over_seeds
 from stratafl.metrics.evaluation import rounds_to
-from stratafl.paper.recipes.base import Case, Options, Recipe
-from stratafl.paper.reproduce.stored_runs import RunCurve, StoredRuns
 
 WINDOW = 0.1
 """The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a
 throw of the dice."""
-DEAD = "diverged"
+DIVERGED = "diverged"
 """What is said of a line all of whose runs are."""
 
 
@@ -39,14 +39,14 @@ class Value:
         nothing right."""
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
-        told = "" if not dead else DEAD if dead == len(values) else f"{dead} of {len(values)} diverged"
+        told = "" if not dead else DIVERGED if dead == len(values) else f"{dead} of {len(values)} diverged"
         return Value(*over_seeds(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """The number as the paper writes it: ">T" where the target was not reached within T
         rounds."""
-        if self.diverged == DEAD:
-            return DEAD
+        if self.diverged == DIVERGED:
+            return DIVERGED
         return self._number(digits, unit) + (f" ({self.diverged})" if self.diverged else "")
 
     def _number(self, digits: int, unit: str) -> str:
@@ -56,7 +56,7 @@ class Value:
         return f"{self.mean:.{digits}f}{spread}{unit}"
 
 
-def less(a: Value | None, b: Value | None) -> bool | None:
+def is_below(a: Value | None, b: Value | None) -> bool | None:
     """Whether a is below b; None where that cannot be told."""
     if a is None or b is None or (a.beyond and b.beyond):
         return None
@@ -67,7 +67,7 @@ def less(a: Value | None, b: Value | None) -> bool | None:
     return a.mean < b.mean
 
 
-def times(base: Value | None, value: Value | None) -> Value | None:
+def ratio(base: Value | None, value: Value | None) -> Value | None:
     """How many times larger the base is; None where not even a bound is known."""
     if base is None or value is None or value.beyond or value.mean == 0:
         return None
@@ -75,7 +75,7 @@ def times(base: Value | None, value: Value | None) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLine:
     """One line of a panel: a curve for each seed there is."""
 
     case: Case
@@ -110,7 +110,7 @@ class Measured:
         ]
         return Value.of(finals) if finals else None
 
-    def unrest(self, until: int) -> float | None:
+    def round_to_round_change(self, until: int) -> float | None:
         """How far the accuracy jumps from round to round, on average over the second half of the
         rounds; None where it is not known in all of them."""
         jumps = [
@@ -161,23 +161,17 @@ def span(counts: Iterable[int]) -> str:
     return " to ".join(str(each) for each in dict.fromkeys((found[0], found[-1])))
 
 
-def extra_models(ours: Measured, plain: Measured, e: int) -> float:
-    """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
-    last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
-    return (last - base) / (base / (2 * e))
-
-
 class Results:
     """A recipe's cases with what was measured; panels and lines in the recipe's order."""
 
-    def __init__(self, recipe: Recipe, options: Options, measured: Iterable[Measured]):
-        self.recipe, self.options = recipe, options
+    def __init__(self, series: Series, options: Options, measured: Iterable[MeasuredLine]):
+        self.series, self.options = series, options
         self.measured = {(m.case.panel, m.case.line): m for m in measured}
         self.panels = list(dict.fromkeys(panel for panel, _ in self.measured))
 
     @property
     def target(self) -> float | None:
-        return self.recipe.goal(self.options.scale)
+        return self.series.goal(self.options.scale)
 
     @property
     def divided_by(self) -> list[str]:
@@ -185,18 +179,18 @@ class Results:
         levels = [level for m in self.measured.values() for level in m.case.config.data.partition]
         return [name for name in dict.fromkeys(level["name"] for level in levels) if name != "iid"]
 
-    def lines(self, panel: tuple[str, ...]) -> list[str]:
+    def lines(self, panel: Panel) -> list[str]:
         return [line for each, line in self.measured if each == panel]
 
-    def data(self, panel: tuple[str, ...]) -> str:
+    def data(self, panel: Panel) -> str:
         """The data set that the panel's lines were trained on."""
         return self.measured[panel, self.lines(panel)[0]].case.config.data.name
 
-    def method(self, panel: tuple[str, ...], line: str) -> str:
+    def method(self, panel: Panel, line: str) -> str:
         """What a line was trained with; its name may say something else, such as E and H."""
         return str(self.measured[panel, line].case.config.method["name"])
 
-    def get(self, panel: tuple[str, ...], line: str) -> Measured | None:
+    def get(self, panel: Panel, line: str) -> MeasuredLine | None:
         found = self.measured.get((panel, line))
         return found if found is not None and found.curves else None
 
@@ -207,41 +201,41 @@ class Results:
         found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
         return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
-    def seen(self, panel: tuple[str, ...]) -> bool:
+    def seen(self, panel: Panel) -> bool:
         """Whether any line of the panel was measured."""
         return any(self.get(panel, line) for line in self.lines(panel))
 
-    def until(self, *panels: tuple[str, ...]) -> int:
+    def until(self, *panels: Panel) -> int:
         """The last round that every line of these panels has, of those that were measured at
         all."""
         found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
         return min((m.last for m in found if m is not None), default=0)
 
-    def limit(self, panel: tuple[str, ...]) -> int:
+    def limit(self, panel: Panel) -> int:
         """The last round that the recipe asks for."""
         return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
 
-    def unfinished(self, panel: tuple[str, ...]) -> str:
+    def unfinished(self, panel: Panel) -> str:
         """How far the panel's lines have come, where that is not the end; runs to a target have no
         other end."""
         until, limit = self.until(panel), self.limit(panel)
         return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
 
-    def accuracy(self, panel: tuple[str, ...], line: str, beside: Sequence[tuple[str, ...]] = ()) -> Value | None:
+    def accuracy(self, panel: Panel, line: str, beside: Sequence[Panel] = ()) -> Value | None:
         """The accuracy of a line at the last round that all lines of the panel have, and those of
         panels it is held beside: the same round for all."""
         found = self.get(panel, line)
         return None if found is None else found.accuracy(self.until(panel, *beside))
 
-    def reach(self, panel: tuple[str, ...], line: str) -> Value | None:
+    def reach(self, panel: Panel, line: str) -> Value | None:
         found = self.get(panel, line)
         return None if found is None or self.target is None else found.reach(self.target)
 
 
-def measure(recipe: Recipe, cases: Sequence[Case], options: Options, seeds: int, stored: StoredRuns) -> Results:
+def measure(series: Series, cases: Sequence[Case], options: Options, seeds: int, stored: StoredRuns) -> Results:
     """What the stored runs say about the cases of a recipe."""
     measured = []
     for case in cases:
         curves = [stored.curve(case.seeded(number)) for number in range(seeds)]
-        measured.append(Measured(case, tuple(curve for curve in curves if curve is not None)))
-    return Results(recipe, options, measured)
+        measured.append(MeasuredLine(case, tuple(curve for curve in curves if curve is not None)))
+    return Results(series, options, measured)

@@ -1,0 +1,1 @@
+"""Publications whose experiments are reproduced with stratafl."""

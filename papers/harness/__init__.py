@@ -1,0 +1,1 @@
+"""What the papers share: series of experiments, their runs, results, claims and reports."""

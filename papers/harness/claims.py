@@ -1,0 +1,88 @@
+"""Claims of a paper and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from papers.harness.results import DIVERGED, Results, Value
+from papers.harness.series import Panel, Scale, Series
+
+HELD, HELD_AS_MEASURED, PARTLY, OPEN = "held", "held as far as measured", "held in part", "not measured yet"
+NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
+Label = Callable[[Panel], str]
+"""Names a panel for people, in the words of its paper."""
+SHOWN = 4
+"""Findings told in a sentence, those against the claim first; the table has all."""
+
+
+class Finding(NamedTuple):
+    """One panel's answer: None where it cannot be told."""
+
+    label: str
+    holds: bool | None
+    said: str
+    """What was found, in numbers."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim held, and what was found, in a sentence."""
+
+    status: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says about a table or a figure."""
+
+    id: str
+    series: str
+    where: str
+    text: str
+    """The claim at the paper's scale; TARGET stands for the test accuracy to be reached."""
+    findings: Callable[[Results], Iterable[Finding]]
+    small: str | None = None
+    """The claim at quick scale, where that has neither the paper's data nor as many settings."""
+
+    def stated(self, series: Series, scale: Scale) -> str:
+        """The text of the claim with the target of this scale."""
+        text = self.small if scale == "quick" and self.small is not None else self.text
+        goal = series.goal(scale)
+        return text if goal is None else text.replace("TARGET", f"{100 * goal:g} %")
+
+    def judge(self, results: Results, label: Label) -> Verdict:
+        found = list(self.findings(results))
+        told = [finding for finding in found if finding.holds is not None]
+        if not told:
+            return Verdict(OPEN, "")
+        true, false = ([f for f in told if f.holds is which] for which in (True, False))
+        partial = _partial(results, label)
+        whole = len(told) == len(found) and not partial
+        against = NOT_SO_FAR if partial else NOT_HELD
+        status = (HELD if whole else HELD_AS_MEASURED) if not false else against if not true else PARTLY
+        shown = [*false, *true][:SHOWN]
+        parts = [f"{finding.label}: {finding.said}" for finding in shown]
+        if len(told) > 1:
+            parts = [f"{'' if f.holds else 'not '}{part}" for f, part in zip(shown, parts, strict=True)]
+            parts.insert(0, f"{len(true)} of {len(told)}")
+        if len(shown) < len(told):
+            parts.append(f"and {len(told) - len(shown)} more")
+        if len(told) < len(found):
+            parts.append("cannot be told: " + ", ".join(f.label for f in found if f.holds is None))
+        return Verdict(status, "; ".join(parts) + (f" ({partial})" if partial else ""))
+
+
+def _partial(results: Results, label: Label) -> str:
+    """A comparison of runs that did not get as far as the recipe asks says so."""
+    short = [f"{label(panel)} at {at}" for panel in results.panels if (at := results.unfinished(panel))]
+    return "unfinished: " + ", ".join(short) if short else ""
+
+
+def percent(value: Value | None) -> str:
+    """An accuracy in per cent, with how many of its runs diverged."""
+    if value is None or value.diverged == DIVERGED:
+        return "?" if value is None else DIVERGED
+    return f"{100 * value.mean:.1f} %" + (f" ({value.diverged})" if value.diverged else "")

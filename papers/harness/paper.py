@@ -1,0 +1,68 @@
+"""What the harness knows of a paper; each paper is one `Paper` in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from papers.harness.claims import Claim
+from papers.harness.results import Results
+from papers.harness.series import Case, Panel, Scale, Series
+from stratafl.base.errors import unknown_name
+
+SEARCH = "search"
+"""Name of the series that searches for settings the paper leaves open; `all` leaves it out."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A publication: its series and claims, its vocabulary, and what only this paper has to say."""
+
+    series: Mapping[str, Series]
+    """Tables and figures by name, in the order of reports."""
+    claims: Sequence[Claim]
+    methods: Mapping[str, str]
+    """Titles of the methods."""
+    label: Callable[[Panel], str]
+    """Short name of a panel."""
+    heading: Callable[[Panel], str]
+    """Name of a panel in the words of the paper."""
+    draw: Callable[[Results, Path], list[Path]]
+    """Draw a figure in the paper's form; returns the files, none if nothing was measured."""
+    published: Callable[[Results, Panel, str], dict[str, Any]]
+    """Further cells of a row: the paper's own numbers, and ratios to them."""
+    published_rounds: Callable[[Series, Case], float | None]
+    """Rounds that the paper's own run needed until it stopped, where it says so."""
+    extra_results: Callable[[Results], dict[str, Any]]
+    """Further results of a series, beside its rows and claims."""
+    remarks: Callable[[Mapping[str, Any]], list[str]]
+    """Lines of Markdown about these further results."""
+    introduction: str
+    """What the page of claims covers, as the rest of a sentence."""
+    open_settings: Callable[[Mapping[str, Any] | None, Scale], list[str]]
+    """Lines about settings that the paper leaves open, given the results of the search."""
+    elsewhere: Callable[[Path], list[str]]
+    """Lines about measurements made by other commands, given the folder of the results."""
+    why_far: Mapping[str, str]
+    """Known reasons for results far from the paper's, by the first part of a panel."""
+    errata: Mapping[str, str]
+    """Contradictions within the paper, by series."""
+    missing_data: Mapping[str, str]
+    """Reasons why a series cannot be measured here."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Names of the series that `all` stands for: everything the paper shows."""
+        return tuple(name for name in self.series if name != SEARCH)
+
+    def find(self, name: str) -> Series:
+        """The series of this name."""
+        if name not in self.series:
+            raise unknown_name("WHAT", name, ("all", *self.series))
+        return self.series[name]
+
+    def claims_of(self, series: str) -> list[Claim]:
+        """Claims about what a series measures."""
+        return [claim for claim in self.claims if claim.series == series]

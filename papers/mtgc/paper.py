@@ -1,0 +1,154 @@
+"""The paper as the harness takes it: its series, claims, words and remarks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from papers.harness.claims import OPEN
+from papers.harness.paper import SEARCH, Paper
+from papers.harness.results import Results, ratio
+from papers.harness.series import Case, Panel, Scale, Series
+from papers.mtgc.claims import CLAIMS, extra_models
+from papers.mtgc.experiments import SERIES
+from papers.mtgc.figures import draw
+from papers.mtgc.published import TABLE1, TEXT_DISAGREES, WHY_FAR, Rounds, table1
+from papers.mtgc.settings import CANDIDATES, CHOSEN, METHODS, RELEASED, TUNED, heading, label
+
+ALONE = "cifar10_mtgc.json"
+THEORY = "theory.json"
+
+
+def published(results: Results, panel: Panel, line: str) -> dict[str, Any]:
+    """Cells that compare a row with the paper: rounds of Table 1, communication of Appendix B."""
+    if results.series.name == "table1":
+        return _beside_table1(results, panel, line)
+    return _communication(results, panel, line) if results.series.form == "communication" else {}
+
+
+def published_rounds(series: Series, case: Case) -> float | None:
+    """The paper's rounds to the target of Table 1."""
+    cell = table1(case.panel, case.line) if series.name == "table1" else None
+    return None if cell is None else cell.mean
+
+
+def _beside_table1(results: Results, panel: Panel, line: str) -> dict[str, Any]:
+    """Our speed-up over HFedAvg, the paper's number, and the ratio of the two."""
+    ours = results.reach(panel, line)
+    beside: dict[str, Any] = {}
+    gain = ratio(results.reach(panel, "hfedavg"), ours)
+    if gain is not None:
+        beside["speedup"] = gain.text(unit="×")
+    theirs = None if results.options.quick else table1(panel, line)
+    if theirs is not None:
+        beside |= {"paper": _paper_text(theirs), "paper_speedup": f"{theirs.speedup:.1f}×"}
+        if ours is not None and not ours.beyond and not theirs.beyond:
+            beside["ratio"] = round(ours.mean / theirs.mean, 3)
+    return beside
+
+
+def _paper_text(theirs: Rounds) -> str:
+    return f">{theirs.mean:g}" if theirs.beyond else f"{theirs.mean:.1f} ± {theirs.deviation:.1f}"
+
+
+def _communication(results: Results, panel: Panel, line: str) -> dict[str, Any]:
+    """Bytes of a round, and their ratio to HFedAvg's."""
+    measured = results.get(panel, line)
+    if measured is None:
+        return {}
+    sent = measured.curves[0].last_sent
+    beside: dict[str, Any] = {"megabytes_a_round": round(sent / 1e6, 3)}
+    plain = results.get(panel, "hfedavg")
+    if plain is not None:
+        beside["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
+        beside["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
+        if line == "mtgc":
+            beside |= {"paper": "1", "ratio": beside["extra_models"]}
+    return beside
+
+
+def best_candidates(results: Results) -> dict[str, dict[str, float]]:
+    """Candidate with the highest final accuracy, for each method of which all were tried."""
+    best = {}
+    for name, (parameter, values) in CANDIDATES.items():
+        scores = {value: results.accuracy((name,), f"{parameter}={value:g}") for value in values}
+        known = {value: score.mean for value, score in scores.items() if score is not None}
+        if len(known) == len(values):
+            best[name] = {parameter: max(known, key=lambda value: known[value])}
+    return best
+
+
+def open_settings(search: Mapping[str, Any] | None, scale: Scale) -> list[str]:
+    """Values of mu and alpha, released and searched."""
+    lines = []
+    for method, title in TUNED.items():
+        name, _ = CANDIDATES[method]
+        released, chosen = RELEASED[method][name], CHOSEN[method][name]
+        best = f"{chosen:g}, {_found(search, method, name)}"
+        lines.append(f"- {title}'s {name}: {released:g} in the code released with the paper; and {best}.")
+    return lines
+
+
+def _found(search: Mapping[str, Any] | None, method: str, name: str) -> str:
+    """What a search says about the chosen value."""
+    if search is None:
+        return "found by `stratafl reproduce search`, which was not done here"
+    link, best = f"[search]({search['stem']}.md)", search["best"].get(method)
+    if best is None:
+        return f"the best so far of a {link} in which some candidates are {OPEN}"
+    return f"the best of a {link}" if best == CHOSEN[method] else f"though the {link} here found {best[name]:g} better"
+
+
+def elsewhere(folder: Path) -> list[str]:
+    """Lines about measurements made by other commands."""
+    lines = []
+    if (folder / ALONE).exists():
+        alone = json.loads((folder / ALONE).read_text())
+        runs, made = alone["runs"], alone["environment"]
+        rounds = [run["rounds_to_80"] for run in runs]
+        seeds, precisions = ({run[key] for run in runs} for key in ("seed", "precision"))
+        theirs = TABLE1["both", 10, 20]["mtgc"]
+        lines.append(
+            f"- [{ALONE}]({ALONE}): MTGC alone at E = 10, H = 20, both levels non-i.i.d., on CIFAR-10: "
+            f"{min(rounds)} to {max(rounds)} rounds to 80 % ({len(runs)} runs, {len(seeds)} seeds, {len(precisions)} "
+            f"precisions; the paper: {theirs.mean} ± {theirs.deviation}), on {made['gpu']}, commit {made['commit']}. "
+            "One method alone judges no claim above."
+        )
+    if (folder / THEORY).exists():
+        lines.append(f"- [{THEORY}]({THEORY}), [theory.png](theory.png): Section 4's theory in numbers, on quadratics.")
+    return ["## Measured elsewhere", "", *lines] if lines else []
+
+
+def extra_results(results: Results) -> dict[str, Any]:
+    """The best candidates of a search."""
+    return {"best": best_candidates(results)} if results.series.name == SEARCH else {}
+
+
+def remarks(found: Mapping[str, Any]) -> list[str]:
+    """The best candidates of a search, as Markdown."""
+    return [f"Best: {json.dumps(found['best'])}.", ""] if found["what"] == SEARCH else []
+
+
+MTGC = Paper(
+    series=SERIES,
+    claims=CLAIMS,
+    methods=METHODS,
+    label=label,
+    heading=heading,
+    draw=draw,
+    published=published,
+    published_rounds=published_rounds,
+    extra_results=extra_results,
+    remarks=remarks,
+    introduction="every claim of Section 5\n"
+    "and Appendices B to E is a row. The partition is `release_dirichlet`, the procedure in the code released with\n"
+    "the paper, but for Figures 8a and 9a, which have their own. Seeds: how many the lines compared have.",
+    open_settings=open_settings,
+    elsewhere=elsewhere,
+    why_far=WHY_FAR,
+    errata={"table1": TEXT_DISAGREES},
+    missing_data={"cinic10": "the data set is not at hand"},
+)
+"""Fang et al., Hierarchical Federated Learning with Multi-Timescale Gradient Correction (2024)."""

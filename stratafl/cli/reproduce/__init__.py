@@ -1,1 +1,0 @@
-"""The command that makes the paper's tables and figures."""

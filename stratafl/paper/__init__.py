@@ -1,1 +1,0 @@
-"""The paper's experiments: its tables and figures, run again and judged."""

@@ -1,1 +1,0 @@
-"""From stored runs to the paper's tables, figures and claims."""
