@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def as_text(value: Any) -> str:
-    """An argument of a kernel; of a tensor its shape, and its strides where it is not contiguous."""
+    """An argument of a kernel; of a tensor its shape, and how it lies if not contiguous."""
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape))
         return shape if value.is_contiguous() else f"{shape} strides {'x'.join(map(str, value.stride()))}"
@@ -127,10 +127,9 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     x_CP, b_CZ = x_P.repeat(CLIENTS, 1), b_Z.repeat(CLIENTS, 1)
     rows_CP = torch.empty_like(x_CP)
     method.layout.into(rows_CP, IndexedRows(x_CP), range(CLIENTS))
-    batch = ClientBatches(
-        torch.stack([inputs] * CLIENTS), torch.stack([targets] * CLIENTS),
-        torch.ones(CLIENTS, BATCH, dtype=torch.bool), np.full(CLIENTS, BATCH), ClientStream(0, torch.arange(CLIENTS), 0),
-    )  # fmt: skip
+    inputs_CB, targets_CB = torch.stack([inputs] * CLIENTS), torch.stack([targets] * CLIENTS)
+    mask_CB, stream = torch.ones(CLIENTS, BATCH, dtype=torch.bool), ClientStream(0, torch.arange(CLIENTS), 0)
+    batch = ClientBatches(inputs_CB, targets_CB, mask_CB, np.full(CLIENTS, BATCH), stream)
     method(rows_CP, b_CZ, batch)  # what is made once is made now
     kernels.calls.clear()
     with Copies() as copies:
