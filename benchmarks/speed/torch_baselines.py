@@ -20,7 +20,6 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.core.client_training import Augment
 from stratafl.engine.cuda_graphs import garbage_collection_paused
-from stratafl.models.networks import Recurrent
 
 Round = Callable[[], None]
 """Train all clients for one round, then aggregate."""
@@ -158,34 +157,6 @@ def _replayed(take: Callable[[Tensor], None], index_CB: Tensor) -> Callable[[Ten
     return replay
 
 
-class Fused(nn.LSTM):
-    """`nn.LSTM` (cuDNN's on a GPU) that returns the output sequence only."""
-
-    def forward(self, x_BTF: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x_BTF)[0]
-
-
-def as_written(module: nn.Module) -> nn.Module:
-    """Copy a module as a user would write it: `Recurrent`, the LSTM that vmap can map, becomes
-    `nn.LSTM`."""
-    made = copy.deepcopy(module)
-    for parent in list(made.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, Recurrent):
-                setattr(parent, name, _fused(layer))
-    return made
-
-
-def _fused(layer: Recurrent) -> Fused:
-    sizes = (layer.input_size, layer.hidden_size, layer.num_layers)
-    weight = layer.weight_ih_l0
-    made = Fused(*sizes, batch_first=True, device=weight.device, dtype=weight.dtype)
-    # into the one block of memory that a new layer's weights have, without which each call would
-    # gather them
-    made.load_state_dict(layer.state_dict())
-    return made.train(layer.training)
-
-
 def _clients(job: TrainingJob) -> list[_Client]:
     return [_Client(job, number) for number in range(len(job.partition))]
 
@@ -195,7 +166,10 @@ class _Client:
 
     def __init__(self, job: TrainingJob, number: int):
         self.job, self.number, self.samples = job, number, job.partition[number]
-        self.module = as_written(job.module)
+        self.module = copy.deepcopy(job.module)
+        for layer in self.module.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # without one block of memory each call would gather them
         self.weights: list[Tensor] = list(self.module.parameters())
         self.corrections = [torch.zeros_like(weight) for weight in self.weights]
         self.done = torch.zeros((), dtype=torch.long, device=job.inputs.device)

@@ -228,14 +228,12 @@ def max_chunk_size(
     clients: int,
     row_bytes: int,
     batch_bytes: int,
-    value_bytes: int,
     attempt: Callable[[int], None],
 ) -> int:
-    """Clients at once; `value_bytes` are those of one client's largest activation, and `attempt`
-    takes a step of so many, from which a GPU's need of memory is measured."""
+    """Clients at once, whose largest activations gradients look after on a CPU; `attempt` takes a
+    step of so many, from which a GPU's need of memory is measured."""
     if device.type != "cuda":
-        near = CPU_ACTIVATION_BYTES // max(1, value_bytes)
-        return max(1, min(clients, near, CPU_CHUNK_BYTES // (row_bytes + ACTIVATIONS_PER_INPUT * batch_bytes)))
+        return max(1, min(clients, CPU_CHUNK_BYTES // (row_bytes + ACTIVATIONS_PER_INPUT * batch_bytes)))
     few = min(clients, 8)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

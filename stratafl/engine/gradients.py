@@ -14,17 +14,15 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
 from stratafl.core.rows import IndexedRows
-from stratafl.data.inputs import Inputs, call_arguments, map_tensors, tensors_of
+from stratafl.data.inputs import Inputs, as_type, call_arguments, map_tensors, tensors_of
 from stratafl.engine import ops, precision
 from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
 from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
-from stratafl.engine.compiler.capture import UnsupportedModule
+from stratafl.engine.compiler.forms.stack import GradientPlaces
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
 from stratafl.engine.parameter_layout import ParameterLayout
-from stratafl.engine.precision import MixedPrecision, loss_scale
+from stratafl.engine.precision import MixedPrecision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
-from stratafl.engine.trace.lowering import Sinks
-from stratafl.engine.trace.program import TracedProgram
 from stratafl.engine.validation import EmbeddingRangeCheck
 
 
@@ -121,20 +119,29 @@ class CompiledGradients:
         self,
         flat: FlatModule,
         loss: Loss,
-        device: torch.device,
+        inputs: Inputs,
         compute: precision.Precision = "fp32",
         labels: bool = False,
         pads: bool = False,
         apart: bool = False,
+        kernels: bool = True,
     ):
-        """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
-        to the longest; `apart`: functions whose gradient is their own are called for one client
-        after another."""
-        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
+        """`inputs`: samples of the kind the module will see; `labels`: every target is a class
+        number; `pads`: batches of other lengths may be padded to the longest; `apart`: functions
+        whose gradient is their own are called for one client after another; `kernels`: whether the
+        device's kernels take the place of operations."""
+        self._casting = MixedPrecision(compute, inputs.device, flat.dtype, keeps=False)
         self.flat, self.compute, self.pads = flat, self._casting.compute, pads
-        self.layout = ParameterLayout(flat)
-        self._losses = PerClientLoss(loss, flat.dtype, ops.PLAIN, labels)
+        self.kernels = kernels
+        self._table = ops.table(inputs.device, flat.dtype) if kernels else None
+        self._losses = PerClientLoss(loss, flat.dtype, self._table or ops.PLAIN, labels)
         self._whole, self._apart = not isinstance(loss, LossOnScores), apart
+        self._filters: set[str] | None = None
+        self.layout = ParameterLayout(flat)
+        if self._table is not None and self._table.reorder is not None:
+            # filters lie as kernels want them, in the programs of all lengths alike
+            filters = BatchedProgram(flat, as_type(inputs, flat.dtype), self._whole, apart, self._table).filters
+            self._filters, self.layout = filters, ParameterLayout(flat, filters, self._table.reorder)
         self.even = not pads or self._losses.even
         self.poisoned = False
         """Whether the place for the gradients is filled with what is no number first, so that a
@@ -152,31 +159,32 @@ class CompiledGradients:
         whole = batch.mask_CB.shape[1]
         groups = [(whole, slice(None))] if self.pads else group_by_length(batch.length_C)
         programs = []
+        squares: list[Tensor] | None = [] if wanted.squares and (self._table or ops.PLAIN).squares else None
         for length, mine in groups:
             some = batch.some(mine, length)
             program = self.program(some)
             programs.append(program)
             if isinstance(mine, slice):
-                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP)
+                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP, squares)
                 continue
+            squares = None  # of some clients alone they would have to be put together
             x, b, g = x_CP[mine], b_CZ[mine], torch.empty_like(g_CP[mine])
             correction = None if wanted.correction_CP is None else wanted.correction_CP[mine]
-            self._some(program, x, b, some, correction, g)
+            self._some(program, x, b, some, correction, g, None)
             g_CP[mine] = g
             if program.recording.written:
                 b_CZ[mine] = b
-        return ClientGradients(g_CP, reads=tuple(programs))
+        return ClientGradients(g_CP, tuple(squares or ()), reads=tuple(programs))
 
     def program(self, batch: ClientBatches) -> BatchedProgram:
         """For batches of this length; those that were used last are kept."""
-        inputs_CB = upcast_inputs(batch.inputs_CB, self.flat.dtype)
-        key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(inputs_CB).items())
+        key = tuple((name, each.shape[1:], each.dtype) for name, each in tensors_of(batch.inputs_CB).items())
         known = self._programs.pop(key, None)
         if known is None:
             while len(self._programs) >= KEPT:
                 self._programs.pop(next(iter(self._programs)))
-            one = map_tensors(lambda each: each[0], inputs_CB)
-            known = BatchedProgram(self.flat, one, self._whole, self._apart)
+            one = upcast_inputs(map_tensors(lambda each: each[0], batch.inputs_CB), self.flat.dtype)
+            known = BatchedProgram(self.flat, one, self._whole, self._apart, self._table, self._filters)
         self._programs[key] = known
         return known
 
@@ -188,6 +196,7 @@ class CompiledGradients:
         batch: ClientBatches,
         correction_CP: Tensor | None,
         g_CP: Tensor,
+        squares: list[Tensor] | None,
     ) -> None:
         """On a CPU as many clients at a time as its nearer memory holds an activation of."""
         length = batch.mask_CB.shape[1]
@@ -199,7 +208,7 @@ class CompiledGradients:
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)
             correction = None if correction_CP is None else correction_CP[mine]
-            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine])
+            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine], squares)
 
     def _together(
         self,
@@ -209,6 +218,7 @@ class CompiledGradients:
         batch: ClientBatches,
         correction_CP: Tensor | None,
         g_CP: Tensor,
+        squares: list[Tensor] | None,
     ) -> None:
         named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
@@ -218,74 +228,29 @@ class CompiledGradients:
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
         scale = self._casting.scale
         source = None if batch.stream is None else RandomSource(batch.stream)
+        places = GradientPlaces(
+            self._views(g_CP, b_CZ), {} if correction_CP is None else self._views(correction_CP, b_CZ), squares, scale,
+            set(),
+        )  # fmt: skip
+        inputs_CB = batch.inputs_CB if program.casts_inputs else upcast_inputs(batch.inputs_CB, self.flat.dtype)
         with torch.enable_grad(), self._casting.forward():
-            # clones: a module may write into what it is given
             outputs_CB = program(
-                {**named, **written}, shared, upcast_inputs(batch.inputs_CB, self.flat.dtype).clone(), source
-            )
+                {**named, **written}, shared, inputs_CB.clone() if program.recording.writes_inputs else inputs_CB,
+                source, self.compute, places,
+            )  # fmt: skip
         with torch.enable_grad():
             losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))
         self.mapped |= program.mapped
-        views, corrections = self.layout.named(g_CP, b_CZ), None
-        if correction_CP is not None:
-            corrections = self.layout.named(correction_CP, b_CZ)
         for name, weight in weights.items():
-            part = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            ops.settle(part, views[name], None if corrections is None else corrections[name], scale)
+            if name not in places.written:
+                part = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                place = places.gradients[name]
+                ops.settle(part, place, places.corrections.get(name), scale)
+                if squares is not None:
+                    squares.append(place.flatten(1).square().sum(dim=1, keepdim=True))
         for name, value in written.items():
             named[name].copy_(value)
-
-
-class Stacked:
-    """One pass forward and one back for all clients, through the module's client-batched
-    program."""
-
-    def __init__(
-        self, flat: FlatModule, loss: Loss, inputs: Inputs, compute: precision.Precision = "fp32", labels: bool = False
-    ):
-        """`labels`: every target is a class number, so that the library's cross-entropy has a
-        stacked form."""
-        self.flat, self.compute = flat, compute
-        self.program = TracedProgram(flat, inputs)
-        if self.program.gives_more and not isinstance(loss, LossOnScores):
-            raise UnsupportedModule("a loss of one's own, of an output that is no tensor")
-        self.ops = ops.table(inputs.device, flat.dtype)
-        reorder = self.ops.reorder
-        self.layout = ParameterLayout(flat) if reorder is None else ParameterLayout(flat, self.program.filters, reorder)
-        self._losses = PerClientLoss(loss, flat.dtype, self.ops, labels)
-        self.even = self._losses.even
-        self.poisoned = False
-        """Whether the place for the gradients is filled with what is no number first, so that a
-        trial shows whether every value is written."""
-
-    def __call__(
-        self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST
-    ) -> ClientGradients:
-        named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
-        weights = {name: named[name].requires_grad_() for name in self.flat.names}
-        g_CP = empty_rows(len(x_CP), x_CP.shape[1], x_CP)
-        if self.poisoned:
-            g_CP.fill_(torch.nan)
-        sinks = Sinks(
-            self._views(g_CP, b_CZ),
-            {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
-            [] if wanted.squares and self.ops.squares else None,
-        )
-        scale = loss_scale(self.compute)
-        with torch.enable_grad():
-            source = None if batch.stream is None else RandomSource(batch.stream)
-            outputs_CB, sunk = self.program(named, batch.inputs_CB, self.ops, self.compute, sinks, scale, source)
-            losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
-            losses_C.backward(torch.full_like(losses_C, scale))
-        for name, weight in weights.items():
-            if name not in sunk:
-                part = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                sink = sinks.gradients[name]
-                ops.settle(part, sink, sinks.corrections.get(name), scale)
-                if sinks.squares is not None:
-                    sinks.squares.append(sink.flatten(1).square().sum(dim=1, keepdim=True))
-        return ClientGradients(g_CP, tuple(sinks.squares or ()))
 
     def _views(self, rows_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
         views = self.layout.named(rows_CP, b_CZ)

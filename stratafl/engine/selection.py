@@ -20,7 +20,7 @@ from stratafl.engine import ops, precision
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
-from stratafl.engine.gradients import BatchedGradients, CompiledGradients, Stacked, VmapGradients, in_module_order
+from stratafl.engine.gradients import BatchedGradients, CompiledGradients, VmapGradients, in_module_order
 from stratafl.engine.module_profile import CoarsestDtype, ModuleProfile, profile_module, sanitise_samples
 from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 
     def gradients(self, method: BatchedGradients, flat: FlatModule) -> tuple[Tensor, Tensor]:
         """What a method gives these clients, all in the type of `flat`, and their buffers after."""
-        if isinstance(method, Stacked | CompiledGradients):
+        if isinstance(method, CompiledGradients):
             method.poisoned = True
         # copies: a module or a loss may write into what it is given
         batch = _cast_batch(self.batch, flat.dtype)
@@ -179,11 +179,14 @@ MAX_NAMED_OPS = 3
 """Operations without a form of which `how` names each."""
 
 
+GradientMethodMaker = Callable[[FlatModule, precision.Precision], BatchedGradients]
+
+
 class Candidate(NamedTuple):
     """A method that may be tried."""
 
     name: GradientMethodName
-    make: Callable[[FlatModule, precision.Precision], BatchedGradients]
+    make: GradientMethodMaker
     is_last: bool = True
     """Whether its reason is the one to tell, where none of this name does."""
 
@@ -261,35 +264,22 @@ def _candidates(
     known: ModuleProfile,
     tried: list[Trial],
 ) -> Iterator[Candidate]:
-    """The methods there are, each in the order in which they are tried: of the stacked ones first
-    that of a module's layers, which has kernels of its own."""
+    """The methods there are, each in the order in which they are tried."""
     for name in methods:
         if name == "vmap":
             yield Candidate(name, lambda flat, compute: VmapGradients(flat, loss, inputs.device, compute))
             continue
-        # of weights that nobody trains a recording makes one product of all clients' samples
-        if not known.writes and all(each.requires_grad for each in flat.module.parameters()):
-            yield Candidate(
-                name,
-                lambda flat, compute: Stacked(flat, loss, as_type(inputs, flat.dtype), compute, labels),
-                is_last=False,
-            )
-        if (
-            not known.autocasts
-            and len(tried) > 1
-            and can_pad(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
-        ):
-            yield Candidate(
-                name,
-                lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels, pads=True),
-                is_last=False,
-            )
-        yield Candidate(name, lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels))
-        yield Candidate(
-            name,
-            lambda flat, compute: CompiledGradients(flat, loss, inputs.device, compute, labels, apart=True),
-            is_last=False,
-        )
+
+        def compiled(pads: bool = False, apart: bool = False, kernels: bool = True) -> GradientMethodMaker:
+            return lambda flat, compute: CompiledGradients(flat, loss, inputs, compute, labels, pads, apart, kernels)
+
+        several = not known.autocasts and len(tried) > 1
+        pads = several and can_pad(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
+        if pads:
+            yield Candidate(name, compiled(pads=True), is_last=False)
+        yield Candidate(name, compiled())
+        yield Candidate(name, compiled(pads=pads, kernels=False), is_last=False)
+        yield Candidate(name, compiled(apart=True), is_last=False)
 
 
 def _describe(name: GradientMethodName, reasons: list[str], on_trial: Sequence[BatchedGradients]) -> str:

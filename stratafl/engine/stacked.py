@@ -39,7 +39,7 @@ from stratafl.engine.chunk import (
     max_chunk_size,
 )
 from stratafl.engine.cuda_graphs import CapturedStep, CapturePolicy, ChunkIndices, StaticInputs
-from stratafl.engine.gradients import BatchedGradients, CompiledGradients, Stacked, in_module_order
+from stratafl.engine.gradients import BatchedGradients, CompiledGradients, in_module_order
 from stratafl.engine.loop import LoopEngine, limit_threads
 from stratafl.engine.module_profile import PROBE_SAMPLES
 from stratafl.engine.ops import table
@@ -332,12 +332,10 @@ class StackedEngine:
 
                 apply_step(rows, gradients, 0.0, self._ops, uncounted)
 
-        self.chunk, way = clients, self._differentiate
+        self.chunk = clients
         batch_bytes = self._places * self._sample_bytes
-        # a recorded module's activations are looked after where they are computed
-        value_bytes = self._places * way.program.sample_bytes if isinstance(way, Stacked) else 0
         with preserve_rng(x_P.device), float32_matmul_precision(self.precision, x_P.device):
-            return max_chunk_size(x_P.device, clients, x_P.nbytes, batch_bytes, value_bytes, attempt)
+            return max_chunk_size(x_P.device, clients, x_P.nbytes, batch_bytes, attempt)
 
     def _captured_for(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""

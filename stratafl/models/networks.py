@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -56,39 +55,17 @@ def _after_two_convolutions(size: int) -> int:
     return ((size - 4) // 2 - 4) // 2
 
 
-class Recurrent(nn.LSTM):
-    """`nn.LSTM` written out step by step: the stacked engine has kernels for a layer of this kind,
-    and a mapping over clients by `torch.func` does not come upon cuDNN's layer."""
-
-    def forward(self, x_BTF: Tensor) -> Tensor:  # type: ignore[override]
-        for layer in range(self.num_layers):
-            weight_in, weight_state, bias_in, bias_state = (
-                getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
-            gates_BTG = functional.linear(x_BTF, weight_in, bias_in + bias_state)
-            hidden = torch.zeros_like(gates_BTG[:, 0, : self.hidden_size])
-            cell = torch.zeros_like(hidden)
-            outputs = []
-            for gates in gates_BTG.unbind(1):
-                enter, forget, new, leave = (gates + functional.linear(hidden, weight_state)).chunk(4, dim=-1)
-                cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
-                hidden = leave.sigmoid() * cell.tanh()
-                outputs.append(hidden)
-            x_BTF = torch.stack(outputs, dim=1)
-        return x_BTF
-
-
 class NextCharacter(nn.Module):
     """Embedding, recurrent layers, and a guess at what follows the sequence."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.recurrent = Recurrent(embedding, hidden, layers, batch_first=True)
+        self.recurrent = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, codes_BT: Tensor) -> Tensor:
-        return self.output(self.recurrent(self.embedding(codes_BT.long()))[:, -1])
+        return self.output(self.recurrent(self.embedding(codes_BT.long()))[0][:, -1])
 
 
 @register(example=((80,), 80))

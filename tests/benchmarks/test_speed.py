@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typer.testing import CliRunner
 
 from benchmarks.speed import measure as module
@@ -24,7 +24,6 @@ from benchmarks.speed.roofline import Rates
 from stratafl.base.errors import InvalidInput
 from stratafl.engine import kernels
 from stratafl.engine.precision import PRECISIONS, float32_matmul_precision
-from stratafl.models.networks import Recurrent, lstm
 from tests.cli.test_widths import WIDTHS, check
 
 
@@ -147,24 +146,6 @@ def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     assert written["failed"] == {"vmap:fp32": "OutOfMemoryError: no room"}
     assert [row["engine"] for row in written["rows"]] == ["plain loop"]
     assert "vmap:fp32: failed: OutOfMemoryError: no room" in CliRunner().invoke(app, [*small, *chosen]).stdout
-
-
-def test_loops_train_the_librarys_lstm() -> None:
-    """A user would not write out its steps; weights and mathematics are the same."""
-    torch.manual_seed(0)
-    ours = lstm((7,), 5, vocabulary=9, embedding=3, hidden=4).double()
-    theirs = torch_baselines.as_written(ours)
-    assert isinstance(ours.recurrent, Recurrent)
-    assert isinstance(theirs.recurrent, nn.LSTM) and not isinstance(theirs.recurrent, Recurrent)
-    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
-    codes = torch.randint(9, (6, 7))
-    pull = torch.randn(6, 5, dtype=torch.float64)
-    results = []
-    for each in (ours, theirs):
-        output = each(codes)
-        results.append([output, *torch.autograd.grad((output * pull).sum(), list(each.parameters()))])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
 def test_recurrent_layers_have_the_precision_asked_for() -> None:

@@ -24,7 +24,6 @@ from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
 from stratafl.engine.compiler.capture import trace_fx
 from stratafl.engine.gradients import PerClientLoss
-from stratafl.engine.trace import program as trace
 from stratafl.engine.validation import ModelUnderTest, check_single_sample_batches
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -67,17 +66,17 @@ def of_losses(problem: BaseException) -> None:
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "copied", raising(problem))
+    monkeypatch.setattr(selection, "copy_module", raising(problem))
     selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "Stacked", raising(problem))
+    monkeypatch.setattr(selection, "CompiledGradients", raising(problem))
     selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padding, "recorded", raising(problem))
+    monkeypatch.setattr(padding, "capture", raising(problem))
     mask_CB = torch.ones(1, 6, dtype=torch.bool)
     padding.can_pad(FlatModule(nn.Linear(4, 3)), ClientBatches(X[None], LABELS[None], mask_CB, np.array([6])))
 
@@ -104,9 +103,6 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "the default engine": lambda problem, _: module_profile.count_operations(training(problem), torch.arange(4)),
     "an augmentation of stacks": lambda problem, _: batches.supports_stacked_batches(raising(problem), X, 0),
     "recording": lambda problem, _: trace_fx(raising(problem), [X]),
-    "tracing": lambda problem, patch: (
-        patch.setattr(trace, "_Tracer", raising(problem)), trace.TracedProgram(FlatModule(nn.Linear(4, 3)), X),
-    ),
     "padding": of_padding,
     "an operation that is mapped": of_one_operation,
     "a batch of one": lambda problem, _: check_single_sample_batches(

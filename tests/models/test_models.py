@@ -9,7 +9,6 @@ from torch.func import functional_call, grad, vmap
 
 from stratafl.base.errors import InvalidInput
 from stratafl.models import registry
-from stratafl.models.networks import Recurrent
 from stratafl.models.registry import build, catalogue, count_parameters
 
 RATES = {"lstm": 0.5, "resnet18_gn": 0.003}
@@ -73,14 +72,6 @@ def test_models_train_on_the_shapes_of_each_data_set(data):
             optimiser.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0], (name, losses)
-
-
-def test_recurrent_is_the_lstm_of_torch():
-    reference = nn.LSTM(4, 6, 2, batch_first=True)
-    ours = Recurrent(4, 6, 2, batch_first=True)
-    ours.load_state_dict(reference.state_dict())
-    x = torch.randn(3, 9, 4)
-    torch.testing.assert_close(ours(x), reference(x)[0])
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")

@@ -11,7 +11,7 @@ numbers alone is the same for all.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -64,6 +64,8 @@ class CapturedGraph(NamedTuple):
     """Buffers that the module puts another tensor in the place of, with what it puts there."""
     written: set[str]
     """Buffers that change."""
+    writes_inputs: bool
+    """Whether inputs may change."""
     stacked: set[fx.Node]
     """Nodes whose values have a row for every client."""
     fixed: set[fx.Node]
@@ -131,7 +133,7 @@ def capture(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool =
         raise UnsupportedModule("an output that does not depend on the input")
     return CapturedGraph(
         known.needed([*outputs, *replacing]), given, inner, constants, outputs, told["form"], replaced,
-        known.written | set(replaced), stacked, known.fixed(stacked),
+        known.written | set(replaced), known.writes_to(inner), stacked, known.fixed(stacked),
     )  # fmt: skip
 
 
@@ -222,6 +224,13 @@ class _Flow:
         if any(node.op == "get_attr" or (node.op == "placeholder" and not self._own(node)) for node in found):
             raise UnsupportedModule("a client's values written to what all clients share")
         return found
+
+    def writes_to(self, nodes: Collection[fx.Node]) -> bool:
+        """Whether anything is written to the memory of these, or something unknown is called."""
+        memory = {self._memory[node] for node in nodes}
+        targets = [target for targets in self._targets.values() for target in targets]
+        unknown = any(isinstance(node.target, OpaqueFunction) for node in self._nodes)
+        return unknown or any(self._memory[target] in memory for target in targets)
 
     def fixed(self, stacked: set[fx.Node]) -> set[fx.Node]:
         """The nodes that are made of numbers and constants alone, and whose memory nothing is

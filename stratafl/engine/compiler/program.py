@@ -11,7 +11,7 @@ made where it will be needed, since a step that waits for the host cannot become
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,11 +25,21 @@ from stratafl.base.rng import PROCESS
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
+from stratafl.engine import ops
 from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
 from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
-from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, tensor_arguments, wrap
+from stratafl.engine.compiler.forms.stack import (
+    BatchingRule,
+    Context,
+    GradientPlaces,
+    PerClient,
+    tensor_arguments,
+    wrap,
+)
+from stratafl.engine.compiler.fusion import FusedOp, fuse, is_pointwise_node, out_of_place, overwrites_alone
 from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, capture, op_name
 from stratafl.engine.module_profile import written
+from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
 
 
@@ -80,19 +90,39 @@ class Instruction(NamedTuple):
 class BatchedProgram:
     """The steps of a module on batches of one length; calling it gives all clients' outputs."""
 
-    def __init__(self, flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False):
+    def __init__(
+        self,
+        flat: FlatModule,
+        inputs: Inputs,
+        whole: bool = False,
+        apart: bool = False,
+        table: ops.Table | None = None,
+        filters: Collection[str] | None = None,
+    ):
         """`inputs`: a batch of one client; `whole`: all that the module returns is wanted, not only
-        the scores in it; `apart`: functions whose gradient is their own are one operation each."""
+        the scores in it; `apart`: functions whose gradient is their own are one operation each;
+        `table`: the kernels that take the place of operations, if any; `filters`: the parameters
+        that may lie channels-last, None for all."""
         self.recording = capture(flat, inputs, whole, apart)
+        self._table = ops.PLAIN if table is None else table
+        fused = [] if table is None else fuse(self.recording, flat.names, table, filters)
+        self._fused = {op.nodes[0]: op for op in fused}
+        within = {node for op in fused for node in op.nodes[1:]}
+        self._results = {op.nodes[-1] for op in fused}
+        self.filters = {str(op.names[0]) for op in fused if op.kernel.startswith("conv2d")}
+        """The parameters that kernels take as filters."""
+        by_kernels = {op.source for op in fused if op.parameters}
+        self.casts_inputs = all(node in by_kernels and len(node.users) == 1 for node in self.recording.inputs)
+        """Whether only kernels see the inputs, which take 16 bits as well."""
         self.mapped: set[str] = set()
         """Operations that had no form and were mapped over the clients."""
-        names = {op_name(node) for node in self.recording.nodes if not _is_pointwise(node)}
-        self._is_pooled = "max_pool2d" in names and names <= CHANNELS_LAST_SAFE
-        """Whether images are pooled, for which a CPU's library is several times as fast where they
-        lie channels-last."""
+        names = {op_name(node) for node in self.recording.nodes if not is_pointwise_node(node)}
+        self._is_last = bool(self.filters) or ("max_pool2d" in names and names <= CHANNELS_LAST_SAFE)
+        """Whether images lie channels-last: kernels leave them so, and a CPU's library pools them
+        several times as fast."""
         self._device = inputs.device
         fixed = [node for node in self.recording.nodes if node in self.recording.fixed]
-        others = [node for node in self.recording.nodes if node not in self.recording.fixed]
+        others = [node for node in self.recording.nodes if node not in self.recording.fixed and node not in within]
         wanted = [*self.recording.outputs, *self.recording.replaced.values()]
         ends = _last_uses(others, wanted)
         self._steps = [self._step(node, ends.get(node, [])) for node in others]
@@ -106,13 +136,23 @@ class BatchedProgram:
                 _execute(self._step(node, ends.get(node, [])), Context(0, None), self._fixed)
 
     def __call__(
-        self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs, source: RandomSource | None
+        self,
+        named: Mapping[str, Tensor],
+        shared: Mapping[str, Tensor],
+        inputs_CB: Inputs,
+        source: RandomSource | None,
+        compute: Precision = "fp32",
+        places: GradientPlaces | None = None,
     ) -> Any:
         """What the module returns, with the clients in front of every tensor in it. `named`: every
         client's own, (C, *shape), of which buffers that change are changed; `shared`: what all
-        clients have alike."""
+        clients have alike; `compute`: in what kernels hold their operands; `places`: where they
+        write gradients."""
         given, on_cpu = tensors_of(inputs_CB), self._device.type == "cpu"
-        frame = Context(len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_pooled)
+        frame = Context(
+            len(inputs_CB), source, mapped=self.mapped, channels_last=on_cpu and self._is_last, table=self._table,
+            compute=compute, places=places,
+        )  # fmt: skip
         values = dict(self._fixed)
         for node, name in self.recording.given.items():
             values[node] = PerClient(named[name]) if name in named else shared[name]
@@ -129,12 +169,19 @@ class BatchedProgram:
         return map_outputs(self.recording.form, lambda _: frame.expanded(values[next(outputs)]))
 
     def _step(self, node: fx.Node, done: list[fx.Node]) -> Instruction:
+        op = self._fused.get(node)
+        if op is not None:
+            inputs = ValueRef(op.source), [None if each is None else ValueRef(each) for each in op.parameters]
+            shape = _shape(op.nodes[-1].meta.get("val"))
+            return Instruction(op.nodes[-1], _fused_runner(op), [*inputs], {}, shape, done)
         args, kwargs = (fx.node.map_arg(each, ValueRef) for each in (list(node.args), dict(node.kwargs)))
         args, kwargs = (_normalise_arguments(each, self._device) for each in (args, kwargs))
         return Instruction(node, self._runner(node), args, kwargs, _shape(node.meta.get("val")), done)
 
     def _runner(self, node: fx.Node) -> Callable[[Context, Any, Any], Any]:
         op: Any = node.target
+        if node.args and node.args[0] in self._results and overwrites_alone(node):
+            op = out_of_place(node)  # a kernel's result is a view, and may be needed on the way back
         if op is operator.getitem:
             return lambda frame, args, kwargs: args[0][args[1]]
         if isinstance(op, OpaqueFunction) and node in self.recording.stacked:
@@ -143,7 +190,7 @@ class BatchedProgram:
             if node in self.recording.stacked:
                 raise UnsupportedModule(f"operation {getattr(op, '__name__', op)}")
             return lambda frame, args, kwargs: op(*args, **kwargs)
-        form = FORMS.get(op_name(node)) or (axes.pointwise if axes.is_pointwise(op) else None)
+        form = FORMS.get(_overload_name(op)) or (axes.pointwise if axes.is_pointwise(op) else None)
         if form is None and torch.Tag.nondeterministic_seeded in op.tags and op_name(node) not in RANDOM_IF_DROPOUT:
             raise UnsupportedModule(f"operation {op_name(node)}, which draws")
         if node not in self.recording.stacked:
@@ -202,8 +249,12 @@ class VmapFallback:
         return tuple(PerClient(torch.stack(parts)) for parts in zip(*results, strict=True))
 
 
-def _is_pointwise(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and axes.is_pointwise(node.target)
+def _fused_runner(op: FusedOp) -> Callable[[Context, Any, Any], Any]:
+    return lambda frame, args, kwargs: op.run(frame, *args)
+
+
+def _overload_name(op: torch._ops.OpOverload) -> str:
+    return op._opname if op._namespace == "aten" else str(op)
 
 
 def _substitute(value: Any, own: Any) -> Any:

@@ -12,6 +12,7 @@ from stratafl.engine.compiler.forms.stack import (
     Context,
     PerClient,
     align_rank,
+    is_channels_last,
     rank_of,
     tensor_arguments,
     wrap,
@@ -223,6 +224,14 @@ def viewed(frame: Context, op: Any, x: Any, *more: Any, **kwargs: Any) -> Any:
     return reshaped(frame, op, x)
 
 
+def flattened(frame: Context, op: Any, x: Any, start: int = 0, end: int = -1) -> Any:
+    """Images that a kernel left channels-last become rows in the module's order by another."""
+    given = frame.expanded(x)
+    if is_channels_last(given) and (start % 4, end % 4) == (1, 3):
+        return PerClient(frame.table.functions["flatten"](given.movedim(2, -1)))
+    return reshaped(frame, op, x)
+
+
 def expand_rule(frame: Context, op: Any, x: Any, *_: Any, **__: Any) -> Any:
     return PerClient(align_rank(x, len(frame.shape)).expand(frame.clients, *frame.shape))
 
@@ -256,6 +265,7 @@ FORMS: dict[str, BatchingRule] = {
     **dict.fromkeys(("repeat", "tile"), repeated),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new),
     **dict.fromkeys(("t", "numpy_T", "matrix_H"), transpose_rule),
+    "flatten": flattened,
     "broadcast_tensors": broadcast,
     "view": viewed,
     "view_as_complex": complex_pairs,

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from stratafl.engine import ops, precision
-from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, tensor_arguments, wrap
+from stratafl.engine.compiler.forms.stack import (
+    BatchingRule,
+    Context,
+    PerClient,
+    is_channels_last,
+    tensor_arguments,
+    wrap,
+)
 from stratafl.engine.random_streams import multinomial
 
 
@@ -16,7 +23,10 @@ def dropped(frame: Context, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
     rows = torch.float32 if x.dtype in precision.HALF_DTYPES.values() else x.dtype
-    return ops.table(x.device, rows).functions["dropout"](x, p, frame.draws())
+    kernel = ops.table(x.device, rows).functions["dropout"]
+    if is_channels_last(x):
+        return kernel(x.movedim(2, -1), p, frame.draws(), True).movedim(-1, 2)
+    return kernel(x, p, frame.draws(), False)
 
 
 def dropout(frame: Context, op: Any, x: Any, p: float, train: bool) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from stratafl.engine import ops
+from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
 
 
@@ -27,6 +29,27 @@ class PerClient:
         return self.t.dim() - 1
 
 
+class GradientPlaces(NamedTuple):
+    """Where parameters' gradients are wanted, by name."""
+
+    gradients: Mapping[str, Tensor]
+    corrections: Mapping[str, Tensor]
+    """What is to be added to them."""
+    squares: list[Tensor] | None
+    """Collects parts (C, n) of the sums of squares of what was written."""
+    scale: float
+    """How much larger than they are the gradients of activations arrive."""
+    written: set[str]
+    """The parameters whose gradients the backward pass, as far as it has come, has written."""
+
+    def sink(self, names: Sequence[str | None]) -> ops.Sink:
+        """Those of a layer's two parameters."""
+        views: list[Any] = [
+            values.get(name or "") for values in (self.gradients, self.corrections) for name in (*names, None)[:2]
+        ]
+        return ops.Sink(*views)._replace(squares=self.squares)
+
+
 @dataclass
 class Context:
     """What one run of a program has besides its values."""
@@ -40,6 +63,33 @@ class Context:
     """Operations that had no form and were mapped over the clients."""
     channels_last: bool = False
     """Whether convolutions leave their images so."""
+    table: ops.Table = field(default_factory=lambda: ops.PLAIN)
+    """What this device computes with."""
+    compute: Precision = "fp32"
+    places: GradientPlaces | None = None
+    """Where kernels write gradients; None leaves them to autograd."""
+
+    def kernel(self, name: str, parameters: Sequence[str | None], shared: bool) -> Callable[..., Tensor]:
+        """A kernel that writes the gradients of these parameters where they are wanted, if it can;
+        `shared`: whether something else uses them, too, whose gradient autograd must add."""
+        places = self.places
+        if places is None or name not in self.table.sinking:
+            return self.table.functions[name]
+        if shared:
+            return ops.TORCH[name]
+        names = [each for each in parameters if each is not None]
+
+        def call(*args: Any) -> Tensor:
+            sink, scale = places.sink(parameters), places.scale
+            y = self.table.functions[name](*args, sink=sink, grad_scale=scale)
+            if y.requires_grad:
+                # what comes out may be cut off from the loss: its gradients are written only if it
+                # is reached (a hook that knew the context would keep all values alive)
+                written = places.written
+                y.register_hook(lambda _: written.update(names))
+            return y
+
+        return call
 
     def images(self, each: list[Tensor]) -> PerClient:
         """Every client's, as they are to lie."""
@@ -65,6 +115,11 @@ class Context:
 
 BatchingRule = Callable[..., Any]
 """(frame, operation, arguments) -> a `Stack`, several, or NotImplemented."""
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether clients' images lie channels-last, as kernels leave them."""
+    return x.dim() == 5 and x.shape[2] > 1 and x.movedim(2, -1).is_contiguous()
 
 
 def rank_of(value: Any) -> int:

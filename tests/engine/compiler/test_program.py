@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.core.flat_module import FlatModule
+from stratafl.engine import ops
 from stratafl.engine.batches import ClientBatches
-from stratafl.engine.compiler.capture import UnsupportedModule
-from stratafl.engine.gradients import Stacked
+from stratafl.engine.compiler.padding import can_pad
+from stratafl.engine.compiler.program import BatchedProgram
+from stratafl.engine.gradients import CompiledGradients
 from stratafl.engine.selection import select_gradient_method
-from stratafl.engine.trace.program import TracedProgram
 from stratafl.models.networks import lstm, resnet18_gn
 
 
@@ -45,10 +46,10 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     module."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
-    program = TracedProgram(flat, inputs_CB[0])
+    program = BatchedProgram(flat, inputs_CB[0], table=ops.PLAIN)
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
-    outputs_CB, _ = program(named, inputs_CB)
+    outputs_CB = program(named, {}, inputs_CB, None)
     weights = [named[name] for name in flat.names]
     parts = torch.autograd.grad(outputs_CB.cos().sum(), weights, allow_unused=True, materialize_grads=True)
     worst = 0.0
@@ -130,7 +131,7 @@ def test_resnet() -> None:
     torch.manual_seed(0)
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
-    stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
+    stacked = CompiledGradients(flat, F.cross_entropy, inputs, labels=True)
     x_P, b_Z = flat.row(flat.module)
     batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]
@@ -150,14 +151,14 @@ MIXING = {
     "joined samples": lambda m, x: torch.cat([x * m.weight, x], dim=0),
     "sorted": lambda m, x: (x * m.weight).sort(dim=0).values,
     "features as a batch": lambda m, x: x.view(x.shape[0], 2, 3) * m.weight.view(2, 3) + x.mean(dim=1)[:, None],
-    "in place and used again": lambda m, x: (lambda y: F.relu(y, inplace=True) + y)(x * m.weight),
 }
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_what_mixes_samples_is_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModule):
-        difference(Of(MIXING[name]), VECTORS)
+def test_what_mixes_samples_is_not_padded(name: str) -> None:
+    mask_CB = torch.ones(len(VECTORS), VECTORS.shape[1], dtype=torch.bool)
+    batch = ClientBatches(VECTORS, VECTORS, mask_CB, np.full(len(VECTORS), VECTORS.shape[1]))
+    assert not can_pad(FlatModule(Of(MIXING[name]).double()), batch)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_the_user_s_module_is_left_alone() -> None:
     module = Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
     flat = FlatModule(module)
     before = set(vars(flat.module))
-    TracedProgram(flat, VECTORS[0].float())
+    BatchedProgram(flat, VECTORS[0].float())
     assert set(vars(flat.module)) == before
 
 

@@ -1,1 +1,0 @@
-"""From a plain module to operations on all clients at once."""
