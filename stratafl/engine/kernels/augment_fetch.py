@@ -64,8 +64,10 @@ def fetch(
         clients, batch, height, width, channels, dtype=activation_dtype(compute), device=data_NKHW.device
     )
     step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
+    golden, first, second = MIXING
     _load_images[(clients * batch,)](
-        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING,
-        batch, channels, height, width, PAD, next_power_of_two(height * width),
+        data_ptr=data_NKHW, index_ptr=index_CB.contiguous(), client_ptr=client_C, step_ptr=step, out_ptr=out_CBHWK,
+        start=stream_prefix(seed, Stream.TRANSFORM), golden=golden, first=first, second=second,
+        B=batch, K=channels, H=height, W=width, MARGIN=PAD, BLOCK=next_power_of_two(height * width),
     )  # fmt: skip
     return out_CBHWK.permute(0, 1, 4, 2, 3)

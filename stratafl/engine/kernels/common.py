@@ -145,7 +145,11 @@ class DotOperands(NamedTuple):
         clients, count = x.shape[0], x[0].numel()
         peaks = torch.empty((clients, PEAKS.value if self.scaled else 0), dtype=torch.int32, device=x.device)
         if self.scaled:
-            _peaks[(PEAKS.value, clients)](x, peaks, x.stride(0), count, min(2048, next_power_of_two(count, 1)))
+            _peaks[(PEAKS.value, clients)](
+                x_ptr=x, peak_ptr=peaks,
+                stride=x.stride(0),
+                N=count, BLOCK=min(2048, next_power_of_two(count, 1)),
+            )  # fmt: skip
         return peaks
 
 

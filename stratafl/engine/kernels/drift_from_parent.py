@@ -42,7 +42,9 @@ def drift(x_NP: Tensor, parents_MP: Tensor, of_N: Tensor, rate_N1: Tensor, plus_
     out_NP = torch.empty(x_NP.shape, dtype=x_NP.dtype, device=x_NP.device)
     block = min(4096, next_power_of_two(parameters))
     _drift[(children, cdiv(parameters, block))](
-        x_NP.contiguous(), parents_MP.contiguous(), of_N, rate_N1.contiguous(), out_NP if plus is None else plus,
-        out_NP, parameters, 0 if plus is None else plus.stride(0), plus is not None, math.gcd(parameters, 4), block,
+        x_ptr=x_NP.contiguous(), parents_ptr=parents_MP.contiguous(), of_ptr=of_N, rate_ptr=rate_N1.contiguous(),
+        plus_ptr=out_NP if plus is None else plus, out_ptr=out_NP,
+        stride_plus=0 if plus is None else plus.stride(0),
+        P=parameters, PLUS=plus is not None, ALIGN=math.gcd(parameters, 4), BLOCK=block,
     )  # fmt: skip
     return out_NP

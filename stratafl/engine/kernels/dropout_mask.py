@@ -62,9 +62,12 @@ class Draw(NamedTuple):
 
 def _dropped(x: Tensor, draw: Draw) -> Tensor:
     y, count = torch.empty_like(x), x[0].numel()
+    golden, first, second = MIXING
     _dropout[(cdiv(count, BLOCK), len(x))](
-        x, y, draw.client_C, draw.step, draw.step.dim(), draw.start, draw.number, draw.below, draw.scale, *MIXING,
-        count, draw.channels, draw.pixels, BLOCK,
+        x_ptr=x, y_ptr=y, client_ptr=draw.client_C, step_ptr=draw.step,
+        step_stride=draw.step.dim(), start=draw.start, draw=draw.number, below=draw.below, scale=draw.scale,
+        golden=golden, first=first, second=second, count=count,
+        K=draw.channels, PIXELS=draw.pixels, BLOCK=BLOCK,
     )  # fmt: skip
     return y
 

@@ -91,7 +91,11 @@ class _Embedding(torch.autograd.Function):
         weight, stride_w = per_client_parameter(w)
         be = next_power_of_two(features, 1)
         bn = max(1, 2048 // be)
-        _forward[(cdiv(count, bn), clients)](codes, weight, y, stride_w, count, entries, features, bn, be)
+        _forward[(cdiv(count, bn), clients)](
+            code_ptr=codes, w_ptr=weight, y_ptr=y,
+            stride_w=stride_w,
+            N=count, V=entries, E=features, BN=bn, BE=be,
+        )  # fmt: skip
         ctx.save_for_backward(codes, w)
         ctx.plan = sink, grad_scale
         return y
@@ -112,8 +116,10 @@ class _Embedding(torch.autograd.Function):
         codes, place, start = _sorted(codes, entries, bv) if many else (codes, codes, codes)
         programs = cdiv(entries, bv) * cdiv(features, be)
         _weight_gradient[(programs, clients)](
-            codes, place, start, dy_[0].contiguous(), dw.grad, dw.extra, dw.parts(programs), dw.grad.stride(0),
-            1 / grad_scale, codes.shape[1], entries, features, dw.corrected, many, bv, bn, be,
+            code_ptr=codes, place_ptr=place, start_ptr=start, dy_ptr=dy_[0].contiguous(), dw_ptr=dw.grad,
+            extra_ptr=dw.extra, squares_ptr=dw.parts(programs),
+            stride_w=dw.grad.stride(0), scale=1 / grad_scale,
+            N=codes.shape[1], V=entries, E=features, EXTRA=dw.corrected, SORTED=many, BV=bv, BN=bn, BE=be,
         )  # fmt: skip
         return None, None if sink else dw.grad, None, None, None
 

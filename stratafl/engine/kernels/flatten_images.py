@@ -32,7 +32,10 @@ def _transpose(x_ptr, out_ptr, A, B, BA: tl.constexpr, BB: tl.constexpr):
 def _transposed(x: Tensor, samples: int, a: int, b: int) -> Tensor:
     out = torch.empty((samples, b, a), dtype=x.dtype, device=x.device)
     ba, bb = min(64, next_power_of_two(a, 1)), min(64, next_power_of_two(b, 1))
-    _transpose[(samples, triton.cdiv(a, ba), triton.cdiv(b, bb))](x.contiguous(), out, a, b, ba, bb)
+    _transpose[(samples, triton.cdiv(a, ba), triton.cdiv(b, bb))](
+        x_ptr=x.contiguous(), out_ptr=out,
+        A=a, B=b, BA=ba, BB=bb,
+    )  # fmt: skip
     return out
 
 

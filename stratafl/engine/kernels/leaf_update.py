@@ -194,10 +194,14 @@ def update(
     unbias1, unbias2, *_ = (*numbers.unbias, rate, rate)
     parts = 1 if clip is None else sums.shape[1]
     _update[(cdiv(clients * width, block),)](
-        x_CP, g_CP, first, second, x_CP if path_CP is None else path_CP, rate, unbias1, unbias2, sums,
-        sums if clipped is None else clipped, rate.stride(0) if rate.ndim else 0, clip or 1.0, decay, numbers.beta1,
-        numbers.beta2, 1 - numbers.beta1, 1 - numbers.beta2, numbers.eps, numbers.decoupled, clients, width, parts,
-        clip is not None, numbers.kind, path_CP is not None, clipped is not None, block, next_power_of_two(parts),
+        x_ptr=x_CP, g_ptr=g_CP, first_ptr=first, second_ptr=second, path_ptr=x_CP if path_CP is None else path_CP,
+        lr_ptr=rate, unbias1_ptr=unbias1, unbias2_ptr=unbias2, part_ptr=sums,
+        clipped_ptr=sums if clipped is None else clipped,
+        stride_lr=rate.stride(0) if rate.ndim else 0, clip=clip or 1.0, decay=decay, beta1=numbers.beta1,
+        beta2=numbers.beta2, rest1=1 - numbers.beta1, rest2=1 - numbers.beta2, eps=numbers.eps,
+        decoupled=numbers.decoupled,
+        C=clients, WIDTH=width, PARTS=parts, CLIP=clip is not None, KIND=numbers.kind, PATH=path_CP is not None,
+        COUNT=clipped is not None, BLOCK=block, BLOCK_PARTS=next_power_of_two(parts),
     )  # fmt: skip
 
 
@@ -209,9 +213,15 @@ def _sums(g_CP: Tensor, squares: Sequence[Tensor], width: int, block: int) -> Te
     else:
         parts = cdiv(parameters, block * steps)
         sums = torch.empty((clients, parts), dtype=torch.float32, device=g_CP.device)
-        _squared_norms[(parts, clients)](g_CP, sums, parameters, width, math.gcd(width, 4), block, steps)
+        _squared_norms[(parts, clients)](
+            g_ptr=g_CP, part_ptr=sums,
+            P=parameters, WIDTH=width, ALIGN=math.gcd(width, 4), BLOCK=block, STEPS=steps,
+        )  # fmt: skip
     if sums.shape[1] <= MAX_PARTS:
         return sums
     total = torch.empty((clients, 1), dtype=torch.float32, device=g_CP.device)
-    _sum_parts[(clients,)](sums, total, sums.shape[1], 1024)
+    _sum_parts[(clients,)](
+        part_ptr=sums, out_ptr=total,
+        PARTS=sums.shape[1], BLOCK=1024,
+    )  # fmt: skip
     return total

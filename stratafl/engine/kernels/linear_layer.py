@@ -180,8 +180,11 @@ class _Linear(torch.autograd.Function):
             min(t.k, next_power_of_two(inputs)),
         )
         _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
-            x, weight, bias, y, stride_w, stride_bias, batch, outputs, inputs, relu, b is not None,
-            dot_operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
+            x_ptr=x, w_ptr=weight, b_ptr=bias, y_ptr=y,
+            stride_w=stride_w, stride_bias=stride_bias,
+            B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None,
+            PRECISION=dot_operands(compute).precision, BO=bo, BB=bb, BK=bk,
+            num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y)
         ctx.plan = relu, compute, sink, grad_scale
@@ -207,8 +210,11 @@ class _Linear(torch.autograd.Function):
                 min(t.k, next_power_of_two(outputs)),
             )
             _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
-                dy, y, weight, dx, dy_peaks, by.peaks(weight), stride_w, batch, outputs, inputs, relu, by.precision,
-                by.dtype, by.scaled, bi, bb, bk, num_warps=t.warps, num_stages=t.stages,
+                dy_ptr=dy, y_ptr=y, w_ptr=weight, dx_ptr=dx, dy_peak_ptr=dy_peaks, w_peak_ptr=by.peaks(weight),
+                stride_w=stride_w,
+                B=batch, CO=outputs, CI=inputs, RELU=relu, PRECISION=by.precision, OPERAND=by.dtype,
+                SCALED=by.scaled, BI=bi, BB=bb, BK=bk,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         dw = target(sink, w)
         db = dw if b is None else target(sink, b, bias=True)
@@ -221,9 +227,11 @@ class _Linear(torch.autograd.Function):
         groups = min(GROUPS, cdiv(inputs, bi))
         programs = cdiv(outputs, bo) * groups
         _weight_gradient[(programs, clients)](
-            x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), by.peaks(x), dy_peaks,
-            dw.grad.stride(0), db.grad.stride(0), 1 / grad_scale, batch, outputs, inputs, relu, b is not None,
-            by.precision, by.dtype, by.scaled, dw.corrected, groups, bo, bi, bk, batch <= bk,
+            x_ptr=x, dy_ptr=dy, y_ptr=y, dw_ptr=dw.grad, db_ptr=db.grad, extra_w_ptr=dw.extra, extra_b_ptr=db.extra,
+            squares_ptr=dw.parts(programs), x_peak_ptr=by.peaks(x), dy_peak_ptr=dy_peaks,
+            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / grad_scale,
+            B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None, PRECISION=by.precision, OPERAND=by.dtype,
+            SCALED=by.scaled, EXTRA=dw.corrected, GROUPS=groups, BO=bo, BI=bi, BK=bk, ONE=batch <= bk,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return dx, *((None, None) if sink else (dw.grad, None if b is None else db.grad)), None, None, None, None

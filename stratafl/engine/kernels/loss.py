@@ -70,8 +70,10 @@ class _CrossEntropy(torch.autograd.Function):
         if given.dtype == torch.bool:
             given = given.view(torch.uint8)
         _cross_entropy[(clients,)](
-            z, labels.contiguous(), given, loss, dz, grad_scale, batch, classes, mask is not None, bb, bk
-        )
+            z_ptr=z, label_ptr=labels.contiguous(), mask_ptr=given, loss_ptr=loss, dz_ptr=dz,
+            grad_scale=grad_scale,
+            B=batch, K=classes, MASKED=mask is not None, BB=bb, BK=bk,
+        )  # fmt: skip
         ctx.save_for_backward(dz)
         return loss
 

@@ -217,13 +217,14 @@ def _weights_fit(outputs: int, kind: torch.dtype) -> bool:
     return kind.itemsize == 2 and next_power_of_two(outputs) <= MAX_HIDDEN
 
 
-def _launch(kernel: Any, gates_CBTG: Tensor, *others: Tensor) -> None:
-    """One of the kernels that go through all steps."""
-    clients, batch, steps, gates = gates_CBTG.shape
+def _launch_sequence(kernel: Any, shape: torch.Size, **pointers: Tensor) -> None:
+    """Launch a kernel that goes through all steps of gates of this shape, (C, B, T, G)."""
+    clients, batch, steps, gates = shape
     outputs, samples = gates // 4, min(SAMPLES, next_power_of_two(batch))
     kernel[(clients, cdiv(batch, samples))](
-        gates_CBTG, *others, batch, steps, outputs, samples, next_power_of_two(outputs), num_warps=WARPS, num_stages=1
-    )
+        **pointers, B=batch, T=steps, N=outputs, BB=samples, BN=next_power_of_two(outputs),
+        num_warps=WARPS, num_stages=1,
+    )  # fmt: skip
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -246,7 +247,9 @@ class _Layer(torch.autograd.Function):
         w = w_CGO.to(state.dtype)
         if _weights_fit(outputs, state.dtype):
             w = w.contiguous()
-            _launch(_sequence_forward, gates_CBTG, w, cell, state)
+            _launch_sequence(
+                _sequence_forward, gates_CBTG.shape, gates_ptr=gates_CBTG, w_ptr=w, cell_ptr=cell, state_ptr=state
+            )
         else:
             block = min(512, next_power_of_two(outputs))
             product = gates_CBTG  # not looked at before there is one
@@ -254,8 +257,10 @@ class _Layer(torch.autograd.Function):
                 if t:
                     product = torch.bmm(state[:, :, t], w.mT)
                 _cell_forward[(clients * batch, cdiv(outputs, block))](
-                    product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
-                )
+                    product_ptr=product, gates_ptr=gates_CBTG, cell_ptr=cell, state_ptr=state,
+                    t=t,
+                    T=steps, N=outputs, FIRST=t == 0, BLOCK=block,
+                )  # fmt: skip
         ctx.save_for_backward(gates_CBTG, cell, state, w)
         return state[:, :, 1:]
 
@@ -267,7 +272,10 @@ class _Layer(torch.autograd.Function):
         dstate = given[0].contiguous()
         dgates = torch.empty_like(gates)
         if _weights_fit(outputs, state.dtype):
-            _launch(_sequence_backward, gates, w, cell, dstate, dgates)
+            _launch_sequence(
+                _sequence_backward, gates.shape,
+                gates_ptr=gates, w_ptr=w, cell_ptr=cell, dstate_ptr=dstate, dgates_ptr=dgates,
+            )  # fmt: skip
         else:
             dcell = torch.empty_like(cell[:, :, 0])
             block = min(512, next_power_of_two(outputs))
@@ -277,8 +285,11 @@ class _Layer(torch.autograd.Function):
                 if not last:
                     after = torch.bmm(dgates[:, :, t + 1], w)
                 _cell_gradient[(clients * batch, cdiv(outputs, block))](
-                    gates, cell, dstate, after, dcell, dgates, t, steps, outputs, last, block
-                )
+                    gates_ptr=gates, cell_ptr=cell, dstate_ptr=dstate, dafter_ptr=after, dcell_ptr=dcell,
+                    dgates_ptr=dgates,
+                    t=t,
+                    T=steps, N=outputs, LAST=last, BLOCK=block,
+                )  # fmt: skip
         dw_CGO = _product(dgates.flatten(1, 2).mT, state[:, :, :-1].flatten(1, 2))
         return dgates, dw_CGO
 

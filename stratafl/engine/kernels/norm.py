@@ -155,8 +155,10 @@ class _GroupNorm(torch.autograd.Function):
         bc = next_power_of_two(channels // groups, 1)
         bp = min(next_power_of_two(pixels, 1), max(1, 4096 // bc))
         _forward[(clients * batch * groups,)](
-            x, weight, bias, y, stat, stride_w, stride_b, eps, batch, pixels, channels, groups, relu, bp, bc
-        )
+            x_ptr=x, w_ptr=weight, b_ptr=bias, y_ptr=y, stat_ptr=stat,
+            stride_w=stride_w, stride_b=stride_b, eps=eps,
+            B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
+        )  # fmt: skip
         ctx.save_for_backward(x, w, b, y, stat)
         ctx.plan = groups, relu, sink, grad_scale, bp, bc
         return y
@@ -172,13 +174,17 @@ class _GroupNorm(torch.autograd.Function):
         part = torch.empty((clients * batch, 2, channels), dtype=torch.float32, device=x.device)
         weight, stride_w = per_client_parameter(w)
         _input_gradient[(clients * batch * groups,)](
-            x, y, dy, weight, stat, dx, part, stride_w, batch, pixels, channels, groups, relu, bp, bc
-        )
+            x_ptr=x, y_ptr=y, dy_ptr=dy, w_ptr=weight, stat_ptr=stat, dx_ptr=dx, part_ptr=part,
+            stride_w=stride_w,
+            B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
+        )  # fmt: skip
         dw, db = target(sink, w), target(sink, b, bias=True)
         programs = cdiv(channels, 64)
         _parameter_gradient[(programs, clients)](
-            part, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), dw.grad.stride(0), db.grad.stride(0),
-            1 / grad_scale, batch, channels, dw.corrected, 16, 64,
+            part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad, extra_w_ptr=dw.extra, extra_b_ptr=db.extra,
+            squares_ptr=dw.parts(programs),
+            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / grad_scale,
+            B=batch, K=channels, EXTRA=dw.corrected, BB=16, BC=64,
         )  # fmt: skip
         return dx, None, *((None, None) if sink else (dw.grad, db.grad)), None, None, None, None
 

@@ -266,8 +266,10 @@ def input_gradient(
     )
     grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
     _input_gradient[grid](
-        dy_CBHWO, packed, dx, batch, height, width, out_height, out_width, outputs, inputs, taps.height, taps.width,
-        stride, padding - taps.first, dot_operands(compute).precision, forward_pack, bm, bn, bk,
+        dy_ptr=dy_CBHWO, w_ptr=packed, dx_ptr=dx,
+        B=batch, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, CI=inputs, KH=taps.height,
+        KW=taps.width, STRIDE=stride, PAD=padding - taps.first, PRECISION=dot_operands(compute).precision,
+        FORWARD_PACK=forward_pack, BM=bm, BN=bn, BK=bk,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return dx
@@ -295,16 +297,21 @@ def weight_gradient(
     # image
     outside = padding > 0
     _weight_gradient[(programs, clients)](
-        x, dy, dw.grad, dw.extra, dw.parts(programs), x_peaks, dy_peaks, dw.grad.stride(0), scale,
-        pixels, height, width, out_height, out_width, outputs, row, inputs, kernel_height,
-        taps.first, taps.height, taps.width, stride, padding, outside, dw.corrected, by.precision,
-        by.scaled, br, bn, t.k, parts, num_warps=t.warps, num_stages=t.stages,
+        x_ptr=x, dy_ptr=dy, dw_ptr=dw.grad, extra_ptr=dw.extra, squares_ptr=dw.parts(programs), x_peak_ptr=x_peaks,
+        dy_peak_ptr=dy_peaks,
+        stride_client=dw.grad.stride(0), scale=scale,
+        M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=kernel_height,
+        FIRST=taps.first, MET_H=taps.height, MET_W=taps.width, STRIDE=stride, PAD=padding, OUTSIDE=outside,
+        EXTRA=dw.corrected, PRECISION=by.precision, SCALED=by.scaled, BR=br, BN=bn, BK=t.k, PARTS=parts,
+        num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if db is not None:
         bm, programs = min(256, next_power_of_two(pixels)), cdiv(outputs, bn)
         _bias_gradient[(programs, clients)](
-            dy, db.grad, db.extra, db.parts(programs), dy_peaks, db.grad.stride(0), scale, pixels, outputs,
-            db.corrected, by.scaled, bm, bn, num_warps=8,
+            dy_ptr=dy, db_ptr=db.grad, extra_ptr=db.extra, squares_ptr=db.parts(programs), dy_peak_ptr=dy_peaks,
+            stride_b=db.grad.stride(0), scale=scale,
+            M=pixels, CO=outputs, EXTRA=db.corrected, SCALED=by.scaled, BM=bm, BN=bn,
+            num_warps=8,
         )  # fmt: skip
 
 
@@ -347,9 +354,12 @@ class _Conv2d(torch.autograd.Function):
         )
         bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
         _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
-            x, packed, bias, y, stride_bias, pixels, height, width, out_height, out_width, outputs, row, inputs,
-            taps.height, stride, padding - taps.first, taps.outside, b is not None, dot_operands(compute).precision,
-            bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
+            x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y,
+            stride_bias=stride_bias,
+            M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=taps.height,
+            STRIDE=stride, PAD=padding - taps.first, OUTSIDE=taps.outside, BIAS=b is not None,
+            PRECISION=dot_operands(compute).precision, BM=bm, BN=bn, BK=bk,
+            num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)
         ctx.plan = taps, stride, padding, compute, sink, grad_scale

@@ -73,8 +73,9 @@ def pad_channels(x_CBHWI: Tensor, padding: int, pooled_width: int, compute: str)
     out = torch.empty((clients, batch, tall, wide, 4), dtype=TORCH[by.dtype], device=x.device)
     pixels = batch * tall * wide
     _prepare[(cdiv(pixels, 512), clients)](
-        x, out, peaks, pixels, height, width, wide, tall, padding, inputs, by.scaled, 512
-    )
+        x_ptr=x, out_ptr=out, peak_ptr=peaks,
+        N=pixels, H=height, W=width, WIDE=wide, TALL=tall, PAD=padding, CI=inputs, SCALED=by.scaled, BLOCK=512,
+    )  # fmt: skip
     return out, peaks
 
 
@@ -152,16 +153,20 @@ def forward(x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, 
     by = reduction_operands(compute)
     w_peaks = by.peaks(w)
     _pack[(cdiv(outputs, 64), clients)](
-        w, packed, w_peaks, w.stride(0), outputs, inputs, kernel_height, kernel_width, by.scaled, 64
-    )
+        w_ptr=w, out_ptr=packed, peak_ptr=w_peaks,
+        stride_client=w.stride(0),
+        CO=outputs, CI=inputs, KH=kernel_height, KW=kernel_width, SCALED=by.scaled, BLOCK=64,
+    )  # fmt: skip
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
     t = tuning("few channels forward", compute)
     bm, bn = min(t.m, next_power_of_two(pixels)), min(t.n, next_power_of_two(outputs))
     bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
     _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
-        x, packed, bias, y, place, x_peaks, w_peaks, stride_bias, pixels, tall, wide, pooled_height, pooled_width,
-        outputs, kernel_height, b is not None, by.precision, by.scaled, bm, bn,
+        x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y, place_ptr=place, x_peak_ptr=x_peaks, w_peak_ptr=w_peaks,
+        stride_bias=stride_bias,
+        M=pixels, TALL=tall, WIDE=wide, PH=pooled_height, PW=pooled_width, CO=outputs, KH=kernel_height,
+        BIAS=b is not None, PRECISION=by.precision, SCALED=by.scaled, BM=bm, BN=bn,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
@@ -285,13 +290,18 @@ def weight_gradient(
     part = torch.empty((clients, PIXEL_SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
     span = cdiv(cdiv(pixels, PIXEL_SPLITS), bk) * bk
     _weight_gradient[(cdiv(outputs, bn) * PIXEL_SPLITS, clients)](
-        x, dy, place, part, dy_peaks, pixels, span, tall, wide, pooled_height, pooled_width, outputs, kernel_height,
-        by.precision, by.dtype, by.scaled, bn, bk, PIXEL_SPLITS, num_warps=t.warps, num_stages=t.stages,
+        x_ptr=x, dy_ptr=dy, place_ptr=place, part_ptr=part, dy_peak_ptr=dy_peaks,
+        M=pixels, SPAN=span, TALL=tall, WIDE=wide, PH=pooled_height, PW=pooled_width, CO=outputs, KH=kernel_height,
+        PRECISION=by.precision, OPERAND=by.dtype, SCALED=by.scaled, BN=bn, BK=bk, SPLITS=PIXEL_SPLITS,
+        num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     bias = dw if db is None else db
     programs = kernel_height * cdiv(outputs, bn)
     _reduce_splits[(programs, clients)](
-        part, dw.grad, bias.grad, dw.extra, bias.extra, dw.parts(programs), x_peaks, dy_peaks, dw.grad.stride(0),
-        bias.grad.stride(0), scale, outputs, inputs, kernel_height, kernel_width, db is not None, dw.corrected,
-        by.scaled, PIXEL_SPLITS, bn, num_warps=4,
+        part_ptr=part, dw_ptr=dw.grad, db_ptr=bias.grad, extra_w_ptr=dw.extra, extra_b_ptr=bias.extra,
+        squares_ptr=dw.parts(programs), x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
+        stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=scale,
+        CO=outputs, CI=inputs, KH=kernel_height, KW=kernel_width, BIAS=db is not None, EXTRA=dw.corrected,
+        SCALED=by.scaled, SPLITS=PIXEL_SPLITS, BN=bn,
+        num_warps=4,
     )  # fmt: skip

@@ -113,8 +113,9 @@ def unpool(dy_CBpqO: Tensor, place_CBpqO: Tensor, size: tuple[int, int]) -> Tens
     bn = min(64, next_power_of_two(outputs))
     bm = 4096 // bn
     _unpool[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
-        dy_CBpqO, place_CBpqO, out, pixels, *size, pooled_height, pooled_width, outputs, bm, bn
-    )
+        dy_ptr=dy_CBpqO, place_ptr=place_CBpqO, out_ptr=out,
+        M=pixels, OH=size[0], OW=size[1], PH=pooled_height, PW=pooled_width, CO=outputs, BM=bm, BN=bn,
+    )  # fmt: skip
     return out
 
 
@@ -152,9 +153,12 @@ class _ConvReluPool(torch.autograd.Function):
             )
             bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
             _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
-                x, packed, bias, y, place, stride_bias, pixels, height, width, *pooled, outputs, row, inputs,
-                taps.height, padding - taps.first, taps.outside, b is not None, dot_operands(compute).precision,
-                bm, bn, bk, num_warps=t.warps, num_stages=t.stages,
+                x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y, place_ptr=place,
+                stride_bias=stride_bias,
+                M=pixels, H=height, W=width, PH=pooled[0], PW=pooled[1], CO=outputs, R=row, CI=inputs,
+                KH=taps.height, PAD=padding - taps.first, OUTSIDE=taps.outside, BIAS=b is not None,
+                PRECISION=dot_operands(compute).precision, BM=bm, BN=bn, BK=bk,
+                num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, place, packed, peaks)
         ctx.plan = (height, width), size, taps, padding, compute, sink, grad_scale, has_few_channels

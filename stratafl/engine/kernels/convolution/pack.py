@@ -97,8 +97,13 @@ def pack(w_COIhw: Tensor, dtype: torch.dtype, taps: KernelWindow, for_input: boo
     block_o = min(next_power_of_two(outputs, 1), 4096 // block_i)
     count = taps.height * taps.width
     grid = (count * cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)
-    strides = [w.stride(axis) for axis in (0, 1, 3, 4)] + [out.stride(axis) for axis in axes]
-    _pack[grid](w, out, *strides, outputs, inputs, taps.width, count, block_o, block_i)
+    _, out_row, out_column, out_output, out_input = (out.stride(axis) for axis in axes)
+    _pack[grid](
+        w_ptr=w, out_ptr=out,
+        stride_client=w.stride(0), stride_o=w.stride(1), stride_h=w.stride(3), stride_w=w.stride(4),
+        out_client=out.stride(0), out_h=out_row, out_w=out_column, out_o=out_output, out_i=out_input,
+        CO=outputs, CI=inputs, KW=taps.width, T=count, BLOCK_O=block_o, BLOCK_I=block_i,
+    )  # fmt: skip
     return out.flatten(1, 2) if for_input else out.flatten(3)
 
 
@@ -127,11 +132,16 @@ def reorder(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
     taps = height * width
     block_t, block_i = next_power_of_two(taps, 1), min(64, next_power_of_two(inputs, 1))
     block_o = min(next_power_of_two(outputs, 1), max(1, 4096 // (block_t * block_i)))
-    plain, channels_last = (taps, 1), (1, inputs)
-    strides = (*channels_last, *plain) if is_channels_last(w_COIhw) else (*plain, *channels_last)
+    channels_first, channels_last = (taps, 1), (1, inputs)
+    is_last = is_channels_last(w_COIhw)
+    (stride_i, stride_t), (out_i, out_t) = (
+        (channels_last, channels_first) if is_last else (channels_first, channels_last)
+    )
     _reorder[(cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
-        w_COIhw, out_COIhw, w_COIhw.stride(0), out_COIhw.stride(0), *strides, outputs, inputs, taps,
-        block_o, block_i, block_t,
+        w_ptr=w_COIhw, out_ptr=out_COIhw,
+        stride_client=w_COIhw.stride(0), out_client=out_COIhw.stride(0), stride_i=stride_i, stride_t=stride_t,
+        out_i=out_i, out_t=out_t,
+        CO=outputs, CI=inputs, T=taps, BLOCK_O=block_o, BLOCK_I=block_i, BLOCK_T=block_t,
     )  # fmt: skip
 
 
@@ -150,5 +160,8 @@ def cast_scaled(x: Tensor, by: DotOperands) -> tuple[Tensor, Tensor]:
         return x, peaks
     out = torch.empty(x.shape, dtype=TORCH[by.dtype], device=x.device)
     count = x[0].numel()
-    _convert[(cdiv(count, 4096), x.shape[0])](x, out, peaks, count, by.dtype, by.scaled, 4096)
+    _convert[(cdiv(count, 4096), x.shape[0])](
+        x_ptr=x, out_ptr=out, peak_ptr=peaks,
+        N=count, DTYPE=by.dtype, SCALED=by.scaled, BLOCK=4096,
+    )  # fmt: skip
     return out, peaks

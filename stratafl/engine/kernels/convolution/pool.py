@@ -116,22 +116,29 @@ class _MaxPool(torch.autograd.Function):
         place = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         pixels = batch * size[0] * size[1]
         grid, bm, bn = _grid(pixels, channels, clients)
-        plan = (*kernel, *stride, *padding)
-        _max[grid](x, y, place, pixels, height, width, *size, channels, *plan, bm, bn)
+        _max[grid](
+            x_ptr=x, y_ptr=y, place_ptr=place,
+            M=pixels, H=height, W=width, OH=size[0], OW=size[1], K=channels, KH=kernel[0], KW=kernel[1],
+            SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], BM=bm, BN=bn,
+        )  # fmt: skip
         ctx.save_for_backward(place)
-        ctx.plan = x.shape, plan
+        ctx.plan = x.shape, kernel, stride, padding
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         (place,) = ctx.saved_tensors
-        shape, plan = ctx.plan
+        shape, kernel, stride, padding = ctx.plan
         dy = dy_[0].contiguous()
         clients, batch, height, width, channels = shape
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
         grid, bm, bn = _grid(batch * height * width, channels, clients)
         pixels = batch * height * width
-        _max_gradient[grid](dy, place, dx, pixels, height, width, *dy.shape[2:4], channels, *plan, bm, bn)
+        _max_gradient[grid](
+            dy_ptr=dy, place_ptr=place, dx_ptr=dx,
+            M=pixels, H=height, W=width, OH=dy.shape[2], OW=dy.shape[3], K=channels, KH=kernel[0], KW=kernel[1],
+            SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], BM=bm, BN=bn,
+        )  # fmt: skip
         return dx, None, None, None
 
 
