@@ -47,20 +47,28 @@ SEVERAL, LONG = 4, 2.0
 """Rounds timed together at most, and the seconds they may take; a round that takes longer is timed
 once."""
 KINDS = {
-    "_fetch": "samples",
-    **dict.fromkeys(("_forward", "_max"), "forward"),
-    "_drop": "dropout",
+    "_load_images": "samples",
+    **dict.fromkeys(("_forward", "_few_channels_forward", "_max"), "forward"),
+    "_dropout": "dropout",
     "_cross_entropy": "loss",
     **dict.fromkeys(("_input_gradient", "_max_gradient"), "input gradients"),
-    **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
-    **dict.fromkeys(("_squares", "_total", "_step"), "update"),
+    **dict.fromkeys(
+        (
+            "_weight_gradient",
+            "_few_channels_weight_gradient",
+            "_reduce_splits",
+            "_bias_gradient",
+            "_parameter_gradient",
+        ),
+        "weight gradients",
+    ),
+    **dict.fromkeys(("_squared_norms", "_sum_parts", "_update"), "update"),
     "_drift": "corrections",
     "_peaks": "largest values",
-    "_cell": "recurrence",
-    "_cell_gradient": "recurrence",
-    "_all_steps": "recurrence",
-    "_all_steps_back": "recurrence",
-    **dict.fromkeys(("_prepare", "_pack", "_reorder", "_convert", "_transpose", "_unpool", "_gather"), "layout"),
+    **dict.fromkeys(("_cell_forward", "_cell_gradient", "_sequence_forward", "_sequence_backward"), "recurrence"),
+    **dict.fromkeys(
+        ("_pad_channels", "_pack", "_pack_shifted", "_convert_filters", "_cast", "_transpose", "_unpool"), "layout"
+    ),
 }
 """What our kernels are for, by name."""
 OTHER = "torch's own kernels and copies"

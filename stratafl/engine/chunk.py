@@ -14,7 +14,8 @@ from stratafl.core.optimizer import OPTIMIZERS, Optimiser
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
-from stratafl.engine.ops import Table, advance
+from stratafl.engine.kernels import Backend
+from stratafl.engine.kernels.reference import optimizer_step
 from stratafl.engine.parameter_layout import ParameterLayout
 
 ROW_ALIGNMENT = 16
@@ -187,19 +188,30 @@ def apply_step(
     rows: ChunkState,
     gradients: Callable[[GradientRequest], ClientGradients],
     lr: float | Tensor,
-    ops: Table,
+    backend: Backend,
     clipped: Tensor,
 ) -> tuple[object, ...]:
     """One step of all rows, in place; to `clipped` is added how many of them a clip shortened.
     Returned is what a CUDA graph of it has to keep."""
-    chain, end = fused_step_config(rows), (rows.optimiser, rows.state, rows.path_CP)
+    chain = fused_step_config(rows)
     if chain is not None:
         g_CP, squares, reads = gradients(GradientRequest(rows.added(rows.x_CP), chain.clip is not None))
-        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
+        backend.optimizer_step(
+            rows.x_CP,
+            g_CP,
+            lr,
+            clip_norm=chain.clip,
+            weight_decay=chain.decay,
+            optimizer=rows.optimiser,
+            state=rows.state,
+            path_CP=rows.path_CP,
+            squared_norms=squares,
+            clipped_steps=clipped,
+        )
         return reads
     g_CP, _, reads = gradients(PLAIN_REQUEST)
     direction_CP = apply_transforms(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
-    advance(rows.x_CP, direction_CP, lr, *end)
+    optimizer_step(rows.x_CP, direction_CP, lr, optimizer=rows.optimiser, state=rows.state, path_CP=rows.path_CP)
     return reads
 
 

@@ -17,9 +17,9 @@ from stratafl.core.client_update import StandardChain
 from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.data.batches import batch_lengths, steps_per_epoch
 from stratafl.data.inputs import shape_of
+from stratafl.engine import kernels
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import count_operations
-from stratafl.engine.ops import table
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision
 from stratafl.engine.stacked import StackedEngine
 
@@ -88,7 +88,7 @@ _timings: dict[object, EngineName] = {}
 def drift_kernel(like: Tensor) -> DriftKernel | None:
     """For what rules compute at a meeting with such rows, where their device has a kernel for
     it."""
-    return table(like.device, like.dtype).drift
+    return kernels.backend_for(like.device, like.dtype).drift
 
 
 def make_engine(

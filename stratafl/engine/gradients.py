@@ -15,11 +15,12 @@ from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
 from stratafl.core.rows import IndexedRows
 from stratafl.data.inputs import Inputs, call_arguments, map_tensors, tensors_of
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
 from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
+from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.engine.precision import MixedPrecision, loss_scale
 from stratafl.engine.random_streams import RandomOverride, RandomSource
@@ -48,7 +49,7 @@ class BatchedGradients(Protocol):
 class PerClientLoss:
     """The loss of each client's own samples, from the outputs for all of them."""
 
-    def __init__(self, loss: Loss, dtype: torch.dtype, functions: ops.Table, labels: bool):
+    def __init__(self, loss: Loss, dtype: torch.dtype, functions: kernels.Backend, labels: bool):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.loss, self._dtype, self._ops = loss, dtype, functions
@@ -59,7 +60,7 @@ class PerClientLoss:
         """`outputs_CB`: scores, or whatever a module returned, with the clients in front of every
         tensor; `drawn`: how many draws of the step came before."""
         if not self.even:
-            op = self._ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
+            op = self._ops.ops["cross_entropy"] if batch.targets_CB.dim() == 2 else reference.cross_entropy
             return op(outputs_CB, batch.targets_CB, batch.mask_CB)
         losses, longest = [], batch.mask_CB.shape[1]
         for length, mine in group_by_length(batch.length_C):
@@ -133,7 +134,7 @@ class CompiledGradients:
         self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
         self.flat, self.compute, self.pads = flat, self._casting.compute, pads
         self.layout = ParameterLayout(flat)
-        self._losses = PerClientLoss(loss, flat.dtype, ops.PLAIN, labels)
+        self._losses = PerClientLoss(loss, flat.dtype, kernels.TORCH_BACKEND, labels)
         self._whole, self._apart = not isinstance(loss, LossOnScores), apart
         self.even = not pads or self._losses.even
         self.poisoned = False
@@ -232,7 +233,7 @@ class CompiledGradients:
             corrections = self.layout.named(correction_CP, b_CZ)
         for name, weight in weights.items():
             part = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            ops.settle(part, views[name], None if corrections is None else corrections[name], scale)
+            reference.write_gradient(part, views[name], None if corrections is None else corrections[name], scale)
         for name, value in written.items():
             named[name].copy_(value)
 
@@ -250,8 +251,8 @@ class Stacked:
         self.program = TracedProgram(flat, inputs)
         if self.program.gives_more and not isinstance(loss, LossOnScores):
             raise UnsupportedModule("a loss of one's own, of an output that is no tensor")
-        self.ops = ops.table(inputs.device, flat.dtype)
-        reorder = self.ops.reorder
+        self.ops = kernels.backend_for(inputs.device, flat.dtype)
+        reorder = self.ops.convert_filters
         self.layout = ParameterLayout(flat) if reorder is None else ParameterLayout(flat, self.program.filters, reorder)
         self._losses = PerClientLoss(loss, flat.dtype, self.ops, labels)
         self.even = self._losses.even
@@ -270,7 +271,7 @@ class Stacked:
         sinks = Sinks(
             self._views(g_CP, b_CZ),
             {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
-            [] if wanted.squares and self.ops.squares else None,
+            [] if wanted.squares and self.ops.returns_squared_norms else None,
         )
         scale = loss_scale(self.compute)
         with torch.enable_grad():
@@ -282,7 +283,7 @@ class Stacked:
             if name not in sunk:
                 part = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 sink = sinks.gradients[name]
-                ops.settle(part, sink, sinks.corrections.get(name), scale)
+                reference.write_gradient(part, sink, sinks.corrections.get(name), scale)
                 if sinks.squares is not None:
                     sinks.squares.append(sink.flatten(1).square().sum(dim=1, keepdim=True))
         return ClientGradients(g_CP, tuple(sinks.squares or ()))

@@ -16,7 +16,7 @@ from stratafl.base.rng import preserve_rng
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores
 from stratafl.data.inputs import Inputs, as_type, map_tensors
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
@@ -120,7 +120,7 @@ def make_trials(
     except Exception as problem:
         pass_on_no_room(problem)
         return own_type  # a type is written into the module or the loss
-    if ops.table(inputs.device, flat.dtype) is ops.PLAIN:
+    if kernels.backend_for(inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
         return exact
     near = []
     for own, true in zip(own_type, exact, strict=True):

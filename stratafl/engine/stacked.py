@@ -28,6 +28,7 @@ from stratafl.data.batches import padded_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.transforms import flip_and_crop
+from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches, augment_per_client, image_tensor, supports_stacked_batches
 from stratafl.engine.chunk import (
     PLAIN_REQUEST,
@@ -42,7 +43,6 @@ from stratafl.engine.cuda_graphs import CapturedStep, CapturePolicy, ChunkIndice
 from stratafl.engine.gradients import BatchedGradients, CompiledGradients, Stacked, in_module_order
 from stratafl.engine.loop import LoopEngine, limit_threads
 from stratafl.engine.module_profile import PROBE_SAMPLES
-from stratafl.engine.ops import table
 from stratafl.engine.precision import Precision, effective_precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream
 from stratafl.engine.selection import GradientMethodName, select_gradient_method
@@ -100,7 +100,7 @@ class StackedEngine:
         self._places = longest if training.batch is None else min(longest, training.batch)
         self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
         self._samples = torch.cat(list(training.partition)).to(device)
-        self._ops = table(device, flat.dtype)
+        self._ops = kernels.backend_for(device, flat.dtype)
         self._clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._captured: dict[object, CapturedStep] = {}
         self._recurring = CapturePolicy()
@@ -115,7 +115,7 @@ class StackedEngine:
             sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
         self._augments = augment is not None and supports_stacked_batches(augment, inputs, training.seed)
         # flips and crops have a kernel that also gathers the samples and lays them out
-        self._images = image_tensor(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+        self._images = image_tensor(supply, flat.dtype) if augment is flip_and_crop and self._ops.load_images else None
         with float32_matmul_precision("fp32", device):
             # a label below zero is one to ignore, and one that is read anew may become so
             targets = supply.targets_N
@@ -299,8 +299,8 @@ class StackedEngine:
     ) -> tuple[Inputs, Tensor]:
         """The samples as the clients train on them."""
         given = self.training
-        if self._images is not None and self._ops.fetch is not None:
-            images_CB = self._ops.fetch(self._images, index_CB, given.seed, client_C, step, self.precision)
+        if self._images is not None and self._ops.load_images is not None:
+            images_CB = self._ops.load_images(self._images, index_CB, given.seed, client_C, step, self.precision)
             return images_CB, given.supply.targets_N[index_CB]
         inputs_CB, targets_CB = given.supply.stack(index_CB, length_C, given.seed, client_C, step)
         if given.augment is None:

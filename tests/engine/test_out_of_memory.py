@@ -18,7 +18,7 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.data.dataset import InMemorySamples
-from stratafl.engine import batches, module_profile, ops, selection
+from stratafl.engine import batches, kernels, module_profile, selection
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
@@ -63,7 +63,9 @@ def training(problem: BaseException) -> ClientTraining:
 
 def of_losses(problem: BaseException) -> None:
     batch = ClientBatches(X[None], LABELS[None], torch.ones(1, 6, dtype=torch.bool), np.array([6]))
-    PerClientLoss(raising(problem), torch.float32, ops.PLAIN, False)(X[None, :, :3].clone().requires_grad_(), batch)
+    PerClientLoss(raising(problem), torch.float32, kernels.TORCH_BACKEND, False)(
+        X[None, :, :3].clone().requires_grad_(), batch
+    )
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
             raise problem
         return outputs.square().mean()
 
-    losses = PerClientLoss(loss, torch.float32, ops.PLAIN, False)
+    losses = PerClientLoss(loss, torch.float32, kernels.TORCH_BACKEND, False)
     outputs, mask_CB = torch.randn(5, 6, 3, requires_grad=True), torch.ones(5, 6, dtype=torch.bool)
     batch = ClientBatches(X.expand(5, 6, 4), LABELS.expand(5, 6), mask_CB, np.full(5, 6))
     with pytest.raises(torch.OutOfMemoryError):

@@ -12,7 +12,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.optimizer import SGD, constant
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import average
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
@@ -38,7 +38,7 @@ def copy(given: Tensor, out: Tensor) -> None:
 
 @pytest.fixture
 def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "table", lambda device, dtype: ops.PLAIN._replace(reorder=copy))
+    monkeypatch.setattr(kernels, "backend_for", lambda *_: kernels.TORCH_BACKEND._replace(convert_filters=copy))
 
 
 @pytest.mark.parametrize(

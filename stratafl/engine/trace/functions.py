@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from stratafl.engine import ops
 from stratafl.engine.compiler.capture import UnsupportedModule
+from stratafl.engine.kernels import reference
 from stratafl.engine.trace.lowering import IMAGE, Frame, Lowering, Run
 
 Lower = Callable[[Lowering, fx.Node], Run]
@@ -29,7 +29,7 @@ def linear(low: Lowering, node: fx.Node) -> Run:
         raise UnsupportedModule("weights that depend on the input")
     x, weight = low.fetch(given["input"]), low.fetch(w)
     bias: Run = (lambda frame: None) if b is None else low.fetch(b)
-    return lambda frame: ops.linear_of_any(x(frame), weight(frame), bias(frame), frame.compute)
+    return lambda frame: reference.linear_nd(x(frame), weight(frame), bias(frame), frame.compute)
 
 
 def is_relu(low: Lowering, node: fx.Node) -> bool:
@@ -69,7 +69,7 @@ def on_images(low: Lowering, node: fx.Node, function: Callable[..., Tensor], *ar
     low.plain(*args, *kwargs.values())
     x = low.fetch(node.args[0], last=True)
     low.last.add(node)
-    return lambda frame: ops.images(lambda images: function(images, *args, **kwargs), x(frame))
+    return lambda frame: reference.per_image(lambda images: function(images, *args, **kwargs), x(frame))
 
 
 def _pool(function: Callable[..., Tensor]) -> Lower:
@@ -88,7 +88,7 @@ def flattened(low: Lowering, source: Any, start: Any, end: Any) -> Run:
     first, final = low.axis(source, start), low.axis(source, end)
     if source in low.last and (first, final) == (2, IMAGE):
         lying = low.fetch(source, last=True)
-        return lambda frame: frame.ops.functions["flatten"](lying(frame))
+        return lambda frame: frame.ops.ops["flatten"](lying(frame))
     x = low.fetch(source)
     return lambda frame: x(frame).flatten(first, final)
 
@@ -224,7 +224,7 @@ def dropped(low: Lowering, node: fx.Node, p: float, in_place: bool) -> Run:
 
     def run(frame: Frame) -> Tensor:
         assert frame.source is not None, "draws without a stream"
-        return frame.ops.functions["dropout"](x(frame), p, frame.source, last)
+        return frame.ops.ops["dropout"](x(frame), p, frame.source, last)
 
     return run
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from stratafl.engine import ops
 from stratafl.engine.compiler.capture import UnsupportedModule
+from stratafl.engine.kernels import reference
+from stratafl.engine.kernels.reference import Pair
 from stratafl.engine.trace.functions import (
     FUNCTIONS,
     METHODS,
@@ -94,7 +95,9 @@ def _conv2d(low: Lowering, node: fx.Node) -> Run:
     low.last.add(node)
     if dilation != (1, 1) or groups != 1 or stride[0] != stride[1] or padding[0] != padding[1]:
         # kernels of our own do not know these
-        return lambda frame: ops.conv2d(x(frame), *own.of(frame), stride, padding, frame.compute, dilation, groups)
+        return lambda frame: reference.conv2d(
+            x(frame), *own.of(frame), stride, padding, frame.compute, dilation, groups
+        )
     if own.w is not None:
         low.filters.add(own.w)
     rectified = low.sole_user(node)
@@ -108,7 +111,7 @@ def _conv2d(low: Lowering, node: fx.Node) -> Run:
     return lambda frame: own.call(frame, "conv2d", x(frame), *own.of(frame), *square, frame.compute)
 
 
-def _padding(layer: nn.Conv2d) -> ops.Pair:
+def _padding(layer: nn.Conv2d) -> Pair:
     if layer.padding == "valid":
         return 0, 0
     if layer.padding == "same":
@@ -119,7 +122,7 @@ def _padding(layer: nn.Conv2d) -> ops.Pair:
     return _pair(layer.padding)
 
 
-def _pair(given: Any) -> ops.Pair:
+def _pair(given: Any) -> Pair:
     return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
 
 
@@ -144,7 +147,7 @@ def _group_norm(low: Lowering, node: fx.Node) -> Run:
     low.last.add(node)
     if not layer.affine:
         # a kernel of our own has scale and shift
-        return lambda frame: ops.group_norm(x(frame), layer.num_groups, None, None, layer.eps, relu)
+        return lambda frame: reference.group_norm(x(frame), layer.num_groups, None, None, layer.eps, relu)
     return lambda frame: own.call(frame, "group_norm", x(frame), layer.num_groups, *own.of(frame), layer.eps, relu)
 
 
@@ -184,7 +187,7 @@ def _recurrent(low: Lowering, node: fx.Node) -> Run:
 
     def run(frame: Frame) -> Tensor:
         layers = [tuple(weight(frame) for weight in each) for each in weights]
-        return frame.ops.functions["recurrent"](x(frame), layers, frame.compute)
+        return frame.ops.ops["lstm"](x(frame), layers, frame.compute)
 
     return run
 
@@ -227,11 +230,11 @@ def _max_pool(low: Lowering, node: fx.Node) -> Run:
     assert isinstance(layer, nn.MaxPool2d)
     kernel, stride, padding = (_pair(each) for each in (layer.kernel_size, layer.stride, layer.padding))
     plain = _pair(layer.dilation) == (1, 1) and not (layer.ceil_mode or layer.return_indices)
-    if not plain or low.rank(node) != IMAGE or kernel[0] * kernel[1] > ops.MOST_POOLED:
+    if not plain or low.rank(node) != IMAGE or kernel[0] * kernel[1] > reference.MAX_POOL_WINDOW:
         return _image_layer(low, node)
     x = low.fetch(node.args[0], last=True)
     low.last.add(node)
-    return lambda frame: frame.ops.functions["max_pool2d"](x(frame), kernel, stride, padding)
+    return lambda frame: frame.ops.ops["max_pool2d"](x(frame), kernel, stride, padding)
 
 
 def _softmax_layer(low: Lowering, node: fx.Node) -> Run:

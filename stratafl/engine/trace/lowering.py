@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from stratafl.engine.compiler.capture import UnsupportedModule
-from stratafl.engine.ops import TORCH, Sink, Table
+from stratafl.engine.kernels import Backend
+from stratafl.engine.kernels.reference import REFERENCE_OPS, GradientBuffers
 from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
 
@@ -36,10 +37,10 @@ class Sinks(NamedTuple):
     squares: list[Tensor] | None
     """Collects parts (C, n) of the sums of squares of what was written."""
 
-    def of(self, w: str | None, b: str | None) -> Sink:
+    def of(self, w: str | None, b: str | None) -> GradientBuffers:
         """Where the gradients of a layer's two parameters go."""
         views: list[Any] = [where.get(name or "") for where in (self.gradients, self.corrections) for name in (w, b)]
-        return Sink(*views)._replace(squares=self.squares)
+        return GradientBuffers(*views)._replace(squared_norms=self.squares)
 
 
 NOWHERE = Sinks({}, {}, None)
@@ -52,7 +53,7 @@ class Frame:
     values: dict[fx.Node, Any]
     named: Mapping[str, Tensor]
     """Parameters and buffers, (C, *shape)."""
-    ops: Table
+    ops: Backend
     compute: Precision
     sinks: Sinks
     scale: float = 1.0
@@ -83,14 +84,14 @@ class LayerParameters(NamedTuple):
         itself."""
         names = [name for name in (self.w, self.b) if name is not None]
         trained = [name for name in names if name in frame.sinks.gradients]
-        if op not in frame.ops.sinking or not trained:
-            return frame.ops.functions[op](*args)
+        if op not in frame.ops.writes_gradients or not trained:
+            return frame.ops.ops[op](*args)
         if len(trained) < len(names) or any(self.uses[name] > 1 for name in names):
             # two uses of a parameter would overwrite each other's gradient; without a sink torch
             # adds them up
-            return TORCH[op](*args)
+            return REFERENCE_OPS[op](*args)
         sink = frame.sinks.of(self.w, self.b)
-        y = frame.ops.functions[op](*args, sink=sink, grad_scale=frame.scale)
+        y = frame.ops.ops[op](*args, gradient_buffers=sink, loss_scale=frame.scale)
         # what comes out may be unused, or cut off from the loss: its gradients are written only if
         # it is reached (a hook that knew the frame would keep all its values, the result among
         # them, until somebody looks for cycles)

@@ -22,7 +22,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import _scores_entry
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine.compiler.capture import UnsupportedModule
-from stratafl.engine.ops import PLAIN, Table
+from stratafl.engine.kernels import TORCH_BACKEND, Backend
 from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
 from stratafl.engine.trace import layers
@@ -104,7 +104,7 @@ class TracedProgram:
         self,
         named: Mapping[str, Tensor],
         inputs_CB: Inputs,
-        ops: Table = PLAIN,
+        ops: Backend = TORCH_BACKEND,
         compute: Precision = "fp32",
         sinks: Sinks = NOWHERE,
         scale: float = 1.0,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient, tensor_arguments, wrap
 from stratafl.engine.random_streams import multinomial
 
@@ -16,7 +16,7 @@ def dropped(frame: Context, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
     rows = torch.float32 if x.dtype in precision.HALF_DTYPES.values() else x.dtype
-    return ops.table(x.device, rows).functions["dropout"](x, p, frame.draws())
+    return kernels.backend_for(x.device, rows).ops["dropout"](x, p, frame.draws())
 
 
 def dropout(frame: Context, op: Any, x: Any, p: float, train: bool) -> Any:

@@ -15,8 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import cdiv, next_power_of_two, per_client_parameter, settle, target
-from stratafl.engine.ops import Sink
+from stratafl.engine.kernels.common import (
+    cdiv,
+    gradient_target,
+    next_power_of_two,
+    per_client_parameter,
+    store_gradient,
+)
+from stratafl.engine.kernels.reference import GradientBuffers
 
 
 @triton.jit
@@ -24,8 +30,8 @@ def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stat_ptr, stride_w, stride_b, eps, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sample's group; the mean first, then squares about it, so that nothing
-    cancels."""
+    """One program: one sample's group; first the mean, then squared deviations from it, so that
+    nothing cancels."""
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
     c = sample // B
@@ -35,31 +41,31 @@ def _forward(
     total = tl.zeros((BP, BC), tl.float32)
     for first in range(0, PIXELS, BP):
         p = first + tl.arange(0, BP)
-        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
-        total += tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        mask = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        total += tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(tl.sum(total, 1), 0) / (PIXELS * width)
     total = tl.zeros((BP, BC), tl.float32)
     for first in range(0, PIXELS, BP):
         p = first + tl.arange(0, BP)
-        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
-        x = tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-        away = tl.where(inside, x - mean, 0.0)
-        total += away * away
+        mask = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        x = tl.load(x_ptr + base + p[:, None] * K + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        deviation = tl.where(mask, x - mean, 0.0)
+        total += deviation * deviation
     scale = 1.0 / tl.sqrt(tl.sum(tl.sum(total, 1), 0) / (PIXELS * width) + eps)
     tl.store(stat_ptr + cell * 2, mean)
     tl.store(stat_ptr + cell * 2 + 1, scale)
-    at = group * width + channel
-    w = tl.load(w_ptr + c * stride_w + at, mask=channel < width, other=0.0)
-    b = tl.load(b_ptr + c * stride_b + at, mask=channel < width, other=0.0)
+    channel_offset = group * width + channel
+    w = tl.load(w_ptr + c * stride_w + channel_offset, mask=channel < width, other=0.0)
+    b = tl.load(b_ptr + c * stride_b + channel_offset, mask=channel < width, other=0.0)
     for first in range(0, PIXELS, BP):
         p = first + tl.arange(0, BP)
-        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
-        where = base + p[:, None] * K + channel[None, :]
-        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        mask = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        offset = base + p[:, None] * K + channel[None, :]
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         y = (x - mean) * scale * w[None, :] + b[None, :]
         if RELU:
             y = tl.where(y <= 0.0, 0.0, y)
-        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -76,34 +82,34 @@ def _input_gradient(
     channel = tl.arange(0, BC)
     base = sample * PIXELS * K + group * width
     mean, scale = tl.load(stat_ptr + cell * 2), tl.load(stat_ptr + cell * 2 + 1)
-    at = group * width + channel
-    w = tl.load(w_ptr + c * stride_w + at, mask=channel < width, other=0.0)
-    with_x = tl.zeros((BP, BC), tl.float32)
-    alone = tl.zeros((BP, BC), tl.float32)
+    channel_offset = group * width + channel
+    w = tl.load(w_ptr + c * stride_w + channel_offset, mask=channel < width, other=0.0)
+    sum_with_x = tl.zeros((BP, BC), tl.float32)
+    sum_alone = tl.zeros((BP, BC), tl.float32)
     for first in range(0, PIXELS, BP):
         p = first + tl.arange(0, BP)
-        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
-        where = base + p[:, None] * K + channel[None, :]
-        dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        mask = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        offset = base + p[:, None] * K + channel[None, :]
+        dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         if RELU:
-            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy)
-        normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
-        with_x += dy * normal
-        alone += dy
-    dw, db = tl.sum(with_x, 0), tl.sum(alone, 0)
-    tl.store(part_ptr + sample * 2 * K + at, dw, mask=channel < width)
-    tl.store(part_ptr + sample * 2 * K + K + at, db, mask=channel < width)
+            dy = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy)
+        normal = (tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        sum_with_x += dy * normal
+        sum_alone += dy
+    dw, db = tl.sum(sum_with_x, 0), tl.sum(sum_alone, 0)
+    tl.store(part_ptr + sample * 2 * K + channel_offset, dw, mask=channel < width)
+    tl.store(part_ptr + sample * 2 * K + K + channel_offset, db, mask=channel < width)
     mean_with_x, mean_alone = tl.sum(dw * w, 0) / (PIXELS * width), tl.sum(db * w, 0) / (PIXELS * width)
     for first in range(0, PIXELS, BP):
         p = first + tl.arange(0, BP)
-        inside = (p < PIXELS)[:, None] & (channel < width)[None, :]
-        where = base + p[:, None] * K + channel[None, :]
-        dy = tl.load(dy_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        mask = (p < PIXELS)[:, None] & (channel < width)[None, :]
+        offset = base + p[:, None] * K + channel[None, :]
+        dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         if RELU:
-            dy = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy)
-        normal = (tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
+            dy = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy)
+        normal = (tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32) - mean) * scale
         dx = (dy * w[None, :] - mean_alone - normal * mean_with_x) * scale
-        tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -111,39 +117,39 @@ def _parameter_gradient(
     part_ptr,
     dw_ptr,
     db_ptr,
-    extra_w_ptr,
-    extra_b_ptr,
+    correction_w_ptr,
+    correction_b_ptr,
     squares_ptr,
     stride_w,
     stride_b,
     scale,
     B,
     K,
-    EXTRA: tl.constexpr,
+    CORRECT: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Add the samples' parts, in order."""
+    """Add the samples' parts in their order."""
     c = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BC + tl.arange(0, BC)
     dw = tl.zeros((BB, BC), tl.float32)
     db = tl.zeros((BB, BC), tl.float32)
     for first in range(0, B, BB):
         b = first + tl.arange(0, BB)
-        inside = (b < B)[:, None] & (k < K)[None, :]
-        where = part_ptr + (c * B + b)[:, None] * 2 * K + k[None, :]
-        dw += tl.load(where, mask=inside, other=0.0)
-        db += tl.load(where + K, mask=inside, other=0.0)
-    squares = settle(dw_ptr, extra_w_ptr, c * stride_w + k, tl.sum(dw, 0) * scale, k < K, EXTRA)
-    squares += settle(db_ptr, extra_b_ptr, c * stride_b + k, tl.sum(db, 0) * scale, k < K, EXTRA)
+        mask = (b < B)[:, None] & (k < K)[None, :]
+        offset = part_ptr + (c * B + b)[:, None] * 2 * K + k[None, :]
+        dw += tl.load(offset, mask=mask, other=0.0)
+        db += tl.load(offset + K, mask=mask, other=0.0)
+    squares = store_gradient(dw_ptr, correction_w_ptr, c * stride_w + k, tl.sum(dw, 0) * scale, k < K, CORRECT)
+    squares += store_gradient(db_ptr, correction_b_ptr, c * stride_b + k, tl.sum(db, 0) * scale, k < K, CORRECT)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, groups: int, w: Tensor, b: Tensor, eps: float, relu: bool, sink: Sink | None,
-        grad_scale: float,
+        ctx: Any, x: Tensor, groups: int, w: Tensor, b: Tensor, eps: float, relu: bool, buffers: GradientBuffers | None,
+        loss_scale: float,
     ) -> Tensor:  # fmt: skip
         x = x.contiguous()
         clients, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
@@ -160,13 +166,13 @@ class _GroupNorm(torch.autograd.Function):
             B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y, stat)
-        ctx.plan = groups, relu, sink, grad_scale, bp, bc
+        ctx.plan = groups, relu, buffers, loss_scale, bp, bc
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, y, stat = ctx.saved_tensors
-        groups, relu, sink, grad_scale, bp, bc = ctx.plan
+        groups, relu, buffers, loss_scale, bp, bc = ctx.plan
         dy = dy_[0].contiguous()
         clients, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
         pixels = x[0, 0].numel() // channels
@@ -178,15 +184,16 @@ class _GroupNorm(torch.autograd.Function):
             stride_w=stride_w,
             B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
-        dw, db = target(sink, w), target(sink, b, bias=True)
+        dw, db = gradient_target(buffers, w), gradient_target(buffers, b, bias=True)
         programs = cdiv(channels, 64)
         _parameter_gradient[(programs, clients)](
-            part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad, extra_w_ptr=dw.extra, extra_b_ptr=db.extra,
-            squares_ptr=dw.parts(programs),
-            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / grad_scale,
-            B=batch, K=channels, EXTRA=dw.corrected, BB=16, BC=64,
+            part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad, correction_w_ptr=dw.correction,
+            correction_b_ptr=db.correction,
+            squares_ptr=dw.new_partial_norms(programs),
+            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / loss_scale,
+            B=batch, K=channels, CORRECT=dw.has_correction, BB=16, BC=64,
         )  # fmt: skip
-        return dx, None, *((None, None) if sink else (dw.grad, db.grad)), None, None, None, None
+        return dx, None, *((None, None) if buffers else (dw.grad, db.grad)), None, None, None, None
 
 
 def group_norm(
@@ -196,13 +203,13 @@ def group_norm(
     b_CK: Tensor,
     eps: float = 1e-5,
     relu: bool = False,
-    sink: Sink | None = None,
-    grad_scale: float = 1.0,
+    gradient_buffers: GradientBuffers | None = None,
+    loss_scale: float = 1.0,
 ) -> Tensor:
-    """Each sample's groups of channels normalised, then the client's scale and shift, then ReLU if
+    """Normalise each sample's groups of channels, apply the client's scale and shift, then ReLU if
     asked.
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
-    go to `sink`.
+    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it and
+    written to `gradient_buffers`.
     """
-    return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, sink, grad_scale)
+    return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, gradient_buffers, loss_scale)
