@@ -66,7 +66,7 @@ class PerClientLoss:
         for length, mine in group_by_length(batch.length_C):
             # what has no entry for each sample is never padded
             outputs = self._some(outputs_CB, mine if length == longest else (mine, slice(length)))
-            losses.append(self._own_losses(outputs, batch.some(mine, length), drawn))
+            losses.append(self._own_losses(outputs, batch.select(mine, length), drawn))
         return torch.cat(losses)
 
     def _some(self, outputs_CB: Any, where: Any) -> Any:
@@ -104,7 +104,7 @@ class PerClientLoss:
         losses = []
         for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
             # a slice: to choose by a list, a GPU waits for the host
-            stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
+            stream = None if batch.stream is None else batch.stream.select(slice(client, client + 1))
             with nullcontext() if stream is None else RandomOverride(RandomSource(stream, drawn)):
                 losses.append(check_loss_value(self.loss, one(*own)).reshape(()))
         return torch.stack(losses)
@@ -131,8 +131,8 @@ class CompiledGradients:
         """`labels`: every target is a class number; `pads`: batches of other lengths may be padded
         to the longest; `apart`: functions whose gradient is their own are called for one client
         after another."""
-        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
-        self.flat, self.compute, self.pads = flat, self._casting.compute, pads
+        self._casting = MixedPrecision(compute, device, flat.dtype, cache_casts=False)
+        self.flat, self.compute, self.pads = flat, self._casting.precision, pads
         self.layout = ParameterLayout(flat)
         self._losses = PerClientLoss(loss, flat.dtype, kernels.TORCH_BACKEND, labels)
         self._whole, self._apart = not isinstance(loss, LossOnScores), apart
@@ -154,14 +154,14 @@ class CompiledGradients:
         groups = [(whole, slice(None))] if self.pads else group_by_length(batch.length_C)
         programs = []
         for length, mine in groups:
-            some = batch.some(mine, length)
+            some = batch.select(mine, length)
             program = self.program(some)
             programs.append(program)
             if isinstance(mine, slice):
-                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP)
+                self._some(program, x_CP, b_CZ, some, wanted.add_CP, g_CP)
                 continue
             x, b, g = x_CP[mine], b_CZ[mine], torch.empty_like(g_CP[mine])
-            correction = None if wanted.correction_CP is None else wanted.correction_CP[mine]
+            correction = None if wanted.add_CP is None else wanted.add_CP[mine]
             self._some(program, x, b, some, correction, g)
             g_CP[mine] = g
             if program.recording.written:
@@ -200,7 +200,7 @@ class CompiledGradients:
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)
             correction = None if correction_CP is None else correction_CP[mine]
-            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine])
+            self._together(program, x_CP[mine], b_CZ[mine], batch.select(mine, length), correction, g_CP[mine])
 
     def _together(
         self,
@@ -219,7 +219,7 @@ class CompiledGradients:
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
         scale = self._casting.scale
         source = None if batch.stream is None else RandomSource(batch.stream)
-        with torch.enable_grad(), self._casting.forward():
+        with torch.enable_grad(), self._casting.autocast():
             # clones: a module may write into what it is given
             outputs_CB = program(
                 {**named, **written}, shared, upcast_inputs(batch.inputs_CB, self.flat.dtype).clone(), source
@@ -270,8 +270,8 @@ class Stacked:
             g_CP.fill_(torch.nan)
         sinks = Sinks(
             self._views(g_CP, b_CZ),
-            {} if wanted.correction_CP is None else self._views(wanted.correction_CP, b_CZ),
-            [] if wanted.squares and self.ops.returns_squared_norms else None,
+            {} if wanted.add_CP is None else self._views(wanted.add_CP, b_CZ),
+            [] if wanted.squared_norms and self.ops.returns_squared_norms else None,
         )
         scale = loss_scale(self.compute)
         with torch.enable_grad():
@@ -300,9 +300,9 @@ class VmapGradients:
 
     def __init__(self, flat: FlatModule, loss: Loss, device: torch.device, compute: precision.Precision = "fp32"):
         self.flat, self.layout = flat, ParameterLayout(flat)
-        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
-        self.compute = self._casting.compute
-        self.loss = self._casting.scaled(loss)
+        self._casting = MixedPrecision(compute, device, flat.dtype, cache_casts=False)
+        self.compute = self._casting.precision
+        self.loss = self._casting.scale_loss(loss)
         # of its own, in training mode: a module may keep what it computed, which is of no use
         # outside the mapping
         flat.train()
@@ -318,20 +318,20 @@ class VmapGradients:
             targets = batch.targets_CB[mine, :length]
             some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
-                EmbeddingRangeCheck.check(beyond)
+                EmbeddingRangeCheck.raise_if_out_of_range(beyond)
             else:
                 EmbeddingRangeCheck.mark(some_CP, beyond)
             g_CP[mine] = some_CP
-        g_CP = self._casting.unscaled(g_CP)
-        return ClientGradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+        g_CP = self._casting.unscale_(g_CP)
+        return ClientGradients(g_CP if wanted.add_CP is None else g_CP.add_(wanted.add_CP))
 
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        with EmbeddingRangeCheck() as vocabulary, self._casting.forward():
+        with EmbeddingRangeCheck() as vocabulary, self._casting.autocast():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
-        return loss, vocabulary.beyond
+        return loss, vocabulary.out_of_range
 
 
 class InModuleOrder:
@@ -348,8 +348,8 @@ class InModuleOrder:
         own_CP, g_CP = (empty_rows(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, IndexedRows(x_CP), range(len(x_CP)))
         found = self.method(own_CP, b_CZ, batch)
-        inner.restore(found.g_CP, g_CP)
-        g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
+        inner.restore(found.grads_CP, g_CP)
+        g_CP = g_CP if wanted.add_CP is None else g_CP.add_(wanted.add_CP)
         return ClientGradients(g_CP, reads=found.reads)
 
 

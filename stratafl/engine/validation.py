@@ -21,47 +21,51 @@ from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
 from stratafl.metrics.objective import Objective, stops_at
 
-ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
 class EmbeddingRangeCheck(TorchFunctionMode):
-    """While it is on, notes of every lookup whether a code lay beyond its table, and takes the
-    first entry for it."""
+    """Mode that records out-of-range indices of embedding lookups, and looks up entry 0 for
+    them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.beyond: list[Tensor] = []
-        self.sizes: list[int] = []
-        """Of the tables."""
+        self.out_of_range: list[Tensor] = []
+        """Of each lookup: whether an index was out of range."""
+        self.table_sizes: list[int] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is not F.embedding:
             return func(*args, **(kwargs or {}))
-        given = dict(zip(ARGUMENTS, args, strict=False)) | (kwargs or {})
-        codes, size = given["input"], len(given["weight"])
+        arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | (kwargs or {})
+        codes, size = arguments["input"], len(arguments["weight"])
         outside = (codes < 0) | (codes >= size)
-        self.beyond.append(outside.any())
-        self.sizes.append(size)
-        return func(**given | {"input": torch.where(outside, 0, codes)})
+        self.out_of_range.append(outside.any())
+        self.table_sizes.append(size)
+        return func(**arguments | {"input": torch.where(outside, 0, codes)})
 
     @staticmethod
-    def check(beyond: Sequence[Tensor]) -> None:
-        """Complain, as the library does of one client's lookup, if any code was beyond its
-        table."""
-        if beyond and bool(torch.stack([each.any() for each in beyond]).any()):
+    def raise_if_out_of_range(out_of_range: Sequence[Tensor]) -> None:
+        """Raise the error that torch raises for one client's lookup."""
+        if out_of_range and bool(torch.stack([lookup.any() for lookup in out_of_range]).any()):
             raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
 
     @staticmethod
-    def mark(g_CP: Tensor, beyond: Sequence[Tensor]) -> Tensor:
-        """The same without waiting for the device, which a step that is captured must not do: the
-        gradients of whoever had such a code are no numbers, by which its update is refused."""
-        return g_CP.masked_fill_(torch.stack(list(beyond)).any(dim=0)[:, None], torch.nan) if beyond else g_CP
+    def mark(g_CP: Tensor, out_of_range: Sequence[Tensor]) -> Tensor:
+        """Fill the gradients of clients with such an index with NaN, so that their updates are
+        rejected.
+
+        This does not wait for the device, which a captured step must not do.
+        """
+        if not out_of_range:
+            return g_CP
+        return g_CP.masked_fill_(torch.stack(list(out_of_range)).any(dim=0)[:, None], torch.nan)
 
 
 class ModelUnderTest(NamedTuple):
-    """A model and its loss, where a run begins."""
+    """Model, initial values and loss of a run."""
 
     flat: FlatModule
     x_P: Tensor
@@ -73,8 +77,7 @@ class ModelUnderTest(NamedTuple):
         return type(self.flat.module).__name__
 
     def outputs(self, inputs: Inputs) -> Any:
-        """What the model makes of a copy of these, in the mode it is in; nothing else is
-        changed."""
+        """Outputs of the model for a copy of these inputs, in its current mode."""
         with preserve_rng(self.x_P.device):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
@@ -99,29 +102,29 @@ class ModelUnderTest(NamedTuple):
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
 ) -> Classes | None:
-    """Try the model on two samples, so that a misfit is one line now and not a traceback in round
-    1; and hold all labels against the classes that it scores, which are returned where the loss
-    asks for classes.
+    """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    classification: refuse outputs and targets that are none, since no loss was named.
+    All labels are compared with the classes that the model scores, which are returned where the
+    loss takes classes. classification: refuse outputs and targets that are none, since no loss was
+    named.
     """
     subject.flat.eval()
     loss = subject.loss
-    vocabulary = EmbeddingRangeCheck()
+    lookups = EmbeddingRangeCheck()
     try:
-        with torch.no_grad(), vocabulary:
+        with torch.no_grad(), lookups:
             outputs = subject.outputs(inputs[:2])
-            if vocabulary.sizes:
+            if lookups.table_sizes:
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
         told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
         if any(each.dtype == torch.uint8 for each in tensors_of(inputs).values()):
             told += "; they are bytes, and layers take floats: give inputs.float() / 255"
         raise invalid_input("model", subject.kind, told, problem) from problem
-    if any(bool(beyond) for beyond in vocabulary.beyond):
+    if any(bool(lookup) for lookup in lookups.out_of_range):
         codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]
         low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
-        told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
+        told = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
     scores = find_scores(outputs)
     if classification:
@@ -141,7 +144,7 @@ def check_forward(
 
 
 def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
-    """Refuse outputs that hold no scores of classes, and targets that are no class numbers."""
+    """Refuse outputs without scores of classes, and targets that are no class indices."""
     if scores is None:
         raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if targets.is_floating_point() and targets.ndim < scores.ndim:
@@ -158,19 +161,21 @@ def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor
 
 
 def _extremes(inputs: Inputs) -> Tensor:
-    """The samples that hold the smallest and the largest value of each input."""
-    found = []
-    for each in tensors_of(inputs).values():
-        values = each.flatten(1) if each.dim() > 1 else each[:, None]
-        found += [values.amin(dim=1).argmin(), values.amax(dim=1).argmax()]
-    return torch.stack(found)
+    """Indices of the samples with the smallest and the largest value of each input."""
+    indices = []
+    for samples in tensors_of(inputs).values():
+        values = samples.flatten(1) if samples.dim() > 1 else samples[:, None]
+        indices += [values.amin(dim=1).argmin(), values.amax(dim=1).argmax()]
+    return torch.stack(indices)
 
 
 def check_backward(
     subject: ModelUnderTest, inputs: Inputs, targets: Tensor, augment: Augment | None, seed: int
 ) -> None:
-    """Try a gradient on a few samples of one client, with and without `augment`: it may fail where
-    an evaluation does not, and there may be none."""
+    """Compute a gradient on a few samples of one client, with and without `augment`.
+
+    It may fail where an evaluation does not, and there may be none.
+    """
     if len(inputs) == 1:  # whether one is enough is another question
         inputs, targets = map_tensors(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
     subject.flat.train()
@@ -198,8 +203,10 @@ def check_backward(
 def build_objective(
     subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
 ) -> Objective:
-    """What a run is after, with its metrics tried on some of the test data: what goes wrong there
-    would do so after the first round."""
+    """Objective of a run, with its metrics tried on some of the test data.
+
+    What fails there would fail after the first round.
+    """
     names = [metric.name for metric in metrics]
     if test is None:
         if names:
@@ -226,7 +233,7 @@ def build_objective(
 
 
 def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
-    """What a transform makes of the first client's first batch, which must be as many inputs."""
+    """Inputs of the first client's first batch after `augment`, which must be as many as before."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
         raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
@@ -244,8 +251,10 @@ def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
 def check_single_sample_batches(
     subject: ModelUnderTest, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
-    """Refuse batches that leave a client a single sample, where the model cannot train on one:
-    batch norm needs two."""
+    """Refuse batches of a single sample where the model cannot train on one.
+
+    Batch norm, for example, needs two.
+    """
 
     def alone(batch: int | None) -> list[str]:
         def smallest(size: int) -> int:

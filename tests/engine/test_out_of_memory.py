@@ -69,7 +69,7 @@ def of_losses(problem: BaseException) -> None:
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "copied", raising(problem))
+    monkeypatch.setattr(selection, "copy_module", raising(problem))
     selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
 
 
@@ -79,7 +79,7 @@ def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padding, "recorded", raising(problem))
+    monkeypatch.setattr(padding, "capture", raising(problem))
     mask_CB = torch.ones(1, 6, dtype=torch.bool)
     padding.can_pad(FlatModule(nn.Linear(4, 3)), ClientBatches(X[None], LABELS[None], mask_CB, np.array([6])))
 
@@ -98,12 +98,10 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "habits": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
+    "a trial": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
-    "draws": lambda problem, _: module_profile.is_random(training(problem)),
-    "counters": lambda problem, _: module_profile.counter_increments(training(problem)),
-    "the default engine": lambda problem, _: module_profile.count_operations(training(problem), torch.arange(4)),
+    "a profile": lambda problem, _: module_profile.profile_module(training(problem)),
     "an augmentation of stacks": lambda problem, _: batches.supports_stacked_batches(raising(problem), X, 0),
     "recording": lambda problem, _: trace_fx(raising(problem), [X]),
     "tracing": lambda problem, patch: (

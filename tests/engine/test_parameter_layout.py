@@ -73,7 +73,7 @@ def test_the_same_run(settings: dict) -> None:
 def test_the_engine_s_rows_do_lie_so() -> None:
     engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
     row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
-    first = engine._differentiate.layout.named(row_1P, row_1P[:, :0])["0.weight"]
+    first = engine._gradients.layout.named(row_1P, row_1P[:, :0])["0.weight"]
     assert torch.equal(first[0].permute(0, 2, 3, 1).flatten(), row_1P[0, : first.numel()])
 
 

@@ -248,7 +248,7 @@ def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dt
         model = seeded(lambda: build(name, shape, 3))
         chain = leaf(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01)
         settings = {"model": lambda: model().to(dtype), "shape": shape, "rounds": 1, "leaf": chain}
-        result = stacked(federation(**settings), chunk=chunk).run()
+        result = stacked(federation(**settings), chunk_size=chunk).run()
         return result.models[-1].numpy().tobytes()
 
     assert run(None) == run(None) == run(1) == run(2) == run(3)
@@ -348,8 +348,8 @@ def test_a_captured_step_reads_only_what_is_filled_in(
         "rounds": 3,
     }
     expected = federation(**settings).run()
-    sim = stacked(federation(**settings), chunk=2)
-    sim.engine._capture = True
+    sim = stacked(federation(**settings), chunk_size=2)
+    sim.engine._uses_cuda_graphs = True
     got = sim.run()
     assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < CLOSE
     assert len(captured) == 2, "once for chunks of two, once for the last"
@@ -376,7 +376,7 @@ def test_a_step_leaves_nothing_behind() -> None:
 
 
 def test_what_keeps_coming_is_worth_capturing() -> None:
-    recurring = CapturePolicy()
+    policy = CapturePolicy()
     # another number of clients in every meeting, then two sizes of chunk in turn
-    assert not any(recurring.comes(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
-    assert [recurring.comes(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2
+    assert not any(policy.should_capture(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
+    assert [policy.should_capture(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2

@@ -245,7 +245,7 @@ for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
     more = {} if chain.epochs is None else {"periods": [1]}
     given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict(), **more}
     expected = pairs.federation(**given).run()
-    sim = pairs.stacked(pairs.federation(**given), chunk=2)
+    sim = pairs.stacked(pairs.federation(**given), chunk_size=2)
     assert sim.engine.how == "stacked", sim.engine.how
     got = sim.run()
     assert not torch.equal(expected.models[0][0], expected.models[-1][0])
