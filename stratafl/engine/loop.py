@@ -83,19 +83,20 @@ class LoopEngine:
 
     def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """One client's steps."""
-        lr, optimiser = float(self.leaf.lr(work.round)), self.leaf.optimiser
+        lr, optimizer = float(self.leaf.lr(work.round)), self.leaf.optimiser
         x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
-        first, steps, each = (self.training.steps(self.leaf, client, count) for count in (work.step, work.steps, 1))
+        counts = work.step, work.steps, 1
+        first, steps, steps_per_count = (self.training.steps(self.leaf, client, count) for count in counts)
         integers, correct = self._integer_buffers(first), _correction_fn(work, client)
-        state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimiser.init(x_1P)
+        state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimizer.init(x_1P)
         path_1P = _empty_path(work, x_1P)
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
             direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped_steps)
-            state, change_1P = optimiser.step(state, direction_1P, x_1P, lr)
+            state, change_1P = optimizer.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
             if work.has_path:
-                path_1P -= lr / each * direction_1P
+                path_1P -= lr / steps_per_count * direction_1P
         return TrainResult(x_1P, b_1B, path_1P, state)
 
     def gradients(self, work: TrainRequest) -> Tensor:
@@ -125,39 +126,41 @@ class LoopEngine:
         return initial | {name: initial[name] + step * more for name, more in increments.items()}
 
     def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
-        given, mine = self.training, self.training.partition[client]
+        """Sample indices of the client's steps from `first` on."""
+        training, part = self.training, self.training.partition[client]
         for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
-            some = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
-            chosen = batch_indices(
-                given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling
+            count = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
+            positions_HB = batch_indices(
+                training.seed, training.first + client, len(part), start, count, training.batch, training.sampling
             )
-            yield from (mine[positions.to(mine.device)] for positions in chosen)
+            yield from (part[position_B.to(part.device)] for position_B in positions_HB)
 
     def _gradient(
         self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor
     ) -> Tensor:
-        given, number = self.training, self.training.first + client
+        """Gradient of one client's step, with its random numbers."""
+        training, number = self.training, self.training.first + client
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
-        self._generator.manual_seed(derive_seed(given.seed, Stream.MODULE, number, step))
-        samples, forward = given.samples(number, step, batch), self._mixed_precision.autocast
+        self._generator.manual_seed(derive_seed(training.seed, Stream.MODULE, number, step))
+        samples, forward = training.samples(number, step, batch), self._mixed_precision.autocast
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self.profile.is_random:
             within = functools.partial(
-                client_rng, ClientStream(given.seed, number, step), x_1P.device, given.flat.module
+                client_rng, ClientStream(training.seed, number, step), x_1P.device, training.flat.module
             )
-        g_P = given.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
+        g_P = training.flat.gradient(x_1P[0], b_1B[0], *samples, self._loss, integers, within, forward)
         return self._mixed_precision.unscale_(g_P)[None]
 
 
 def _empty_path(work: TrainRequest, x_NP: Tensor) -> Tensor:
-    """Where paths begin: zero, and no columns where nobody wants them."""
+    """Initial paths: zero, without columns where they are not asked for."""
     return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
 
 
 def _correction_fn(work: TrainRequest, client: int) -> CorrectionFn:
-    """What adds everything the rules add to a leaf's direction."""
-    corrections = [each.one(client) for each in work.corrections]
+    """Function that adds everything the rules add to a client's direction."""
+    corrections = [rows.one(client) for rows in work.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None
     pulls = [(pull.local, pull.edge(lambda rows: rows.one(client))) for pull in work.pulls]
 

@@ -82,18 +82,18 @@ class ModelUnderTest(NamedTuple):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
-        """Try a step's gradient on copies of these."""
+        """Compute a step's gradient on copies of these samples."""
         self.flat.train()
-        own = self.flat.given()
-        before = [] if own is None else [(parameter, parameter.grad) for parameter in own.parameters()]
+        module = self.flat.given()
+        before = [] if module is None else [(parameter, parameter.grad) for parameter in module.parameters()]
         for parameter, _ in before:
             parameter.grad = None
         try:
             with preserve_rng(self.x_P.device):
                 self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
             if any(parameter.grad is not None for parameter, _ in before):
-                told = "something in it calls the module it is a copy of: keep no function made of `self`, but a method"
-                raise InvalidInput("model", self.kind, told)
+                advice = "keep no function made of `self`, but a method"
+                raise InvalidInput("model", self.kind, f"something in it calls the module it is a copy of: {advice}")
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient
@@ -117,15 +117,15 @@ def check_forward(
             if lookups.table_sizes:
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
-        told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
-        if any(each.dtype == torch.uint8 for each in tensors_of(inputs).values()):
-            told += "; they are bytes, and layers take floats: give inputs.float() / 255"
-        raise invalid_input("model", subject.kind, told, problem) from problem
+        reason = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
+        if any(samples.dtype == torch.uint8 for samples in tensors_of(inputs).values()):
+            reason += "; they are bytes, and layers take floats: give inputs.float() / 255"
+        raise invalid_input("model", subject.kind, reason, problem) from problem
     if any(bool(lookup) for lookup in lookups.out_of_range):
-        codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]
-        low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
-        told = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
-        raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
+        codes = [samples for samples in tensors_of(inputs).values() if not samples.is_floating_point()]
+        low, high = min(int(code.min()) for code in codes), max(int(code.max()) for code in codes)
+        reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
+        raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
@@ -149,8 +149,8 @@ def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor
         raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if targets.is_floating_point() and targets.ndim < scores.ndim:
         kind = str(targets.dtype).removeprefix("torch.")
-        told = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
-        raise InvalidInput(f"{field} labels", kind, told)
+        reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
+        raise InvalidInput(f"{field} labels", kind, reason)
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",
@@ -177,7 +177,10 @@ def check_backward(
     It may fail where an evaluation does not, and there may be none.
     """
     if len(inputs) == 1:  # whether one is enough is another question
-        inputs, targets = map_tensors(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
+        inputs, targets = (
+            map_tensors(lambda samples: torch.cat([samples, samples]), inputs),
+            torch.cat([targets, targets]),
+        )
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
     with convert_errors("model", kind, "cannot be trained"), torch.enable_grad():
@@ -188,8 +191,8 @@ def check_backward(
         if scores is not None and scores.requires_grad:
             name = getattr(loss, "__name__", loss)
             raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
-        told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
-        raise InvalidInput("model output", kind, told)
+        reason = "has no gradient: it is detached, under no_grad, or depends on no parameter"
+        raise InvalidInput("model output", kind, reason)
     with convert_errors("model", kind, "cannot be trained"):
         subject.gradient(inputs, targets)
     if augment is not None:
@@ -216,19 +219,19 @@ def build_objective(
     subject.flat.eval()
     with torch.no_grad():
         outputs = subject.outputs(inputs[:2])
-    found, whole = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
-    if whole and output_bytes(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
-        told = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
-        raise InvalidInput(f"metrics.{whole[0]}", whole[0], told)
+    scores, needing_all = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    if needing_all and output_bytes(outputs if scores is None else scores) * len(inputs) > WHOLE * min(2, len(inputs)):
+        reason = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
+        raise InvalidInput(f"metrics.{needing_all[0]}", needing_all[0], reason)
     adding = [metric.name for metric in metrics if metric.adds_up]
-    if found is None and adding:
+    if scores is None and adding:
         raise InvalidInput(
             f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"
         )
     if metrics:
         with convert_errors("metrics", names):
             evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
-    better = metric_directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
+    better = metric_directions(metrics, accuracy=scores is not None and has_classes(scores, targets[:2]))
     return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
 
 
@@ -241,10 +244,10 @@ def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
         changed = augment(inputs.clone(), seed, 0, 0)
     if not isinstance(changed, Inputs):
         raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
-    for each in tensors_of(changed).values():
-        if each.shape[:1] != (len(inputs),) or each.device != inputs.device:
-            found = f"of {len(inputs)} on {inputs.device} it makes {tuple(each.shape)} on {each.device}"
-            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
+    for samples in tensors_of(changed).values():
+        if samples.shape[:1] != (len(inputs),) or samples.device != inputs.device:
+            result = f"of {len(inputs)} on {inputs.device} it makes {tuple(samples.shape)} on {samples.device}"
+            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {result}")
     return changed
 
 
@@ -274,6 +277,6 @@ def check_single_sample_batches(
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"
         few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        reason = describe_exception(problem)
-        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {reason}"
-        raise InvalidInput("batch", batch, told) from problem
+        problem_line = describe_exception(problem)
+        reason = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {problem_line}"
+        raise InvalidInput("batch", batch, reason) from problem
