@@ -1,6 +1,6 @@
 """Every kernel against PyTorch in float64 (see `reference`), over a grid of shapes.
 
-`python -m benchmarks.kernels.check [fp32 ...] [conv2d ...]` runs all of it, or some modes and
+`python -m benchmarks.kernels.check [fp32 ...] [conv2d ...]` runs all of it, or some precisions and
 families, on this machine's GPU (or, slowly, in Triton's interpreter).
 """
 
@@ -11,28 +11,30 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.kernels import reference
 from benchmarks.kernels.reference import USUAL, Extreme
 from stratafl.engine import kernels
+from stratafl.engine.precision import Precision
 
 LIMITS = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 6e-2}
 """Largest ||out - reference|| / ||reference||; 16-bit inputs are rounded before the reference sees
 them too."""
 
 
-class Case(NamedTuple):
-    """A kernel at one shape, and how far each of its results is from float64's."""
+@dataclass(frozen=True)
+class Case:
+    """A kernel at one shape, and the function that measures the errors of its results."""
 
     name: str
-    compute: str
+    precision: Precision
     errors: Callable[[], dict[str, float]]
 
 
 Sizes = tuple[Any, ...]
-"""What a function of `reference` takes before the arithmetic, such as clients, batch and
-channels."""
+"""First arguments of a function of `reference`, such as clients, batch and channels."""
 
 # clients, batch, image, channels, kernel, stride, padding
 CONVOLUTIONS: list[Sizes] = [
@@ -92,112 +94,179 @@ EXTREMES: dict[str, Extreme] = {
 def cases(device: str, small: bool) -> Iterator[Case]:
     """The grid of shapes; `small` is what the interpreter can do in a minute."""
     # the interpreter multiplies bf16 as integers
-    modes = ("fp32", "tf32", "fp16") if small else ("fp32", "tf32", "fp16", "bf16")
-    layers = itertools.chain(_convolutions(modes, small), _layers(modes, small), _extremes(modes, small))
-    others = itertools.chain(_lookups(small), _recurrent(modes, small), _meetings(small), _updates(small))
-    for name, compute, function, *arguments in itertools.chain(layers, others):
-        yield Case(name, compute, functools.partial(function, *arguments, device))
+    precisions: Sequence[Precision] = ("fp32", "tf32", "fp16") if small else ("fp32", "tf32", "fp16", "bf16")
+    families = (
+        _convolutions(precisions, small),
+        _layers(precisions, small),
+        _extremes(precisions, small),
+        _lookups(small),
+        _lstms(precisions, small),
+        _drifts(small),
+        _optimizer_steps(small),
+    )
+    for name, precision, errors in itertools.chain(*families):
+        yield Case(name, precision, functools.partial(errors, device=device))
 
 
-def _convolutions(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
+Measurement = tuple[str, Precision, Callable[..., dict[str, float]]]
+"""Name, precision, and function of the device that measures the errors."""
+
+
+def _convolution(shape: Sizes, precision: Precision, **options: Any) -> Callable[..., dict[str, float]]:
+    clients, batch, image, channels, kernel, stride, padding = shape
+    return functools.partial(
+        reference.convolution_errors,
+        clients=clients,
+        batch=batch,
+        image=image,
+        channels=channels,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        precision=precision,
+        **{"extreme": USUAL, **options},
+    )
+
+
+def _linear(
+    shape: Sizes, precision: Precision, relu: bool, extreme: Extreme = USUAL
+) -> Callable[..., dict[str, float]]:
+    clients, batch, size = shape
+    return functools.partial(
+        reference.linear_errors,
+        clients=clients,
+        batch=batch,
+        size=size,
+        relu=relu,
+        extreme=extreme,
+        precision=precision,
+    )
+
+
+def _convolutions(precisions: Sequence[Precision], small: bool) -> Iterator[Measurement]:
     shapes = CONVOLUTIONS + ([] if small else LARGE_CONVOLUTIONS)
-    for compute, shape, bias in itertools.product(modes, shapes, (True, False)):
-        if (compute == "fp32" and (bias or shape is shapes[0])) or not small:
+    for precision, shape, bias in itertools.product(precisions, shapes, (True, False)):
+        if (precision == "fp32" and (bias or shape is shapes[0])) or not small:
             name = f"conv2d {shape}{'' if bias else ' without bias'}"
-            yield name, compute, reference.convolution, *shape, bias, False, True, USUAL, compute
+            yield name, precision, _convolution(shape, precision, bias=bias, pool=False, first_grad=True)
     pooled = POOLED_CONVOLUTIONS + ([] if small else LARGE_POOLED_CONVOLUTIONS)
-    for compute, shape, data in itertools.product(modes, pooled, (False, True)):
-        if compute == "fp32" or not small or shape is pooled[0]:
+    for precision, shape, data in itertools.product(precisions, pooled, (False, True)):
+        if precision == "fp32" or not small or shape is pooled[0]:
             name = f"conv2d_relu_pool {shape}{' of data' if data else ''}"
-            yield name, compute, reference.convolution, *shape, True, True, not data, USUAL, compute
+            yield name, precision, _convolution(shape, precision, bias=True, pool=True, first_grad=not data)
 
 
-def _layers(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
+def _layers(precisions: Sequence[Precision], small: bool) -> Iterator[Measurement]:
     sizes: list[Sizes] = [(2, 5, (7, 9)), (1, 18, (33, 20))]
     sizes += [] if small else [(3, 50, (1600, 384)), (3, 50, (192, 10)), (3, 130, (784, 200)), (1000, 3, (40, 10))]
-    for compute, size, relu in itertools.product(modes, sizes, (False, True)):
-        yield f"linear {size}{' relu' if relu else ''}", compute, reference.linear, *size, relu, USUAL, compute
+    for precision, size, relu in itertools.product(precisions, sizes, (False, True)):
+        yield f"linear {size}{' relu' if relu else ''}", precision, _linear(size, precision, relu)
     images: list[Sizes] = [(2, 3, (4, 5), 6, 2), (1, 2, (1, 1), 8, 1)]
     for image in images + ([] if small else [(3, 20, (16, 16), 64, 2), (3, 20, (2, 2), 512, 32)]):
-        yield f"group_norm {image}", "fp32", reference.group_norm, *image
+        yield f"group_norm {image}", "fp32", functools.partial(reference.group_norm_errors, *image)
     for image in [(2, 3, (4, 5), 6), (1, 2, (3, 3), 70)]:
-        yield f"flatten {image}", "fp32", reference.flatten, *image
+        yield f"flatten {image}", "fp32", functools.partial(reference.flatten_errors, *image)
     windows = WINDOWS + ([] if small else LARGE_WINDOWS)
-    for compute, window in itertools.product(("fp32", "fp16") if small else ("fp32", "fp16", "bf16"), windows):
-        yield f"max_pool2d {window}", compute, reference.max_pool2d, *window, compute
-    for bank in [(2, 3, 4, 3, 3), (1, 2, 5, 3, 1), *([] if small else [(3, 96, 200, 3, 3), (100, 64, 64, 5, 5)])]:
-        yield f"reorder {bank}", "fp32", reference.reorder, *bank
+    pooled: Sequence[Precision] = ("fp32", "fp16") if small else ("fp32", "fp16", "bf16")
+    for precision, window in itertools.product(pooled, windows):
+        clients, batch, image, channels, kernel, stride, padding = window
+        measure: Callable[..., dict[str, float]] = functools.partial(
+            reference.max_pool2d_errors,
+            clients=clients,
+            batch=batch,
+            image=image,
+            channels=channels,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            precision=precision,
+        )
+        yield f"max_pool2d {window}", precision, measure
+    for filters in [(2, 3, 4, 3, 3), (1, 2, 5, 3, 1), *([] if small else [(3, 96, 200, 3, 3), (100, 64, 64, 5, 5)])]:
+        measure = functools.partial(reference.convert_filters_errors, *filters)
+        yield f"convert_filters {filters}", "fp32", measure
 
 
-def _extremes(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
+def _extremes(precisions: Sequence[Precision], small: bool) -> Iterator[Measurement]:
     """Numbers of any size in the layers that may multiply in a type of a smaller range than
     float32's."""
-    for compute, (name, extreme) in itertools.product(("tf32",) if small else modes, EXTREMES.items()):
-        if compute == "fp16" and extreme.inputs > 1:
-            continue  # which it does not hold
+    tried: Sequence[Precision] = ("tf32",) if small else precisions
+    for precision, (name, extreme) in itertools.product(tried, EXTREMES.items()):
+        if precision == "fp16" and extreme.inputs > 1:
+            continue  # beyond the range of fp16
         for flag in (False, True):
-            last = extreme, compute
-            plain = *CONVOLUTIONS[1], flag, False, True, *last
-            yield f"conv2d {name}{'' if flag else ' without bias'}", compute, reference.convolution, *plain
-            pooled = *POOLED_CONVOLUTIONS[0], True, True, not flag, *last
-            yield f"conv2d_relu_pool {name}{' of data' if flag else ''}", compute, reference.convolution, *pooled
-            yield f"linear {name}{' relu' if flag else ''}", compute, reference.linear, 2, 5, (7, 9), flag, *last
+            plain = _convolution(CONVOLUTIONS[1], precision, bias=flag, pool=False, first_grad=True, extreme=extreme)
+            yield f"conv2d {name}{'' if flag else ' without bias'}", precision, plain
+            pooled = _convolution(
+                POOLED_CONVOLUTIONS[0], precision, bias=True, pool=True, first_grad=not flag, extreme=extreme
+            )
+            yield f"conv2d_relu_pool {name}{' of data' if flag else ''}", precision, pooled
+            yield (
+                f"linear {name}{' relu' if flag else ''}",
+                precision,
+                _linear((2, 5, (7, 9)), precision, flag, extreme),
+            )
 
 
-def _lookups(small: bool) -> Iterator[tuple[Any, ...]]:
+def _lookups(small: bool) -> Iterator[Measurement]:
     for vocabulary in [(2, 3, 7, 11, 5), (2, 3, 7, 5000, 5), *([] if small else LARGE_VOCABULARIES)]:
-        yield f"embedding {vocabulary}", "fp32", reference.embedding, *vocabulary
+        yield f"embedding {vocabulary}", "fp32", functools.partial(reference.embedding_errors, *vocabulary)
     logits = [(2, 5, 7), *([] if small else [(100, 50, 10), (3, 300, 100)])]
     for shape, masked in itertools.product(logits, (False, True)):
         name = f"cross_entropy {shape}{' masked' if masked else ''}"
-        yield name, "fp32", reference.cross_entropy, *shape, masked
+        yield name, "fp32", functools.partial(reference.cross_entropy_errors, *shape, masked=masked)
 
 
-def _recurrent(modes: Sequence[str], small: bool) -> Iterator[tuple[Any, ...]]:
+def _lstms(precisions: Sequence[Precision], small: bool) -> Iterator[Measurement]:
     large = [(3, 50, 80, 8, 100), (2, 130, 9, 8, 128), (3, 50, 80, 8, 256)]
     sequences = [(2, 3, 4, 5, 6), *([(1, 70, 3, 4, 20)] if small else large)]
-    for compute, sequence in itertools.product(modes, sequences):
-        yield f"recurrent {sequence}", compute, reference.recurrent, *sequence, compute
+    for precision, sequence in itertools.product(precisions, sequences):
+        yield f"lstm {sequence}", precision, functools.partial(reference.lstm_errors, *sequence, precision=precision)
 
 
-def _meetings(small: bool) -> Iterator[tuple[Any, ...]]:
+def _drifts(small: bool) -> Iterator[Measurement]:
     for family in [(5, 2, 37), *([] if small else [(100, 10, 797_962)])]:
-        yield f"drift {family}", "fp32", reference.drift, *family
+        yield f"drift {family}", "fp32", functools.partial(reference.drift_errors, *family)
 
 
-def _updates(small: bool) -> Iterator[tuple[Any, ...]]:
+def _optimizer_steps(small: bool) -> Iterator[Measurement]:
     matrices = [(3, 37), (1, 5), (2, 300), *([] if small else [(4, 100_003), (3, 797_962)])]
     chains = [(None, False), (1.0, False), (1.0, True)]
-    for matrix, (clip, known), optimiser, gap in itertools.product(matrices, chains, reference.OPTIMISERS, (0, 6)):
-        name = f"update {matrix} clip={clip} {optimiser} gap={gap}{' known squares' if known else ''}"
-        yield name, "fp32", reference.update, *matrix, clip, optimiser, gap, known
+    for matrix, (clip, known), optimizer, gap in itertools.product(matrices, chains, reference.OPTIMIZERS, (0, 6)):
+        name = f"update {matrix} clip={clip} {optimizer} gap={gap}{' known squares' if known else ''}"
+        measure = functools.partial(
+            reference.optimizer_step_errors, *matrix, clip=clip, name=optimizer, gap=gap, known=known
+        )
+        yield name, "fp32", measure
 
 
 def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
-    """Print the worst error of each family, of these modes and families only, and what is over its
-    limit, which is returned too."""
-    chosen: dict[tuple[str, str], list[Case]] = {}
+    """Print the worst error of each family and what is over its limit, and return the latter.
+
+    only: precisions and families to which the check is limited.
+    """
+    selected: dict[tuple[str, str], list[Case]] = {}
     failures = []
-    modes, families = set(only) & LIMITS.keys(), set(only) - LIMITS.keys()
+    precisions, families = set(only) & LIMITS.keys(), set(only) - LIMITS.keys()
     for case in cases(device, small):
         family = case.name.split()[0]
-        if (not modes or case.compute in modes) and (not families or family in families):
-            chosen.setdefault((family, case.compute), []).append(case)
-    for (family, compute), some in chosen.items():
+        if (not precisions or case.precision in precisions) and (not families or family in families):
+            selected.setdefault((family, case.precision), []).append(case)
+    for (family, precision), members in selected.items():
         worst = 0.0
-        for case in some:
+        for case in members:
             for part, error in case.errors().items():
                 worst = max(worst, error)
-                if not error <= LIMITS[compute]:
-                    failures.append(f"{case.name} {compute}: {part} {error:.1e}")
+                if not error <= LIMITS[precision]:
+                    failures.append(f"{case.name} {precision}: {part} {error:.1e}")
                     print(failures[-1], flush=True)
-        print(f"{family:20} {compute:5} {worst:.1e}", flush=True)
+        print(f"{family:20} {precision:5} {worst:.1e}", flush=True)
     return failures
 
 
 if __name__ == "__main__":
-    # the library's products refuse to be deterministic without it
+    # cuBLAS products refuse to be deterministic without it
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    found = run("cpu" if kernels.interpreted() else "cuda", kernels.interpreted(), sys.argv[1:])
-    print(f"{len(found)} over their limits" if found else "all within their limits")
-    raise SystemExit(1 if found else 0)
+    failures = run("cpu" if kernels.is_interpreted() else "cuda", kernels.is_interpreted(), sys.argv[1:])
+    print(f"{len(failures)} over their limits" if failures else "all within their limits")
+    raise SystemExit(1 if failures else 0)

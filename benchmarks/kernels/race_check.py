@@ -1,5 +1,5 @@
-"""Whether products read what they should: buffers that the next copy overwrites while products may
-still read them.
+"""Static check of compiled kernels for a race: shared-memory buffers that may be overwritten while
+a tensor-core product still reads them.
 
 From Hopper on, tensor cores read shared memory while the kernel goes on, and the compiler decides
 how many blocks of an operand lie there. Where a product and something else read the same block,
@@ -33,8 +33,7 @@ _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
 
 
 def overtaken(ttgir: str) -> list[str]:
-    """Buffers, in a compiled kernel of one loop, with too few places for products that run on into
-    the next copy.
+    """Shared-memory buffers that may be overwritten while a tensor-core product still reads them.
 
     The loop copies a block as many steps ahead as there are copies before it: with the loop's own,
     as many places as copies are needed if the products of a step are still running when its copy
@@ -56,7 +55,7 @@ def overtaken(ttgir: str) -> list[str]:
 
 
 class _Hopper:
-    """Pretends to be as much of a driver as compiling asks for."""
+    """Driver of an H100 that only compiles."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -74,8 +73,12 @@ class _Hopper:
 
 
 def run(only: Sequence[str] = ()) -> list[str]:
-    """Compile for these modes and families only; say how many kernels wait for products late, and
-    return what is overtaken. Kernels are compiled, not launched, from here on in this process."""
+    """Compile the kernels of these precisions and families, and return the buffers that are
+    overtaken.
+
+    It prints how many kernels go on while products run. Kernels are compiled, not launched, from
+    here on in this process.
+    """
     from triton.runtime import driver, jit
 
     driver.set_active(_Hopper())
@@ -88,20 +91,20 @@ def run(only: Sequence[str] = ()) -> list[str]:
         return kernel
 
     jit.JITFunction.run = compile_only
-    found: dict[str, None] = {}
+    races: dict[str, None] = {}
     late = 0
-    modes, families = set(only) & check.LIMITS.keys(), set(only) - check.LIMITS.keys()
-    for name, compute, errors in check.cases("cpu", small=False):
-        if (modes and compute not in modes) or (families and name.split()[0] not in families):
+    precisions, families = set(only) & check.LIMITS.keys(), set(only) - check.LIMITS.keys()
+    for case in check.cases("cpu", small=False):
+        if (precisions and case.precision not in precisions) or (families and case.name.split()[0] not in families):
             continue
         before = len(compiled)
         with contextlib.suppress(AssertionError):  # results were never computed
-            errors()
+            case.errors()
         for kernel, ttgir in list(compiled.values())[before:]:
             late += any(int(running) for running in _WAIT.findall(ttgir))
-            found |= dict.fromkeys(f"{kernel} in {name} {compute}: {buffer}" for buffer in overtaken(ttgir))
+            races |= dict.fromkeys(f"{kernel} in {case.name} {case.precision}: {buffer}" for buffer in overtaken(ttgir))
     print(f"{len(compiled)} kernels compiled, {late} go on while products run", flush=True)
-    return list(found)
+    return list(races)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One kernel against PyTorch in float64, on fresh random inputs; the results are NaN before they
-are written.
+"""Errors of one kernel against PyTorch in float64, on fresh random inputs.
 
-Each function here returns how far its parts are off; `check` has the shapes.
+Each function returns the relative error of each of its results, which are NaN before they are
+written. `check` has the shapes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, AdamW, Optimiser
-from stratafl.engine import kernels
-from stratafl.engine.ops import Sink
+from stratafl.engine.kernels.conv2d import conv2d
+from stratafl.engine.kernels.conv2d_relu_pool import conv2d_relu_pool
+from stratafl.engine.kernels.cross_entropy import cross_entropy
+from stratafl.engine.kernels.embedding import embedding
+from stratafl.engine.kernels.group_norm import group_norm
+from stratafl.engine.kernels.layouts import convert_filters, flatten
+from stratafl.engine.kernels.linear import linear
+from stratafl.engine.kernels.lstm import lstm
+from stratafl.engine.kernels.max_pool2d import max_pool2d
+from stratafl.engine.kernels.reference import GradientBuffers
+from stratafl.engine.kernels.updates import drift, fused_optimizer_step
+from stratafl.engine.precision import Precision
 
 ROUND = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """The type to which inputs are rounded, but for tf32's, of which there is none."""
@@ -33,7 +43,7 @@ class Extreme(NamedTuple):
 
 
 USUAL = Extreme()
-OPTIMISERS: dict[str, Optimiser] = {
+OPTIMIZERS: dict[str, Optimiser] = {
     "sgd": SGD(),
     "momentum": SGD(0.9),
     "nesterov": SGD(0.9, nesterov=True),
@@ -43,7 +53,7 @@ OPTIMISERS: dict[str, Optimiser] = {
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
+def filled_with_nan() -> Iterator[None]:
     """New tensors hold NaN until something is written to them."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
@@ -53,11 +63,11 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def rounded(x: Tensor, compute: str) -> Tensor:
+def rounded(x: Tensor, precision: Precision) -> Tensor:
     """Float32 numbers that this mode's operands hold exactly, unless they are beyond their
     range."""
-    if compute != "tf32":
-        return x.to(ROUND[compute]).float()
+    if precision != "tf32":
+        return x.to(ROUND[precision]).float()
     bits = x.float().contiguous().view(torch.int32)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
 
@@ -77,7 +87,7 @@ def hidden(out: Tensor, reference: Tensor) -> float:
 
 
 def _compare(
-    op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], compute: str,
+    op: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], precision: Precision,
     first_grad: bool = True, offset: int = 0, extreme: Extreme = USUAL,
     decided: Callable[..., Tensor] | None = None,
 ) -> dict[str, float]:  # fmt: skip
@@ -90,18 +100,18 @@ def _compare(
     """
     clients = inputs[0].shape[0]
     inputs = [inputs[0] if extreme.inputs == 1 else inputs[0] * extreme.inputs, *inputs[1:]]
-    held = [rounded(t, compute) if t.is_floating_point() else t for t in inputs]
-    doubles = [t.double() if t.is_floating_point() else t for t in held]
-    wanted = doubles if first_grad else doubles[1:]
-    for t in wanted:
+    operands = [rounded(t, precision) if t.is_floating_point() else t for t in inputs]
+    doubles = [t.double() if t.is_floating_point() else t for t in operands]
+    differentiated = doubles if first_grad else doubles[1:]
+    for t in differentiated:
         t.requires_grad_()
     y = torch.stack([plain(*(t[c] for t in doubles)) for c in range(clients)])
     kept = 1.0 if decided is None else torch.stack([decided(*(t[c] for t in doubles)) for c in range(clients)])
-    dy = _gradient_of(y, kept, extreme, compute)
+    dy = _gradient_of(y, kept, extreme, precision)
     off = distance if extreme.broken is None else hidden
-    reference = torch.autograd.grad(y, wanted, dy.double())
+    reference = torch.autograd.grad(y, differentiated, dy.double())
 
-    parameters = held[1:]
+    parameters = operands[1:]
     widths = [p[0].numel() for p in parameters]
 
     def views(rows: Tensor) -> list[Tensor]:
@@ -115,13 +125,13 @@ def _compare(
     gradients = torch.full_like(matrix, float("nan")).detach()
     correction = torch.randn_like(gradients)
     squares: list[Tensor] = []
-    w, b = [*views(gradients), None][:2]
-    correction_w, correction_b = [*views(correction), None][:2]
-    assert w is not None
-    sink = Sink(w, b, correction_w, correction_b, squares)
-    x = held[0].clone().requires_grad_(first_grad)
-    with poisoned():
-        out = op(x, *views(matrix), sink=sink)
+    weight, bias = [*views(gradients), None][:2]
+    add_weight, add_bias = [*views(correction), None][:2]
+    assert weight is not None
+    buffers = GradientBuffers(weight, bias, add_weight, add_bias, squares)
+    x = operands[0].clone().requires_grad_(first_grad)
+    with filled_with_nan():
+        out = op(x, *views(matrix), gradient_buffers=buffers)
         out.backward(dy.to(out.dtype))
         returned = op(x.detach(), *views(matrix))
         (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
@@ -137,9 +147,9 @@ def _compare(
     return errors
 
 
-def _gradient_of(y: Tensor, kept: Tensor | float, extreme: Extreme, compute: str) -> Tensor:
+def _gradient_of(y: Tensor, kept: Tensor | float, extreme: Extreme, precision: Precision) -> Tensor:
     """A gradient of the output, zero where `kept` is."""
-    dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, compute) * kept
+    dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, precision) * kept
     if extreme.broken is not None:
         # where the output is largest no ReLU cuts its gradient off
         dy[0].view(-1)[y[0].argmax()] = extreme.broken
@@ -154,9 +164,9 @@ def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
 
 
-def convolution(
+def convolution_errors(
     clients: int, batch: int, image: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], stride: int,
-    padding: int, bias: bool, pool: bool, first_grad: bool, extreme: Extreme, compute: str, device: str,
+    padding: int, bias: bool, pool: bool, first_grad: bool, extreme: Extreme, precision: Precision, device: str,
 ) -> dict[str, float]:  # fmt: skip
     def r(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -174,8 +184,8 @@ def convolution(
 
     def op(x: Tensor, w: Tensor, b: Tensor | None = None, **more: Any) -> Tensor:
         if pool:
-            return kernels.conv2d_relu_pool(x, w, b, padding=padding, compute=compute, **more)
-        return kernels.conv2d(x, w, b, stride=stride, padding=padding, compute=compute, **more)
+            return conv2d_relu_pool(x, w, b, padding=padding, precision=precision, **more)
+        return conv2d(x, w, b, stride=stride, padding=padding, precision=precision, **more)
 
     def decided(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         y = functional.conv2d(x.permute(0, 3, 1, 2), w, b, stride=stride, padding=padding).detach()
@@ -187,12 +197,12 @@ def convolution(
         return (off | chosen).permute(0, 2, 3, 1)
 
     return _compare(
-        op, plain, inputs, compute, first_grad, offset=3, extreme=extreme, decided=decided if pool else None
+        op, plain, inputs, precision, first_grad, offset=3, extreme=extreme, decided=decided if pool else None
     )
 
 
-def linear(
-    clients: int, batch: int, size: tuple[int, int], relu: bool, extreme: Extreme, compute: str, device: str
+def linear_errors(
+    clients: int, batch: int, size: tuple[int, int], relu: bool, extreme: Extreme, precision: Precision, device: str
 ) -> dict[str, float]:
     inputs = [
         torch.randn(clients, batch, size[0], device=device),
@@ -205,12 +215,12 @@ def linear(
         return functional.relu(y) if relu else y
 
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
-        return kernels.linear(x, w, b, relu=relu, compute=compute, **more)
+        return linear(x, w, b, relu=relu, precision=precision, **more)
 
-    return _compare(op, plain, inputs, compute, extreme=extreme)
+    return _compare(op, plain, inputs, precision, extreme=extreme)
 
 
-def group_norm(
+def group_norm_errors(
     clients: int, batch: int, image: tuple[int, int], channels: int, groups: int, device: str
 ) -> dict[str, float]:
     inputs = [
@@ -223,63 +233,67 @@ def group_norm(
         return functional.group_norm(x.permute(0, 3, 1, 2), groups, w, b).permute(0, 2, 3, 1)
 
     def op(x: Tensor, w: Tensor, b: Tensor, **more: Any) -> Tensor:
-        return kernels.group_norm(x, groups, w, b, **more)
+        return group_norm(x, groups, w, b, **more)
 
     return _compare(op, plain, inputs, "fp32")
 
 
-def embedding(clients: int, batch: int, length: int, entries: int, features: int, device: str) -> dict[str, float]:
+def embedding_errors(
+    clients: int, batch: int, length: int, entries: int, features: int, device: str
+) -> dict[str, float]:
     inputs = [
         torch.randint(entries, (clients, batch, length), device=device),
         torch.randn(clients, entries, features, device=device),
     ]
     return _compare(
-        lambda codes, w, **more: kernels.embedding(codes, w, **more),
+        lambda codes, w, **more: embedding(codes, w, **more),
         lambda codes, w: functional.embedding(codes, w),
         inputs, "fp32", first_grad=False,
     )  # fmt: skip
 
 
-def flatten(clients: int, batch: int, image: tuple[int, int], channels: int, device: str) -> dict[str, float]:
+def flatten_errors(clients: int, batch: int, image: tuple[int, int], channels: int, device: str) -> dict[str, float]:
     x = torch.randn(clients, batch, *image, channels, device=device, requires_grad=True)
     wanted = x.permute(0, 1, 4, 2, 3).flatten(2)
     dy = torch.randn_like(wanted)
     (dx,) = torch.autograd.grad(wanted, x, dy)
-    with poisoned():
-        out = kernels.flatten(x)
+    with filled_with_nan():
+        out = flatten(x)
         (got,) = torch.autograd.grad(out, x, dy)
     return {"output": distance(out, wanted.detach().double()), "input gradient": distance(got, dx.double())}
 
 
-def max_pool2d(
+def max_pool2d_errors(
     clients: int, batch: int, image: tuple[int, int], channels: int, kernel: tuple[int, int], stride: tuple[int, int],
-    padding: tuple[int, int], compute: str, device: str,
+    padding: tuple[int, int], precision: Precision, device: str,
 ) -> dict[str, float]:  # fmt: skip
     # few values, so that many are equal: the first of them is to have the gradient
-    x = torch.randint(-3, 3, (clients, batch, *image, channels), device=device).to(ROUND[compute]).requires_grad_()
+    x = torch.randint(-3, 3, (clients, batch, *image, channels), device=device).to(ROUND[precision]).requires_grad_()
     exact = x.detach().double().requires_grad_()
     y = functional.max_pool2d(exact.flatten(0, 1).permute(0, 3, 1, 2), kernel, stride, padding).permute(0, 2, 3, 1)
     y = y.unflatten(0, (clients, batch))
     dy = torch.randint(-3, 4, y.shape, device=device)
     (wanted,) = torch.autograd.grad(y, exact, dy.double())
-    with poisoned():
-        out = kernels.max_pool2d(x, kernel, stride, padding)
+    with filled_with_nan():
+        out = max_pool2d(x, kernel, stride, padding)
         (got,) = torch.autograd.grad(out, x, dy.to(x.dtype))
     return {"output": distance(out, y.detach()), "input gradient": distance(got, wanted)}
 
 
-def reorder(clients: int, outputs: int, inputs: int, height: int, width: int, device: str) -> dict[str, float]:
+def convert_filters_errors(
+    clients: int, outputs: int, inputs: int, height: int, width: int, device: str
+) -> dict[str, float]:
     w = torch.randn(clients, 5 + outputs * inputs * height * width, device=device)[:, 5:]
     plain = w.unflatten(1, (outputs, inputs, height, width))
-    with poisoned():
+    with filled_with_nan():
         there, back = torch.empty_like(w), torch.empty_like(w)
         last = _shaped(there, plain.shape[1:])
-        kernels.reorder(plain, last)
-        kernels.reorder(last, back.unflatten(1, plain.shape[1:]))
+        convert_filters(plain, last)
+        convert_filters(last, back.unflatten(1, plain.shape[1:]))
     return {"there": distance(last, plain.double()), "back": distance(back, w.double())}
 
 
-def cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: str) -> dict[str, float]:
+def cross_entropy_errors(clients: int, batch: int, classes: int, masked: bool, device: str) -> dict[str, float]:
     z = torch.randn(clients, batch, classes, device=device) * 3
     labels = torch.randint(classes, (clients, batch), device=device)
     mask = torch.rand(clients, batch, device=device) < 0.7
@@ -291,17 +305,17 @@ def cross_entropy(clients: int, batch: int, classes: int, masked: bool, device: 
     dloss = torch.randn(clients, device=device)
     (dz,) = torch.autograd.grad(loss, exact, dloss.double())
     z.requires_grad_()
-    with poisoned():
-        out = kernels.cross_entropy(z, labels, mask if masked else None, grad_scale=8.0)
+    with filled_with_nan():
+        out = cross_entropy(z, labels, mask if masked else None, loss_scale=8.0)
         out.backward(dloss)
     assert z.grad is not None
     return {"loss": distance(out, loss.detach()), "gradient": distance(z.grad / 8, dz)}
 
 
-def update(
+def optimizer_step_errors(
     clients: int, parameters: int, clip: float | None, name: str, gap: int, known: bool, device: str
 ) -> dict[str, float]:
-    """One step of an optimiser whose state is not its first, as its own function takes it in
+    """One step of an optimizer whose state is not its first, as its own function takes it in
     float64; with a path where it is not SGD."""
 
     def r() -> Tensor:
@@ -309,9 +323,9 @@ def update(
         apart[:, :parameters] = torch.randn(clients, parameters, device=device)
         return apart[:, :parameters]
 
-    optimiser = OPTIMISERS[name]
-    x, g, path = r(), r(), None if isinstance(optimiser, SGD) else r()
-    state = {key: r().abs_() for key in optimiser.init(x)}
+    optimizer = OPTIMIZERS[name]
+    x, g, path = r(), r(), None if isinstance(optimizer, SGD) else r()
+    state = {key: r().abs_() for key in optimizer.init(x)}
     if STEP_COUNT in state:
         state[STEP_COUNT] = torch.arange(3, 3 + clients, device=device)[:, None]
     g *= torch.arange(clients, device=device)[:, None] * 0.1
@@ -321,50 +335,61 @@ def update(
         d = d * (clip / d.norm(dim=1, keepdim=True).clamp(min=clip))
     d = d + 0.01 * x.double()
     exact = {key: rows.double() if rows.is_floating_point() else rows.clone() for key, rows in state.items()}
-    exact, change = optimiser.step(exact, d, x.double(), lr.double()[:, None])
+    exact, change = optimizer.step(exact, d, x.double(), lr.double()[:, None])
     wanted = x.double() - change
     moved = None if path is None else path.double() - lr.double()[:, None] * d
     shortened = 0 if clip is None else int((g.double().norm(dim=1) > clip).sum())
     counted = torch.full((), 7, dtype=torch.int64, device=device)
     squares = [g.square()] if known else []
-    kernels.update(x, g, lr, clip, 0.01, optimiser, state, path, squares, clipped=counted)
+    fused_optimizer_step(
+        x,
+        g,
+        lr,
+        clip_norm=clip,
+        weight_decay=0.01,
+        optimizer=optimizer,
+        state=state,
+        path_CP=path,
+        squared_norms=squares,
+        clipped_steps=counted,
+    )
     errors = {"rows": distance(x, wanted), "clipped": float(abs(int(counted) - 7 - shortened))}
     errors |= {key: distance(state[key].double(), rows.double()) for key, rows in exact.items()}
     return errors if path is None or moved is None else errors | {"path": distance(path, moved)}
 
 
-def drift(children: int, parents: int, parameters: int, device: str) -> dict[str, float]:
+def drift_errors(children: int, parents: int, parameters: int, device: str) -> dict[str, float]:
     x, added = (torch.randn(children, parameters, device=device) for _ in range(2))
     rows, rate = torch.randn(parents, parameters, device=device), torch.rand(children, 1, device=device) + 0.1
     of = torch.arange(children, device=device) * parents // children
     wanted = (x.double() - rows.double()[of]) / rate.double()
-    with poisoned():
-        errors = {"drift": distance(kernels.drift(x, rows, of, rate), wanted)}
+    with filled_with_nan():
+        errors = {"drift": distance(drift(x, rows, of, rate), wanted)}
         for name, rows_added in {"plus": added, "plus one row": added[:1].expand_as(added)}.items():
-            errors[name] = distance(kernels.drift(x, rows, of, rate, rows_added), wanted + rows_added.double())
+            errors[name] = distance(drift(x, rows, of, rate, rows_added), wanted + rows_added.double())
     return errors
 
 
-def recurrent(
-    clients: int, batch: int, steps: int, inputs: int, outputs: int, compute: str, device: str
+def lstm_errors(
+    clients: int, batch: int, steps: int, inputs: int, outputs: int, precision: Precision, device: str
 ) -> dict[str, float]:
     exact = [nn.LSTM(inputs, outputs, 2, batch_first=True).to(device).double() for _ in range(clients)]
     x = torch.randn(clients, batch, steps, inputs, device=device)
     dy = torch.randn(clients, batch, steps, outputs, device=device)
-    y = torch.stack([lstm(part)[0] for lstm, part in zip(exact, x.double(), strict=True)])
+    y = torch.stack([module(part)[0] for module, part in zip(exact, x.double(), strict=True)])
     y.backward(dy.double())
     names = [name for name, _ in exact[0].named_parameters()]
     weights = {
-        name: torch.stack([lstm.get_parameter(name).detach().float() for lstm in exact]).requires_grad_()
+        name: torch.stack([module.get_parameter(name).detach().float() for module in exact]).requires_grad_()
         for name in names
     }
-    layers = [tuple(weights[f"{kind}_l{layer}"] for kind in KINDS) for layer in range(2)]
-    with poisoned():
-        ours = kernels.recurrent(x, layers, compute)
+    layers: list[Any] = [tuple(weights[f"{kind}_l{layer}"] for kind in KINDS) for layer in range(2)]
+    with filled_with_nan():
+        ours = lstm(x, layers, precision)
         ours.backward(dy.to(ours.dtype))
     errors = {"y": distance(ours, y.detach())}
     for name, weight in weights.items():
-        theirs = [lstm.get_parameter(name).grad for lstm in exact]
+        theirs = [module.get_parameter(name).grad for module in exact]
         assert weight.grad is not None
         errors[name] = distance(weight.grad, torch.stack([grad for grad in theirs if grad is not None]))
     return errors

@@ -33,7 +33,7 @@ from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
 from stratafl.engine.factory import default_engine_name
-from stratafl.engine.module_profile import count_operations
+from stratafl.engine.module_profile import profile_module
 from stratafl.models.registry import build
 
 STEPS, ENGINES = 4, ("loop", "stacked")
@@ -175,11 +175,10 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
     training = ClientTraining(
         FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
     )  # fmt: skip
-    seen = count_operations(training, job.partition[0][: job.batch])
-    assert seen is not None
-    mean = round(seen.given / seen.count / 1024, 1)
-    default = default_engine_name(training, len(job.partition), "fp32")
-    return {"default": default, "kB an operation gives": mean, "pools images": seen.pools}
+    profile = profile_module(training)
+    mean = round(profile.mean_output_bytes / 1024, 1)
+    default = default_engine_name(training, len(job.partition), "fp32", profile)
+    return {"default": default, "kB an operation gives": mean, "pools images": profile.has_max_pool}
 
 
 def earlier(path: Path, commit: str, others: list[str]) -> list[dict[str, Any]]:

@@ -47,16 +47,27 @@ SEVERAL, LONG = 4, 2.0
 """Limits of the rounds and seconds that are timed together; a longer round is timed once."""
 KERNEL_CATEGORIES = {
     "_load_images": "samples",
-    **dict.fromkeys(("_forward", "_max"), "forward"),
+    **dict.fromkeys(("_forward", "_few_channels_forward", "_max"), "forward"),
     "_dropout": "dropout",
     "_cross_entropy": "loss",
     **dict.fromkeys(("_input_gradient", "_max_gradient"), "input gradients"),
-    **dict.fromkeys(("_weight_gradient", "_bias_gradient", "_parameter_gradient"), "weight gradients"),
+    **dict.fromkeys(
+        (
+            "_weight_gradient",
+            "_few_channels_weight_gradient",
+            "_reduce_splits",
+            "_bias_gradient",
+            "_parameter_gradient",
+        ),
+        "weight gradients",
+    ),
     **dict.fromkeys(("_squared_norms", "_sum_parts", "_update"), "update"),
     "_drift": "corrections",
     "_peaks": "largest values",
     **dict.fromkeys(("_cell_forward", "_cell_gradient", "_sequence_forward", "_sequence_backward"), "recurrence"),
-    **dict.fromkeys(("_prepare", "_pack", "_reorder", "_convert", "_transpose", "_unpool", "_reduce_splits"), "layout"),
+    **dict.fromkeys(
+        ("_pad_channels", "_pack", "_pack_shifted", "_convert_filters", "_cast", "_transpose", "_unpool"), "layout"
+    ),
 }
 """Category of each kernel of the package in a profile."""
 OTHER = "torch's own kernels and copies"

@@ -190,7 +190,7 @@ class Engine(Protocol):
 
     training: ClientTraining
     leaf: Leaf
-    chunk: int | None
+    chunk_size: int | None
     """Clients at once; None where it takes one after another."""
 
     @property
@@ -210,7 +210,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def clipped(self) -> int:
+    def clipped_steps(self) -> int:
         """How many steps a clip has shortened so far."""
         ...
 

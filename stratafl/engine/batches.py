@@ -18,7 +18,7 @@ from stratafl.engine.random_streams import ClientStream
 
 
 def augment_fields(augment: Augment) -> Augment:
-    """A user's transform of a table of tensors, as one of inputs that have names."""
+    """Wrap a user's transform of a dictionary of tensors to one of named inputs."""
 
     def transform(inputs: NamedInputs, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
         return parse_inputs("augment", augment(dict(inputs.named), seed, client, step))
@@ -27,15 +27,18 @@ def augment_fields(augment: Augment) -> Augment:
 
 
 def supports_stacked_batches(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
-    """Whether the transform of several clients' batches is the same as of each alone, tried on two;
-    one that draws from torch's generator, or another that all share, takes one at a time."""
+    """Whether transforming several clients' batches together equals transforming each alone.
+
+    This is tried on two clients. A transform that draws from torch's generator, or from another
+    that all share, takes one client at a time.
+    """
     with preserve_rng(inputs_B.device):
         before = _drawn(inputs_B.device)
         return _same_for_stacks(augment, inputs_B, seed) and _drawn(inputs_B.device) == before
 
 
 def _drawn(device: torch.device) -> object:
-    """Where all generators stand that a transform may draw from."""
+    """States of all generators that a transform may draw from."""
     return rng_states(), device_generator(device).get_state().numpy().tobytes()
 
 
@@ -55,8 +58,10 @@ def _same_for_stacks(augment: Augment, inputs_B: Inputs, seed: int) -> bool:
 def augment_per_client(
     augment: Augment, inputs_CB: Inputs, seed: int, client_C: Tensor, step: int | Tensor, length_C: np.ndarray
 ) -> Inputs:
-    """A transform that takes one client at a time, whose batch it must see without padding; from
-    torch's generator it draws what it does in the loop."""
+    """Augment one client's batch after another, each without its padding.
+
+    From torch's generator a transform draws the same numbers as in the loop.
+    """
     changed, device = [], inputs_CB.device
     for place, (client, length) in enumerate(zip(client_C.tolist(), length_C, strict=True)):
         inputs_B = inputs_CB[place]
@@ -70,15 +75,28 @@ def augment_per_client(
 
 
 def image_tensor(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
-    """The samples as the kernels take images, if that is what they are."""
+    """The samples as the image kernel takes them, or None if it does not."""
     images = supply.inputs_N if isinstance(supply, InMemorySamples) else None
     if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
         return None
     return images if images.is_contiguous() and images.is_cuda else None
 
 
+class StepBatch(NamedTuple):
+    """Which samples the clients of a chunk train on in a step."""
+
+    client_C: Tensor
+    """Numbers of the clients in the whole tree."""
+    index_CB: Tensor
+    mask_CB: Tensor
+    length_C: np.ndarray
+    """The clients' own batch lengths, on the host."""
+    step: int | Tensor
+    """Number of the step in the run: one for all clients, or one each."""
+
+
 class ClientBatches(NamedTuple):
-    """One step's samples of all clients, padded to a common length."""
+    """Samples of all clients in one step, padded to a common length."""
 
     inputs_CB: Inputs
     targets_CB: Tensor
@@ -86,23 +104,23 @@ class ClientBatches(NamedTuple):
     length_C: np.ndarray
     """The clients' own lengths, on the host."""
     stream: ClientStream | None = None
-    """Where what the module draws comes from."""
+    """Random numbers of the clients' modules."""
 
-    def some(self, mine: slice | list[int], length: int) -> ClientBatches:
-        """Some of the clients, whose batches have this length."""
-        stream = None if self.stream is None else self.stream.some(mine)
-        targets, mask = (each[mine, :length] for each in (self.targets_CB, self.mask_CB))
-        return ClientBatches(self.inputs_CB[mine, :length], targets, mask, self.length_C[mine], stream)
+    def select(self, clients: slice | list[int], length: int) -> ClientBatches:
+        """Batches of some of the clients, cut to this length."""
+        stream = None if self.stream is None else self.stream.select(clients)
+        targets, mask = (rows[clients, :length] for rows in (self.targets_CB, self.mask_CB))
+        return ClientBatches(self.inputs_CB[clients, :length], targets, mask, self.length_C[clients], stream)
 
 
 def upcast_inputs(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
-    """Images that were fetched in 16 bits as wide as the module's own numbers."""
+    """Cast images that were loaded in 16 bits to the module's type."""
     halves = tuple(precision.HALF_DTYPES.values())
     return map_tensors(lambda each: each.to(dtype) if each.dtype in halves else each, inputs_CB)
 
 
 def group_by_length(length_C: np.ndarray) -> list[tuple[int, slice | list[int]]]:
-    """Each length there is and who has it."""
+    """Each batch length, with the clients that have it."""
     lengths = np.unique(length_C)
     if len(lengths) == 1:
         return [(int(lengths[0]), slice(None))]

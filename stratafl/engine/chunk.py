@@ -1,4 +1,5 @@
-"""State of a chunk of clients, one optimizer step on it, and how many clients fit into memory."""
+"""State of a chunk of clients (models, optimizer states, corrections), one optimizer step on it,
+and how many clients fit into memory."""
 
 from __future__ import annotations
 
@@ -14,102 +15,130 @@ from stratafl.core.optimizer import OPTIMIZERS, Optimiser
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
-from stratafl.engine.ops import Table, advance
+from stratafl.engine.kernels import Backend
+from stratafl.engine.kernels.reference import optimizer_step
 from stratafl.engine.parameter_layout import ParameterLayout
 
 ROW_ALIGNMENT = 16
-"""Values: rows that begin at multiples of this are read and written in the widest words a GPU
-has."""
+"""Values: rows that begin at multiples of this are read and written in a GPU's widest words."""
 
 
 def empty_rows(clients: int, values: int, like: Tensor) -> Tensor:
-    """An empty matrix; on a GPU its rows are aligned, and the gaps between them are zero."""
+    """Empty matrix with one row per client.
+
+    On a GPU rows are padded to 64 bytes, and the padding is zero.
+    """
     if like.device.type != "cuda":
         return like.new_empty(clients, values)
-    whole = like.new_empty(clients, -(-values // ROW_ALIGNMENT) * ROW_ALIGNMENT)
-    whole[:, values:].zero_()
-    return whole[:, :values]
+    padded = like.new_empty(clients, -(-values // ROW_ALIGNMENT) * ROW_ALIGNMENT)
+    padded[:, values:].zero_()
+    return padded[:, :values]
 
 
 class BoundLocalTerm(NamedTuple):
-    """A rule's own direction, and the clients' edges."""
+    """A rule's local term, bound to the chunk's edges."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
     edge: Edge
 
 
+class GradientRequest(NamedTuple):
+    """Extras to compute with the gradients: a correction to add, and squared norms for clipping."""
+
+    add_CP: Tensor | None = None
+    squared_norms: bool = False
+    """Whether the squared norms of the corrected gradients are used, if they cost nothing."""
+
+
+PLAIN_REQUEST = GradientRequest()
+
+
+class ClientGradients(NamedTuple):
+    """Gradients of a chunk's clients."""
+
+    grads_CP: Tensor
+    """With the requested correction."""
+    partial_squared_norms: tuple[Tensor, ...] = ()
+    """Parts (C, n) of each client's squared norm; empty where they were not requested or are not
+    known."""
+    reads: tuple[object, ...] = ()
+    """Owners of the constants the gradients were computed from. A CUDA graph goes on reading these,
+    and has to keep them."""
+
+
 class ChunkState(NamedTuple):
-    """One chunk's part of the work, in memory of its own."""
+    """Rows of the clients of a chunk, in memory of their own."""
 
     x_CP: Tensor
     b_CZ: Tensor
-    optimiser: Optimiser
+    optimizer: Optimiser
     state: States
-    """Of the optimiser, one row per client."""
+    """States of the optimizer, one row per client."""
     path_CP: Tensor | None
-    """Where plain SGD would have come, where that is wanted."""
+    """Sum of learning rate times direction, negated, where it is asked for."""
     correction_CP: Tensor | None
-    """The sum of all on a client's path to the root, and of what proximal pulls add in every step
-    alike."""
-    pulls: tuple[BoundLocalTerm, ...]
+    """Sum of the corrections on a client's path to the root, and of the constant part of proximal
+    terms."""
+    local_terms: tuple[BoundLocalTerm, ...]
     stages: tuple[Stage, ...]
-    """The leaf's chain, with what pulls add behind its clip."""
-    strength: float = 0.0
-    """The sum of all proximal pulls' mu: mu (x - model) is -mu model, alike in every step, and mu
-    x, which is not."""
-    sum_CP: Tensor | None = None
-    """Room for the correction and strength * x together."""
+    """Stages of the client update, with the proximal terms that act behind its clip."""
+    proximal_strength: float = 0.0
+    """Sum of the mu of all proximal terms. mu (x - model) has a part -mu model, which is constant,
+    and mu x, which is not."""
+    scratch_CP: Tensor | None = None
+    """Memory for the correction plus proximal_strength * x."""
 
     @staticmethod
-    def holding(work: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
-        """Room for so many clients' part of this work."""
+    def allocate(work: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
+        """Empty state for this many clients of the request."""
 
-        def new(given: IndexedRows) -> Tensor:
-            return empty_rows(clients, given.rows_MP.shape[1], given.rows_MP)
+        def empty_like(rows: IndexedRows) -> Tensor:
+            return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
         pulls, stages = move_decay_behind_clip(work.pulls, leaf.stages)
-        anchors = _anchors(pulls)
-        strength = sum((pull.local.strength for pull in pulls if anchors and isinstance(pull.local, Proximal)), 0.0)
+        terms = _proximal_terms(pulls)
+        strength = sum((pull.local.strength for pull in pulls if terms and isinstance(pull.local, Proximal)), 0.0)
+        local_terms = () if terms else tuple(BoundLocalTerm(pull.local, pull.edge(empty_like)) for pull in pulls)
+        states = leaf.optimiser.init(work.x.rows_MP[:1])
         return ChunkState(
-            new(work.x),
-            new(work.b),
-            leaf.optimiser,
-            _state(leaf.optimiser, work, clients),
-            new(work.x) if work.has_path else None,
-            new(work.x) if work.corrections or anchors else None,
-            () if anchors else tuple(BoundLocalTerm(pull.local, pull.edge(new)) for pull in pulls),
-            stages,
-            strength,
-            new(work.x) if strength else None,
+            x_CP=empty_like(work.x),
+            b_CZ=empty_like(work.b),
+            optimizer=leaf.optimiser,
+            state={name: empty_rows(clients, rows.shape[1], rows) for name, rows in states.items()},
+            path_CP=empty_like(work.x) if work.has_path else None,
+            correction_CP=empty_like(work.x) if work.corrections or terms else None,
+            local_terms=local_terms,
+            stages=stages,
+            proximal_strength=strength,
+            scratch_CP=empty_like(work.x) if strength else None,
         )
 
-    def load(self, work: TrainRequest, leaves: Sequence[int], layout: ParameterLayout) -> None:
-        """Take over what these leaves start from; rows of parameters lie as this says from then
-        on."""
-        layout.into(self.x_CP, work.x, leaves)
-        work.b.into(self.b_CZ, leaves)
-        for name, kept in work.optimiser.items():
-            layout.into(self.state[name], kept, leaves)
+    def load(self, work: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
+        """Copy in what these clients start from, in this layout of parameters."""
+        layout.into(self.x_CP, work.x, clients)
+        work.b.into(self.b_CZ, clients)
+        for name, rows in work.optimiser.items():
+            layout.into(self.state[name], rows, clients)
         if not work.optimiser:
-            for name, begun in self.optimiser.init(self.x_CP).items():
-                self.state[name].copy_(begun)
+            for name, initial in self.optimizer.init(self.x_CP).items():
+                self.state[name].copy_(initial)
         if self.path_CP is not None:
             self.path_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
-            (factor, first), *others = terms + [(-strength, model) for strength, model in _anchors(work.pulls)]
-            layout.into(self.correction_CP, first, leaves)
+            (factor, first), *others = terms + [(-strength, model) for strength, model in _proximal_terms(work.pulls)]
+            layout.into(self.correction_CP, first, clients)
             if factor != 1:
                 self.correction_CP.mul_(factor)
-            for factor, other in others:
-                self.correction_CP.add_(layout.some(other, leaves), alpha=factor)
-        for mine, pull in zip(self.pulls, work.pulls, strict=False):  # none of mine where all are proximal
-            given = pull.edge(lambda rows: layout.some(rows, leaves))
-            for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
-                part.copy_(theirs)
+            for factor, rows in others:
+                self.correction_CP.add_(layout.some(rows, clients), alpha=factor)
+        for term, pull in zip(self.local_terms, work.pulls, strict=False):  # no terms where all are proximal
+            edge = pull.edge(lambda rows: layout.some(rows, clients))
+            for own, loaded in zip(term.edge.tensors(), edge.tensors(), strict=True):
+                own.copy_(loaded)
 
-    def among(self, clients: int) -> ChunkState:
-        """The first so many clients' alone, in the same memory."""
+    def first(self, clients: int) -> ChunkState:
+        """State of the first clients alone, in the same memory."""
         if clients == len(self.x_CP):
             return self
 
@@ -122,105 +151,90 @@ class ChunkState(NamedTuple):
             state={name: rows[:clients] for name, rows in self.state.items()},
             path_CP=cut(self.path_CP),
             correction_CP=cut(self.correction_CP),
-            pulls=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.pulls),
-            sum_CP=cut(self.sum_CP),
+            local_terms=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.local_terms),
+            scratch_CP=cut(self.scratch_CP),
         )
 
-    def added(self, x_CP: Tensor) -> Tensor | None:
-        """What corrections and proximal pulls add to the gradients at these models."""
-        if self.correction_CP is None or self.sum_CP is None:
-            return self.correction_CP
-        return torch.add(self.correction_CP, x_CP, alpha=self.strength, out=self.sum_CP)
+    @property
+    def fused_chain(self) -> StandardChain | None:
+        """Settings of the fused optimizer step.
 
-    def correct(self, x_CP: Tensor, direction_CP: Tensor) -> Tensor:
+        None where the stages are others, rules have local terms, or the optimizer is a user's.
+        """
+        if self.local_terms or type(self.optimizer) not in OPTIMIZERS.values():
+            return None
+        return StandardChain.of(self.stages)
+
+    def gradient_request(self) -> GradientRequest:
+        """What the next step needs besides the gradients."""
+        chain = self.fused_chain
+        if chain is None:
+            return PLAIN_REQUEST
+        return GradientRequest(self._added_to_gradients(self.x_CP), chain.clip is not None)
+
+    def apply(self, gradients: ClientGradients, lr: float | Tensor, backend: Backend, clipped_steps: Tensor) -> None:
+        """One step of all rows, in place; to `clipped_steps` is added how many a clip shortened."""
+        chain = self.fused_chain
+        if chain is None:
+            direction_CP = apply_transforms(self.stages, gradients.grads_CP, self.x_CP, self._correct, clipped_steps)
+            optimizer_step(
+                self.x_CP, direction_CP, lr, optimizer=self.optimizer, state=self.state, path_CP=self.path_CP
+            )
+            return
+        backend.optimizer_step(
+            self.x_CP,
+            gradients.grads_CP,
+            lr,
+            clip_norm=chain.clip,
+            weight_decay=chain.decay,
+            optimizer=self.optimizer,
+            state=self.state,
+            path_CP=self.path_CP,
+            squared_norms=gradients.partial_squared_norms,
+            clipped_steps=clipped_steps,
+        )
+
+    def _added_to_gradients(self, x_CP: Tensor) -> Tensor | None:
+        """Sum of corrections and proximal terms at these models."""
+        if self.correction_CP is None or self.scratch_CP is None:
+            return self.correction_CP
+        return torch.add(self.correction_CP, x_CP, alpha=self.proximal_strength, out=self.scratch_CP)
+
+    def _correct(self, x_CP: Tensor, direction_CP: Tensor) -> Tensor:
         """The directions with everything the rules add."""
-        added_CP = self.added(x_CP)
+        added_CP = self._added_to_gradients(x_CP)
         if added_CP is not None:
             direction_CP = direction_CP + added_CP
-        for local, edge in self.pulls:
+        for local, edge in self.local_terms:
             direction_CP = local(x_CP, direction_CP, edge)
         return direction_CP
 
 
-def _state(optimiser: Optimiser, work: TrainRequest, clients: int) -> States:
-    """Room for so many clients' states."""
-    like = optimiser.init(work.x.rows_MP[:1])
-    return {name: empty_rows(clients, rows.shape[1], rows) for name, rows in like.items()}
-
-
-def _anchors(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
-    """Strengths and models of the pulls, where all of them are proximal and may be added up in any
-    order."""
-    found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
-    return found if len(found) == len(pulls) else []
-
-
-def fused_step_config(rows: ChunkState) -> StandardChain | None:
-    """The usual chain, which has kernels that do all of it; None where it is another, rules have
-    directions of their own, or the optimiser is a user's."""
-    return None if rows.pulls or type(rows.optimiser) not in OPTIMIZERS.values() else StandardChain.of(rows.stages)
-
-
-class GradientRequest(NamedTuple):
-    """What gradients are wanted with, where the way they are computed can add it at no cost."""
-
-    correction_CP: Tensor | None = None
-    squares: bool = False
-    """Whether the sums of squares of the corrected gradients are wanted, for a clip."""
-
-
-PLAIN_REQUEST = GradientRequest()
-
-
-class ClientGradients(NamedTuple):
-    g_CP: Tensor
-    """With the corrections that were wanted."""
-    squares: tuple[Tensor, ...] = ()
-    """Parts (C, n) of each client's sum of squares; empty where they were not wanted or are not
-    known."""
-    reads: tuple[object, ...] = ()
-    """What holds the constants they were computed from: a CUDA graph goes on reading these, and has
-    to keep it."""
-
-
-def apply_step(
-    rows: ChunkState,
-    gradients: Callable[[GradientRequest], ClientGradients],
-    lr: float | Tensor,
-    ops: Table,
-    clipped: Tensor,
-) -> tuple[object, ...]:
-    """One step of all rows, in place; to `clipped` is added how many of them a clip shortened.
-    Returned is what a CUDA graph of it has to keep."""
-    chain, end = fused_step_config(rows), (rows.optimiser, rows.state, rows.path_CP)
-    if chain is not None:
-        g_CP, squares, reads = gradients(GradientRequest(rows.added(rows.x_CP), chain.clip is not None))
-        ops.update(rows.x_CP, g_CP, lr, chain.clip, chain.decay, *end, squares, clipped)
-        return reads
-    g_CP, _, reads = gradients(PLAIN_REQUEST)
-    direction_CP = apply_transforms(rows.stages, g_CP, rows.x_CP, rows.correct, clipped)
-    advance(rows.x_CP, direction_CP, lr, *end)
-    return reads
+def _proximal_terms(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
+    """Strengths and models of the local terms, where all of them are proximal and may be added up
+    in any order."""
+    terms = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
+    return terms if len(terms) == len(pulls) else []
 
 
 MAX_GPU_CHUNK = 512
-"""Clients at once on a GPU: more than fill it gain nothing, and their memory is better left to the
-rows."""
+"""Clients at once on a GPU: more than fill it gain nothing, and the memory is better left to the
+rows of all clients."""
 
 MEMORY_FRACTION = 0.4
-"""Of the free memory: a captured step keeps memory of its own beside what the first, eager ones
-left behind."""
+"""Of the free memory: a captured step keeps memory of its own beside that of the eager steps before
+it."""
 
 CPU_CHUNK_BYTES = 16 << 20
-"""Bytes at once on a CPU: a step goes over its rows several times, and what stays in the cache is
-quick."""
+"""Bytes at once on a CPU: a step goes over its rows several times, which is fast within the
+cache."""
 
 CPU_ACTIVATION_BYTES = 4 << 20
-"""Bytes of an activation that a CPU's caches hold while the next operation comes."""
+"""Bytes of an activation that stay in a CPU's caches until the next operation."""
 
 ACTIVATIONS_PER_INPUT = 4
-"""Activations of a batch in terms of its inputs, roughly; it matters where a model has few
-parameters only."""
+"""Bytes of a batch's activations in terms of its inputs, roughly; it matters only where a model has
+few parameters."""
 
 
 def max_chunk_size(
@@ -228,19 +242,22 @@ def max_chunk_size(
     clients: int,
     row_bytes: int,
     batch_bytes: int,
-    attempt: Callable[[int], None],
+    run_step: Callable[[int], None],
 ) -> int:
-    """Clients at once, whose largest activations gradients look after on a CPU; `attempt` takes a
-    step of so many, from which a GPU's need of memory is measured."""
+    """Largest chunk of clients that fits into memory.
+
+    `run_step` takes a step of so many clients, from which a GPU's need of memory is measured. On a
+    CPU the gradients' largest activations are kept small where they are computed.
+    """
     if device.type != "cuda":
         return max(1, min(clients, CPU_CHUNK_BYTES // (row_bytes + ACTIVATIONS_PER_INPUT * batch_bytes)))
-    few = min(clients, 8)
+    measured_clients = min(clients, 8)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    attempt(few)
+    run_step(measured_clients)
     torch.cuda.synchronize(device)
-    each = max(1, (torch.cuda.max_memory_allocated(device) - before) // few)
+    client_bytes = max(1, (torch.cuda.max_memory_allocated(device) - before) // measured_clients)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(clients, MAX_GPU_CHUNK, int(MEMORY_FRACTION * free / each)))
+    return max(1, min(clients, MAX_GPU_CHUNK, int(MEMORY_FRACTION * free / client_bytes)))

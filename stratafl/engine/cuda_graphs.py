@@ -2,8 +2,8 @@
 round.
 
 A graph reads and writes fixed memory, so what changes between replays lies in tensors that are
-filled before: the rows, the batches of all steps, the learning rate, and the number of the step,
-which the graph itself moves on.
+filled before: the state, the batches of all steps, the learning rate, and the number of the step,
+which the graph itself increases.
 
 Shape suffixes: C clients, H steps, B places in a batch.
 """
@@ -23,7 +23,7 @@ from stratafl.engine.chunk import ChunkState
 
 
 class ChunkIndices(NamedTuple):
-    """The samples of a chunk's steps."""
+    """Sample indices of all steps of a chunk's clients."""
 
     client_C: Tensor
     index_CHB: Tensor
@@ -31,84 +31,87 @@ class ChunkIndices(NamedTuple):
 
 
 class StaticInputs(NamedTuple):
-    """What a graph reads: a chunk's rows and samples, where its steps stand, and the learning
-    rate."""
+    """Inputs of a graph, in fixed memory."""
 
-    rows: ChunkState
+    state: ChunkState
     samples: ChunkIndices
-    number_1: Tensor
+    step_index_1: Tensor
     """Which of the samples' steps comes next."""
     step: Tensor
-    """The number of that step in the run."""
+    """Number of that step in the run."""
     lr: Tensor
 
 
 class CapturePolicy:
-    """Which kinds of step keep coming, so that capturing them is worth its time.
+    """Decides whether a kind of step occurs often enough to capture it as a CUDA graph.
 
-    A capture takes as long as many steps. Where parents wait by time, another number of clients
-    takes part in every meeting, and each would be captured for one meeting alone.
+    A capture takes as long as many steps. Where aggregators wait by time, another number of clients
+    takes part in every synchronisation, and each would be captured for one synchronisation alone.
     """
 
-    LAST, OFTEN = 4, 2
+    WINDOW, MIN_OCCURRENCES = 4, 2
 
     def __init__(self) -> None:
-        self._last: deque[object] = deque(maxlen=self.LAST)
+        self._last: deque[object] = deque(maxlen=self.WINDOW)
 
-    def comes(self, kind: object) -> bool:
-        """Whether a kind that comes up now did so often of late."""
-        is_often = self._last.count(kind) >= self.OFTEN
+    def should_capture(self, kind: object) -> bool:
+        """Record a kind of step, and say whether it has occurred often of late."""
+        is_often = self._last.count(kind) >= self.MIN_OCCURRENCES
         self._last.append(kind)
         return is_often
 
 
 class CapturedStep:
-    """A captured step, with the rows it works on."""
+    """A captured step, with the state it works on."""
 
-    def __init__(self, rows: ChunkState, samples: ChunkIndices, take: Callable[[StaticInputs], tuple[object, ...]]):
-        """`take` does one step on these rows and on samples that look like these, and gives what
-        the graph of it has to keep; the rows must be loaded, and are used up."""
-        device = rows.x_CP.device
-        self.rows = rows
-        self._fixed = StaticInputs(
-            rows,
-            ChunkIndices(*(torch.empty_like(each) for each in samples)),
+    def __init__(
+        self, state: ChunkState, samples: ChunkIndices, run_step: Callable[[StaticInputs], tuple[object, ...]]
+    ):
+        """`run_step` takes one step on this state and on samples of these shapes, and returns what
+        its graph has to keep. The state must be loaded, and is overwritten."""
+        device = state.x_CP.device
+        self.state = state
+        self._inputs = StaticInputs(
+            state,
+            ChunkIndices(*(torch.empty_like(indices) for indices in samples)),
             torch.zeros(1, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.long, device=device),
-            torch.zeros((), dtype=rows.x_CP.dtype, device=device),
+            torch.zeros((), dtype=state.x_CP.dtype, device=device),
         )
         self.steps = samples.index_CHB.shape[1]
 
         def once() -> None:
-            # of the steps there are, so that trying it out does not run past them
-            self._fixed.number_1.remainder_(self.steps)
-            self._reads = take(self._fixed)
-            self._fixed.number_1.add_(1)
-            self._fixed.step.add_(1)
+            # modulo the number of steps, so that the trial steps do not run past them
+            self._inputs.step_index_1.remainder_(self.steps)
+            self._reads = run_step(self._inputs)
+            self._inputs.step_index_1.add_(1)
+            self._inputs.step.add_(1)
 
-        self._fill(samples, 0, 0.0)
+        self._copy_inputs(samples, 0, 0.0)
         self._replay = _capture(once, device)
 
     def run(self, samples: ChunkIndices, step: int, lr: float) -> None:
-        """Do all the samples' steps on the rows as they are loaded."""
-        self._fill(samples, step, lr)
+        """Take all the samples' steps on the loaded state."""
+        self._copy_inputs(samples, step, lr)
         for _ in range(samples.index_CHB.shape[1]):
             self._replay()
 
-    def _fill(self, samples: ChunkIndices, step: int, lr: float) -> None:
+    def _copy_inputs(self, samples: ChunkIndices, step: int, lr: float) -> None:
         steps = samples.index_CHB.shape[1]
-        self._fixed.samples.client_C.copy_(samples.client_C)
-        self._fixed.samples.index_CHB[:, :steps].copy_(samples.index_CHB)
-        self._fixed.samples.mask_CHB[:, :steps].copy_(samples.mask_CHB)
-        self._fixed.number_1.zero_()
-        self._fixed.step.fill_(step)
-        self._fixed.lr.fill_(lr)
+        self._inputs.samples.client_C.copy_(samples.client_C)
+        self._inputs.samples.index_CHB[:, :steps].copy_(samples.index_CHB)
+        self._inputs.samples.mask_CHB[:, :steps].copy_(samples.mask_CHB)
+        self._inputs.step_index_1.zero_()
+        self._inputs.step.fill_(step)
+        self._inputs.lr.fill_(lr)
 
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Nothing is collected meanwhile: to free what an earlier graph held would end the capture of
-    another."""
+    """Disable garbage collection while a CUDA graph is captured.
+
+    Freeing the memory of an earlier graph would end the capture of another.
+    """
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -120,8 +123,8 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same on the device alone."""
-    # libraries set themselves up at their first calls, which a graph must not hold
+    """Capture a function as a CUDA graph, and return the function that replays it."""
+    # libraries initialise themselves at their first calls, which a graph must not hold
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):

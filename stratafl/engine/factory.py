@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,58 +15,24 @@ from stratafl.core.client_training import ClientTraining, Engine, TrainRequest
 from stratafl.core.client_update import StandardChain
 from stratafl.core.rows import DriftKernel, IndexedRows
 from stratafl.data.batches import batch_lengths, steps_per_epoch
-from stratafl.data.inputs import shape_of
+from stratafl.engine import kernels
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.module_profile import count_operations
-from stratafl.engine.ops import table
+from stratafl.engine.module_profile import ModuleProfile, profile_module
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision
 from stratafl.engine.stacked import StackedEngine
 
-MIN_CLIENTS = 8
-"""Clients that train at once: of fewer a run is short, and setting up weighs more than it saves."""
-
-MIN_BATCH_FILL = 0.75
-"""Of the longest batch's samples, how many a batch has on average: shorter ones are padded."""
-
-
-MAX_STEPS_COUNTED = 100
-"""Steps of a pass whose batches' lengths are counted, at most."""
-
-
-def default_engine_name(whole: ClientTraining, clients: float, precision: Precision) -> Literal["loop", "stacked"]:
-    """The one that is to be tried first.
-
-    whole: with all clients of the tree, also where this process has a part of them; clients: how
-    many train at once, on average.
-    """
-    if clients < MIN_CLIENTS or precision in HALF_DTYPES:
-        return "loop"
-    # a stage of one's own may look at all rows it is given, and the loop gives it one
-    if StandardChain.of(whole.leaf.stages) is None:
-        return "loop"
-    longest = max(whole.partition, key=len)
-    places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
-    if sum(min(len(part), places) for part in whole.partition) < MIN_BATCH_FILL * places * len(whole.partition):
-        return "loop"
-    seen = count_operations(whole, longest[:places])
-    return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
-
-
-def mean_distinct_batch_lengths(whole: ClientTraining) -> float:
-    """How many lengths the clients' batches have in a step, on average over the longest pass."""
-    size_N = np.array([len(part) for part in whole.partition])
-    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), whole.batch))
-    step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
-    length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
-    return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
-
-
 EngineName = Literal["auto", "loop", "stacked", "vmap"]
 
+MIN_CLIENTS = 8
+"""Clients that train at once: with fewer a run is short, and setting up costs more than it
+saves."""
 
-CLIENTS, STEPS, TRIES = 16, 2, 3
-"""What is measured: so many clients' steps at most, the best of so many times."""
+MIN_BATCH_FILL = 0.75
+"""Mean length of a batch in terms of the longest batch: shorter ones are padded."""
 
+MAX_STEPS_COUNTED = 100
+"""Steps of an epoch whose batch lengths are counted, at most."""
 
 FALLBACK_HINTS = {
     "hooks on": "without them all clients can train at once",
@@ -81,125 +46,132 @@ FALLBACK_HINTS = {
 """What would help where only the loop can train, by a part of the reason."""
 
 
-_timings: dict[object, EngineName] = {}
-"""What was measured in this process, by model, batch and clients."""
+def default_engine_name(
+    full_training: ClientTraining, expected_clients: float, precision: Precision, profile: ModuleProfile
+) -> Literal["loop", "stacked"]:
+    """Name of the engine to try first on a CPU.
+
+    full_training: with all clients of the tree, also where this process has a part of them;
+    expected_clients: how many train at once, on average.
+    """
+    if expected_clients < MIN_CLIENTS or precision in HALF_DTYPES:
+        return "loop"
+    # a user's stage may depend on all rows it is given, and the loop gives it one
+    if StandardChain.of(full_training.leaf.stages) is None:
+        return "loop"
+    sizes = [len(part) for part in full_training.partition]
+    batch = max(sizes) if full_training.batch is None else min(full_training.batch, max(sizes))
+    if sum(min(size, batch) for size in sizes) < MIN_BATCH_FILL * batch * len(sizes):
+        return "loop"
+    return "stacked" if not profile.failure and (profile.has_small_outputs or profile.has_max_pool) else "loop"
 
 
-def drift_kernel(like: Tensor) -> DriftKernel | None:
-    """For what rules compute at a meeting with such rows, where their device has a kernel for
-    it."""
-    return table(like.device, like.dtype).drift
+def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:
+    """Mean number of distinct batch lengths among the clients in a step of the longest epoch."""
+    size_N = np.array([len(part) for part in full_training.partition])
+    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), full_training.batch))
+    step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
+    length_NH = batch_lengths(size_N, step_NH, full_training.batch, full_training.sampling)
+    return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
+
+
+def drift_kernel(rows: Tensor) -> DriftKernel | None:
+    """Kernel for the drift of such rows, where their device has one."""
+    return kernels.backend_for(rows.device, rows.dtype).drift
 
 
 def make_engine(
-    name: EngineName, training: ClientTraining, *, chunk: int | None = None, precision: Precision = "fp32"
+    name: EngineName, training: ClientTraining, *, chunk_size: int | None = None, precision: Precision = "fp32"
 ) -> LoopEngine | StackedEngine:
-    """The engine of this name.
+    """The engine of this name, or the loop where it cannot train the module.
 
-    "vmap" is the stacked engine with gradients from `torch.func`. "auto" is the stacked engine on a
-    GPU; on a CPU a few steps of all three are timed and the fastest one taken, once for each model,
-    batch and number of clients in a process. They give the same result, up to rounding.
+    "vmap" is the stacked engine with gradients from `torch.func`, and "auto" the default. All give
+    the same result, up to rounding.
     """
     check_choice("engine", name, get_args(EngineName))
     check_choice("precision", precision, PRECISIONS)
+    if name == "auto":
+        return make_default_engine(training, training, len(training.partition), precision)
+    profile = profile_module(training)
     if name == "loop":
-        return _loop(training, precision)
-    stacked = StackedEngine(
-        training, chunk=chunk, precision=precision, ways=("vmap",) if name == "vmap" else ("stacked", "vmap")
-    )
-    if stacked.name == "loop":
-        return _loop(training, precision, stacked.how)
-    if name in ("stacked", "vmap") or training.supply.device.type != "cpu":
-        return stacked
-    engines: dict[EngineName, LoopEngine | StackedEngine] = {"loop": _loop(training, precision)}
-    key = _timing_key(training, precision)
-    if key in _timings:
-        return make_engine(_timings[key], training, chunk=chunk, precision=precision)
-    engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
-    clients = min(len(training.partition), stacked.chunk or CLIENTS, CLIENTS)
-    seconds = {name: _time_engine(engine, training, clients) for name, engine in engines.items()}
-    _timings[key] = min(seconds, key=lambda name: seconds[name])
-    return engines[_timings[key]]
+        return _make_loop(training, profile, precision)
+    try:
+        return StackedEngine(
+            training,
+            chunk_size=chunk_size,
+            precision=precision,
+            methods=("vmap",) if name == "vmap" else ("stacked", "vmap"),
+            profile=profile,
+        )
+    except UnsupportedModule as unsupported:
+        return _make_loop(training, profile, precision, str(unsupported))
 
 
 def make_default_engine(
-    training: ClientTraining, whole: ClientTraining, clients: float, precision: Precision = "fp32"
+    training: ClientTraining, full_training: ClientTraining, expected_clients: float, precision: Precision = "fp32"
 ) -> LoopEngine | StackedEngine:
-    """The engine of a CPU where none is named: `default_engine` says which, and where that is the
-    stacked one it must take the whole module, and where only clients whose batches are as long can
-    train at once, enough of them.
+    """The engine where none is named: the stacked one on a GPU.
 
-    whole: with all clients of the tree, so that every rank chooses alike; clients: how many train
-    at once, on average.
+    On a CPU `default_engine_name` says which. The stacked one must then compute the whole module by
+    batching rules, and where only clients with batches of the same length can train at once, there
+    must be enough of them.
+
+    full_training: with all clients of the tree, so that every process chooses alike;
+    expected_clients: how many train at once, on average.
     """
-    if default_engine_name(whole, clients, precision) == "loop":
-        return _loop(training, precision)
-    stacked = StackedEngine(whole, precision=precision, ways=("stacked",))
-    if stacked.how != "stacked" or (stacked.by_length and clients < MIN_CLIENTS * mean_distinct_batch_lengths(whole)):
-        return _loop(training, precision)
-    return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
+    if training.supply.device.type != "cpu":
+        return make_engine("stacked", training, precision=precision)
+    profile = profile_module(full_training)
+    if default_engine_name(full_training, expected_clients, precision, profile) == "loop":
+        return _make_loop(training, profile, precision)
+    try:
+        engine = StackedEngine(full_training, precision=precision, methods=("stacked",), profile=profile)
+    except UnsupportedModule:
+        return _make_loop(training, profile, precision)
+    min_clients = MIN_CLIENTS * mean_distinct_batch_lengths(full_training) if engine.groups_by_batch_length else 0
+    if engine.how != "stacked" or expected_clients < min_clients:
+        return _make_loop(training, profile, precision)
+    if full_training is training:
+        return engine
+    return StackedEngine(training, precision=precision, methods=("stacked",), profile=profile)
 
 
-def _loop(training: ClientTraining, precision: Precision, how: str = "loop") -> LoopEngine:
+def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Precision, how: str = "loop") -> LoopEngine:
     """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
-    engine = LoopEngine(training, how=how, precision=precision)
+    engine = LoopEngine(training, how=how, precision=precision, profile=profile)
     if engine.precision not in HALF_DTYPES:
         return engine
 
-    def finite(engine: LoopEngine) -> bool:
+    def is_finite(engine: LoopEngine) -> bool:
         with preserve_rng(training.supply.device):
-            return bool(engine.gradients(_probe_work(training, 1)).isfinite().all())
+            return bool(engine.gradients(_probe_request(training)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
-        fits = finite(engine)
-    if not fits and finite(LoopEngine(training)):
-        told = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
-        raise InvalidInput("precision", precision, told)
+        fits = is_finite(engine)
+    if not fits and is_finite(LoopEngine(training, profile=profile)):
+        reason = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
+        raise InvalidInput("precision", precision, reason)
     return engine
 
 
-def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision) -> list[str]:
-    """What an engine does otherwise than it was asked to, in words for the user; None asks for
-    nothing."""
-    found = []
-    if name not in (None, "auto") and engine.name != name:
-        how = engine.how.replace(":", " trains the clients:", 1)
-        other = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
-        help = next((text for part, text in FALLBACK_HINTS.items() if part in how), other)
-        found.append(f"engine {name!r} was asked for, and {how}; {help} (engine = {engine.name!r} does not say this)")
-    if engine.precision != precision:
-        found.append(f"precision {precision!r} is not honoured: {engine.name} computes in {engine.precision} here")
-    return found
-
-
-def _timing_key(training: ClientTraining, precision: Precision) -> object:
-    flat, batch = training.flat, training.batch
-    largest = max(len(part) for part in training.partition)
-    shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
-    clients = len(training.partition)
-    return (
-        str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,
-        torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def _time_engine(engine: Engine, training: ClientTraining, clients: int) -> float:
-    """The best time of a few steps of a few clients, from the module's own values."""
-    work = _probe_work(training, clients)
-    engine.train(work._replace(steps=1))
-    best = float("inf")
-    for _ in range(TRIES):
-        began = time.perf_counter()
-        engine.train(work)
-        best = min(best, time.perf_counter() - began)
-    return best
-
-
-def _probe_work(training: ClientTraining, clients: int) -> TrainRequest:
-    """A few steps of the first clients, from the module's own values."""
+def _probe_request(training: ClientTraining) -> TrainRequest:
+    """Two steps of the first client, from the module's own values."""
     x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
-    shared = np.zeros(clients, dtype=np.int64)
-    x, b = IndexedRows(x_P[None], shared), IndexedRows(b_B[None], shared)
-    return TrainRequest(
-        x, b, (IndexedRows(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0
-    )
+    of_N = np.zeros(1, dtype=np.int64)
+    x, b = IndexedRows(x_P[None], of_N), IndexedRows(b_B[None], of_N)
+    correction = IndexedRows(torch.zeros_like(x_P)[None], of_N)
+    return TrainRequest(x, b, (correction,), (), [0], 0, 2, 0)
+
+
+def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision) -> list[str]:
+    """Notes for the user where the engine or precision is not the requested one."""
+    notes = []
+    if name not in (None, "auto") and engine.name != name:
+        description = engine.how.replace(":", " trains the clients:", 1)
+        default = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
+        hint = next((text for part, text in FALLBACK_HINTS.items() if part in description), default)
+        request = f"engine {name!r} was asked for, and {description}"
+        notes.append(f"{request}; {hint} (engine = {engine.name!r} does not say this)")
+    if engine.precision != precision:
+        notes.append(f"precision {precision!r} is not honoured: {engine.name} computes in {engine.precision} here")
+    return notes

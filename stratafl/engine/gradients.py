@@ -15,11 +15,12 @@ from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
 from stratafl.core.rows import IndexedRows
 from stratafl.data.inputs import Inputs, as_type, call_arguments, map_tensors, tensors_of
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
 from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
 from stratafl.engine.compiler.forms.stack import GradientPlaces
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
+from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.engine.precision import MixedPrecision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
@@ -46,7 +47,7 @@ class BatchedGradients(Protocol):
 class PerClientLoss:
     """The loss of each client's own samples, from the outputs for all of them."""
 
-    def __init__(self, loss: Loss, dtype: torch.dtype, functions: ops.Table, labels: bool):
+    def __init__(self, loss: Loss, dtype: torch.dtype, functions: kernels.Backend, labels: bool):
         """`labels`: every target is a class number, so that the library's cross-entropy has a
         stacked form."""
         self.loss, self._dtype, self._ops = loss, dtype, functions
@@ -57,13 +58,13 @@ class PerClientLoss:
         """`outputs_CB`: scores, or whatever a module returned, with the clients in front of every
         tensor; `drawn`: how many draws of the step came before."""
         if not self.even:
-            op = self._ops.functions["cross_entropy"] if batch.targets_CB.dim() == 2 else ops.cross_entropy
+            op = self._ops.ops["cross_entropy"] if batch.targets_CB.dim() == 2 else reference.cross_entropy
             return op(outputs_CB, batch.targets_CB, batch.mask_CB)
         losses, longest = [], batch.mask_CB.shape[1]
         for length, mine in group_by_length(batch.length_C):
             # what has no entry for each sample is never padded
             outputs = self._some(outputs_CB, mine if length == longest else (mine, slice(length)))
-            losses.append(self._own_losses(outputs, batch.some(mine, length), drawn))
+            losses.append(self._own_losses(outputs, batch.select(mine, length), drawn))
         return torch.cat(losses)
 
     def _some(self, outputs_CB: Any, where: Any) -> Any:
@@ -101,7 +102,7 @@ class PerClientLoss:
         losses = []
         for client, own in enumerate(zip(targets_CB, *rows_CB, strict=True)):
             # a slice: to choose by a list, a GPU waits for the host
-            stream = None if batch.stream is None else batch.stream.some(slice(client, client + 1))
+            stream = None if batch.stream is None else batch.stream.select(slice(client, client + 1))
             with nullcontext() if stream is None else RandomOverride(RandomSource(stream, drawn)):
                 losses.append(check_loss_value(self.loss, one(*own)).reshape(()))
         return torch.stack(losses)
@@ -124,24 +125,24 @@ class CompiledGradients:
         labels: bool = False,
         pads: bool = False,
         apart: bool = False,
-        kernels: bool = True,
+        use_kernels: bool = True,
     ):
         """`inputs`: samples of the kind the module will see; `labels`: every target is a class
         number; `pads`: batches of other lengths may be padded to the longest; `apart`: functions
-        whose gradient is their own are called for one client after another; `kernels`: whether the
+        whose gradient is their own are called for one client after another; `use_kernels`: whether the
         device's kernels take the place of operations."""
-        self._casting = MixedPrecision(compute, inputs.device, flat.dtype, keeps=False)
-        self.flat, self.compute, self.pads = flat, self._casting.compute, pads
-        self.kernels = kernels
-        self._table = ops.table(inputs.device, flat.dtype) if kernels else None
-        self._losses = PerClientLoss(loss, flat.dtype, self._table or ops.PLAIN, labels)
+        self._casting = MixedPrecision(compute, inputs.device, flat.dtype, cache_casts=False)
+        self.flat, self.compute, self.pads = flat, self._casting.precision, pads
+        self.use_kernels = use_kernels
+        self._table = kernels.backend_for(inputs.device, flat.dtype) if use_kernels else None
+        self._losses = PerClientLoss(loss, flat.dtype, self._table or kernels.TORCH_BACKEND, labels)
         self._whole, self._apart = not isinstance(loss, LossOnScores), apart
         self._filters: set[str] | None = None
         self.layout = ParameterLayout(flat)
-        if self._table is not None and self._table.reorder is not None:
+        if self._table is not None and self._table.convert_filters is not None:
             # filters lie as kernels want them, in the programs of all lengths alike
             filters = BatchedProgram(flat, as_type(inputs, flat.dtype), self._whole, apart, self._table).filters
-            self._filters, self.layout = filters, ParameterLayout(flat, filters, self._table.reorder)
+            self._filters, self.layout = filters, ParameterLayout(flat, filters, self._table.convert_filters)
         self.even = not pads or self._losses.even
         self.poisoned = False
         """Whether the place for the gradients is filled with what is no number first, so that a
@@ -159,17 +160,19 @@ class CompiledGradients:
         whole = batch.mask_CB.shape[1]
         groups = [(whole, slice(None))] if self.pads else group_by_length(batch.length_C)
         programs = []
-        squares: list[Tensor] | None = [] if wanted.squares and (self._table or ops.PLAIN).squares else None
+        squares: list[Tensor] | None = (
+            [] if wanted.squared_norms and (self._table or kernels.TORCH_BACKEND).returns_squared_norms else None
+        )
         for length, mine in groups:
-            some = batch.some(mine, length)
+            some = batch.select(mine, length)
             program = self.program(some)
             programs.append(program)
             if isinstance(mine, slice):
-                self._some(program, x_CP, b_CZ, some, wanted.correction_CP, g_CP, squares)
+                self._some(program, x_CP, b_CZ, some, wanted.add_CP, g_CP, squares)
                 continue
             squares = None  # of some clients alone they would have to be put together
             x, b, g = x_CP[mine], b_CZ[mine], torch.empty_like(g_CP[mine])
-            correction = None if wanted.correction_CP is None else wanted.correction_CP[mine]
+            correction = None if wanted.add_CP is None else wanted.add_CP[mine]
             self._some(program, x, b, some, correction, g, None)
             g_CP[mine] = g
             if program.recording.written:
@@ -208,7 +211,7 @@ class CompiledGradients:
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)
             correction = None if correction_CP is None else correction_CP[mine]
-            self._together(program, x_CP[mine], b_CZ[mine], batch.some(mine, length), correction, g_CP[mine], squares)
+            self._together(program, x_CP[mine], b_CZ[mine], batch.select(mine, length), correction, g_CP[mine], squares)
 
     def _together(
         self,
@@ -233,7 +236,7 @@ class CompiledGradients:
             set(),
         )  # fmt: skip
         inputs_CB = batch.inputs_CB if program.casts_inputs else upcast_inputs(batch.inputs_CB, self.flat.dtype)
-        with torch.enable_grad(), self._casting.forward():
+        with torch.enable_grad(), self._casting.autocast():
             outputs_CB = program(
                 {**named, **written}, shared, inputs_CB.clone() if program.recording.writes_inputs else inputs_CB,
                 source, self.compute, places,
@@ -246,7 +249,7 @@ class CompiledGradients:
             if name not in places.written:
                 part = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 place = places.gradients[name]
-                ops.settle(part, place, places.corrections.get(name), scale)
+                reference.write_gradient(part, place, places.corrections.get(name), scale)
                 if squares is not None:
                     squares.append(place.flatten(1).square().sum(dim=1, keepdim=True))
         for name, value in written.items():
@@ -264,9 +267,9 @@ class VmapGradients:
 
     def __init__(self, flat: FlatModule, loss: Loss, device: torch.device, compute: precision.Precision = "fp32"):
         self.flat, self.layout = flat, ParameterLayout(flat)
-        self._casting = MixedPrecision(compute, device, flat.dtype, keeps=False)
-        self.compute = self._casting.compute
-        self.loss = self._casting.scaled(loss)
+        self._casting = MixedPrecision(compute, device, flat.dtype, cache_casts=False)
+        self.compute = self._casting.precision
+        self.loss = self._casting.scale_loss(loss)
         # of its own, in training mode: a module may keep what it computed, which is of no use
         # outside the mapping
         flat.train()
@@ -282,20 +285,20 @@ class VmapGradients:
             targets = batch.targets_CB[mine, :length]
             some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
-                EmbeddingRangeCheck.check(beyond)
+                EmbeddingRangeCheck.raise_if_out_of_range(beyond)
             else:
                 EmbeddingRangeCheck.mark(some_CP, beyond)
             g_CP[mine] = some_CP
-        g_CP = self._casting.unscaled(g_CP)
-        return ClientGradients(g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP))
+        g_CP = self._casting.unscale_(g_CP)
+        return ClientGradients(g_CP if wanted.add_CP is None else g_CP.add_(wanted.add_CP))
 
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.named(x_P, b_Z)
-        with EmbeddingRangeCheck() as vocabulary, self._casting.forward():
+        with EmbeddingRangeCheck() as vocabulary, self._casting.autocast():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
-        return loss, vocabulary.beyond
+        return loss, vocabulary.out_of_range
 
 
 class InModuleOrder:
@@ -312,8 +315,8 @@ class InModuleOrder:
         own_CP, g_CP = (empty_rows(len(x_CP), x_CP.shape[1], x_CP) for _ in range(2))
         inner.into(own_CP, IndexedRows(x_CP), range(len(x_CP)))
         found = self.method(own_CP, b_CZ, batch)
-        inner.restore(found.g_CP, g_CP)
-        g_CP = g_CP if wanted.correction_CP is None else g_CP.add_(wanted.correction_CP)
+        inner.restore(found.grads_CP, g_CP)
+        g_CP = g_CP if wanted.add_CP is None else g_CP.add_(wanted.add_CP)
         return ClientGradients(g_CP, reads=found.reads)
 
 

@@ -1,30 +1,37 @@
-"""What a module does in training: random numbers, side effects, casts, operations."""
+"""Profile of a module: what it does in training besides computing its output.
+
+An engine that trains many clients with one module must know whether the module draws random
+numbers, changes buffers or weights, enters autocast, or keeps a counter. All of this is observed
+once, on one client's batch: `profile_module` computes the gradient twice under modes that see every
+operation, and a third time where there are integer buffers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stratafl.base.errors import pass_on_no_room
+from stratafl.base.errors import describe_exception, pass_on_no_room
 from stratafl.base.rng import device_generator, preserve_rng, rng_states
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule, equal_with_nan
-from stratafl.core.losses import Loss
-from stratafl.data.dataset import BatchKey
-from stratafl.data.inputs import Inputs, Kind, map_tensors
+from stratafl.data.inputs import Kind, map_tensors
 
 PROBE_SAMPLES = 4
 """Samples that a module is tried on."""
 
 MAX_ORDINARY_VALUE = 1e6
-"""What a sample's values are below."""
+"""Bound of the magnitude of a sample's ordinary values."""
+
+SMALL_OUTPUT_BYTES = 128 << 10
+"""Mean bytes of an operation's output, for one client's batch, up to which outputs are small."""
 
 
 class OpObserver(TorchDispatchMode):
@@ -32,7 +39,7 @@ class OpObserver(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the library would load its compiler, for seconds, only to keep out of here
+        return False  # torch would load its compiler, for seconds, only to keep out of this mode
 
 
 def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -40,32 +47,50 @@ def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
     schema = op._schema
     if not schema.is_mutable:
         return []
-    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
-    told = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    found = [given[name] for name in told if name in given]
-    return [one for each in found for one in (each if isinstance(each, tuple | list) else [each])]
+    bound = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    mutable = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    values = [bound[name] for name in mutable if name in bound]
+    return [item for value in values for item in (value if isinstance(value, tuple | list) else [value])]
 
 
-class ModuleProfile(NamedTuple):
-    """What a module did when its gradient was computed twice, from the same weights, samples and
-    torch seed."""
+@dataclass(frozen=True)
+class ModuleProfile:
+    """What was observed while a module's gradient was computed."""
 
-    draws: bool
-    """From torch's generator, which every client has to itself, or from another."""
-    draws_from: tuple[str, ...]
-    """Whose generators, where they are not torch's: no engine sets these."""
-    writes: tuple[str, ...]
-    """To its "buffers", its "weights", or weights that are not trained, "frozen weights"."""
-    autocasts: bool
-    """Whether it computes in another precision by a context of its own, of which a trace knows
-    nothing."""
-    repeats: bool
-    """Whether both gradients are the same."""
+    is_random: bool = False
+    """It draws from torch's generator. Engines give each client its own numbers instead."""
+    foreign_generators: tuple[str, ...] = ()
+    """Other generators it draws from ("NumPy", "Python"), which no engine controls."""
+    mutates: tuple[str, ...] = ()
+    """What it writes to: its "buffers", its "weights", or "frozen weights", which nobody trains."""
+    uses_autocast: bool = False
+    """It enters autocast, of which a captured graph knows nothing."""
+    is_repeatable: bool = True
+    """Two gradients from the same weights, batch and seed are equal."""
+    counter_increments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Integer buffers that grow by the same amount in every step, and by how much.
+
+    A client's counters then follow from the number of the step, wherever and whenever it trains.
+    Other integer buffers that training changes begin anew at every synchronisation.
+    """
+    mean_output_bytes: float = 0.0
+    """Mean bytes of the operations' outputs in the forward pass of a client's batch."""
+    has_max_pool: bool = False
+    """It takes the largest values of neighbourhoods of images."""
+    failure: str = ""
+    """Why no gradient could be computed, if so. The error itself appears in training."""
+
+    @property
+    def has_small_outputs(self) -> bool:
+        """Whether operations return at most `SMALL_OUTPUT_BYTES` on average."""
+        return self.mean_output_bytes <= SMALL_OUTPUT_BYTES
 
 
 def sanitise_samples(samples: Kind) -> Kind:
-    """Samples to try a module on: what is no number there, or no ordinary one, says nothing about
-    the module."""
+    """Replace NaN, infinite and extreme values in probe samples by noise.
+
+    They say nothing about the module.
+    """
 
     def ordinary(values: Tensor) -> Tensor:
         if not values.is_floating_point():
@@ -76,75 +101,140 @@ def sanitise_samples(samples: Kind) -> Kind:
     return map_tensors(ordinary, samples)
 
 
-def profile_module(
-    flat: FlatModule, loss: Loss, x_P: Tensor, b_B: Tensor, inputs: Inputs, targets: Tensor
-) -> ModuleProfile:
-    """A module's habits in training, at these rows and samples; nothing that is given is
-    changed."""
+def profile_module(training: ClientTraining) -> ModuleProfile:
+    """Profile of the module on the first batch of the client with most samples.
+
+    Nothing of the run is changed by it, and torch's generators are left as they were.
+    """
+    longest = max(training.partition, key=len)
+    index_B = longest if training.batch is None else longest[: training.batch]
+    with preserve_rng(training.supply.device):
+        try:
+            return _observe(training, index_B)
+        except Exception as problem:
+            pass_on_no_room(problem)
+            return ModuleProfile(is_random=True, failure=describe_exception(problem))
+
+
+def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
+    flat, device = training.flat, training.supply.device
+    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    inputs, targets = training.samples(training.first, 0, index_B)
+    inputs, targets = sanitise_samples(inputs), sanitise_samples(targets)
     flat.train()
-    gradients = []
-    drawn = False
-    wrote: set[str] = set()
-    before = flat.integers()
-    watched = _SideEffects(flat, inputs.device)
-    with preserve_rng(inputs.device):
-        _, numpy, python = rng_states()
-        for _ in range(2):
-            generator = device_generator(inputs.device).manual_seed(0)
-            seeded = generator.get_state()
-            after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
-            samples = inputs.clone(), targets.clone()
-            gradients.append(flat.gradient(after_P, after_B, *samples, loss, after, within=watched.on))
-            drawn = drawn or not torch.equal(generator.get_state(), seeded)
-            # some of the library's operations write without saying so
-            wrote |= flat.wrote | watched.wrote | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
-            pairs = [(b_B, after_B), *((value, after[name]) for name, value in before.items())]
-            if not all(equal_with_nan(*pair) for pair in pairs):
-                wrote.add("buffers")
-        _, numpy_now, python_now = rng_states()
-    others = tuple(name for name, same in (("Python", python == python_now), ("NumPy", numpy == numpy_now)) if not same)
-    first, second = (gradient.nan_to_num() for gradient in gradients)
-    # a GPU may add up in another order each time
-    close = bool((first - second).norm() <= 1e-3 * first.norm())
-    return ModuleProfile(drawn or bool(others), others, tuple(sorted(wrote)), watched.autocast, close)
+    integers = flat.integers()
+    effects, counter = _SideEffects(flat, device), OpCounter()
+    mutates: set[str] = set()
+    gradients, is_random = [], False
+    contexts: tuple[AbstractContextManager[Any], ...] = counter, nullcontext()
+    _, numpy_before, python_before = rng_states()
+    for forward in contexts:
+        generator = device_generator(device).manual_seed(0)
+        seeded = generator.get_state()
+        after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
+        samples = inputs.clone(), targets.clone()
+        gradient_P = flat.gradient(
+            after_P, after_B, *samples, training.loss, after, within=effects.observed, forward=lambda: forward
+        )
+        gradients.append(gradient_P.nan_to_num())
+        is_random = is_random or not torch.equal(generator.get_state(), seeded)
+        # some of torch's operations write without saying so
+        mutates |= flat.wrote | effects.mutates | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
+        pairs = [(b_B, after_B), *((value, after[name]) for name, value in integers.items())]
+        if not all(equal_with_nan(*pair) for pair in pairs):
+            mutates.add("buffers")
+    _, numpy_after, python_after = rng_states()
+    unchanged = {"Python": python_before == python_after, "NumPy": numpy_before == numpy_after}
+    first_P, second_P = gradients
+    return ModuleProfile(
+        is_random=is_random,
+        foreign_generators=tuple(name for name, same in unchanged.items() if not same),
+        mutates=tuple(sorted(mutates)),
+        uses_autocast=effects.uses_autocast,
+        # a GPU may add up in another order each time
+        is_repeatable=bool((first_P - second_P).norm() <= 1e-3 * first_P.norm()),
+        counter_increments=_increments(training, x_P, b_B, (inputs, targets), integers, after),
+        mean_output_bytes=counter.output_bytes / max(1, counter.count),
+        has_max_pool=counter.has_max_pool,
+    )
+
+
+def _increments(
+    training: ClientTraining,
+    x_P: Tensor,
+    b_B: Tensor,
+    samples: tuple[Any, Tensor],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """By how much integer buffers grow in a step, where it is the same in the next one."""
+    if not before:
+        return {}
+    inputs, targets = samples
+    next_step = {name: value.clone() for name, value in after.items()}
+    training.flat.gradient(x_P.clone(), b_B.clone(), inputs.clone(), targets.clone(), training.loss, next_step)
+    numbers = [name for name, value in before.items() if value.dtype != torch.bool]
+    first = {name: after[name] - before[name] for name in numbers}
+    second = {name: next_step[name] - after[name] for name in numbers}
+    return {name: more for name, more in first.items() if bool(more.any()) and torch.equal(more, second[name])}
 
 
 class _SideEffects:
-    """What a call does that its result need not show."""
+    """Effects of a call that its result need not show: writes, and contexts it enters."""
 
     def __init__(self, flat: FlatModule, device: torch.device):
-        self.autocast = False
-        self.wrote: set[str] = set()
+        self.uses_autocast = False
+        self.mutates: set[str] = set()
         outside = torch.is_autocast_enabled(device.type)
-        watched = self
+        effects = self
 
         class Calls(TorchFunctionMode):
-            """Of the library's functions, seen before a context such as autocast changes them."""
+            """Sees torch's functions before a context such as autocast changes them."""
 
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                watched.autocast = watched.autocast or torch.is_autocast_enabled(device.type) != outside
+                effects.uses_autocast = effects.uses_autocast or torch.is_autocast_enabled(device.type) != outside
                 return func(*args, **(kwargs or {}))
 
         class Writes(OpObserver):
-            """Of the operations that functions come down to, those that write into what is the
-            module's."""
+            """Sees the operations that functions come down to, and which of them write into the
+            module."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                whose = {flat.whose(each) for each in written(func, args, kwargs or {}) if isinstance(each, Tensor)}
-                watched.wrote |= {each for each in whose if each is not None}
+                arguments = written(func, args, kwargs or {})
+                owners = {flat.whose(argument) for argument in arguments if isinstance(argument, Tensor)}
+                effects.mutates |= {owner for owner in owners if owner is not None}
                 return func(*args, **(kwargs or {}))
 
         self._calls, self._writes = Calls, Writes
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def observed(self) -> Iterator[None]:
         with self._calls(), self._writes():
             yield
 
 
+class OpCounter(OpObserver):
+    """Counts the operations that compute something, and the bytes of their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.output_bytes = 0
+        self.has_max_pool = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            outputs = result if isinstance(result, tuple | list) else [result]
+            self.count += 1
+            self.output_bytes += sum(output.nbytes for output in outputs if isinstance(output, Tensor))
+            # one axis alone is pooled as an image of one line
+            self.has_max_pool |= func._opname == "max_pool2d_with_indices" and outputs[0].shape[-2] > 1
+        return result
+
+
 class CoarsestDtype(OpObserver):
-    """While it is on, notes how coarsely the coarsest of all results is rounded: some modules
-    compute a part in a type of their own."""
+    """Records the largest rounding error of all results: some modules compute a part in a type of
+    their own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,108 +242,19 @@ class CoarsestDtype(OpObserver):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor) and each.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, Tensor) and output.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(output.dtype).eps)
         return result
 
 
-def reproducibility_notes(known: ModuleProfile) -> list[str]:
+def reproducibility_notes(profile: ModuleProfile) -> list[str]:
     """What keeps a run with such a module from being repeated, in words for the user."""
-    if known.draws_from:
-        whose = " and ".join(known.draws_from)
-        return [
-            f"the model or loss draws from {whose}'s generator, which no seed here sets: this run cannot be repeated"
-        ]
-    if known.repeats:
+    if profile.foreign_generators:
+        generators = " and ".join(profile.foreign_generators)
+        reason = f"the model or loss draws from {generators}'s generator, which no seed here sets"
+        return [f"{reason}: this run cannot be repeated"]
+    if profile.is_repeatable:
         return []
-    again = "the model or loss gives another gradient the second time, from the same weights, batch and torch seed"
-    return [f"{again}: it keeps something between calls, which all clients share, and this run cannot be repeated"]
-
-
-def is_random(training: ClientTraining) -> bool:
-    """Whether the module or the loss draws from torch's generator in training."""
-    flat, device = training.flat, training.supply.device
-    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
-    flat.train()
-    with preserve_rng(device):
-        seeded = device_generator(device).manual_seed(0).get_state()
-        try:
-            samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
-            flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
-        except Exception as problem:
-            pass_on_no_room(problem)
-            return True  # what is wrong with the module is said where it is used in earnest
-        return not torch.equal(device_generator(device).get_state(), seeded)
-
-
-def counter_increments(training: ClientTraining) -> dict[str, Tensor]:
-    """How much each integer buffer grows with every step, where that is always the same.
-
-    So a client's counters follow from the number of the step, wherever and whenever it trains.
-    Other integer buffers that training changes begin anew at every meeting.
-    """
-    flat = training.flat
-    counts = [flat.integers()]
-    if not counts[0]:
-        return {}
-    device = training.supply.device
-    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
-    flat.train()
-    with preserve_rng(device):
-        for _ in range(2):
-            counts.append({name: value.clone() for name, value in counts[-1].items()})
-            try:
-                samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
-                flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss, counts[-1])
-            except Exception as problem:
-                pass_on_no_room(problem)
-                return {}  # what is wrong with the module is said where it is used in earnest
-    numbers = [name for name, value in counts[0].items() if value.dtype != torch.bool]
-    first, second = ({name: after[name] - before[name] for name in numbers} for before, after in pairwise(counts))
-    return {name: more for name, more in first.items() if bool(more.any()) and torch.equal(more, second[name])}
-
-
-SMALL_BYTES = 128 << 10
-"""Bytes that an operation on one client's batch gives on average, up to which it is small."""
-
-
-class OpCounter(OpObserver):
-    """Counts the operations that compute something, and how much they give."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = self.given = 0
-        self.pools = False
-        """Whether the largest values of images' neighbourhoods are among them."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            every = result if isinstance(result, tuple | list) else [result]
-            self.count += 1
-            self.given += sum(each.nbytes for each in every if isinstance(each, Tensor))
-            # one axis alone is pooled as an image of one line
-            self.pools |= func._opname == "max_pool2d_with_indices" and every[0].shape[-2] > 1
-        return result
-
-    @property
-    def small(self) -> bool:
-        return self.given <= SMALL_BYTES * self.count
-
-
-def count_operations(training: ClientTraining, index_B: Tensor) -> OpCounter | None:
-    """Those of a client's batch on the way forward; None where they cannot be seen."""
-    flat, device, seen = training.flat, training.supply.device, OpCounter()
-    x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))
-    flat.train()
-    with preserve_rng(device):
-        try:
-            samples = training.samples(0, 0, index_B)
-            flat.gradient(x_P, b_Z, *samples, training.loss, flat.integers(), forward=lambda: seen)
-        except Exception as problem:
-            pass_on_no_room(problem)
-            return None  # what is wrong with the module is said where it is used in earnest
-    return seen
+    reason = "the model or loss gives another gradient the second time, from the same weights, batch and torch seed"
+    return [f"{reason}: it keeps something between calls, which all clients share, and this run cannot be repeated"]

@@ -19,72 +19,82 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 HALF_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def cast_operand(x: Tensor, compute: Precision) -> Tensor:
-    """A product's operand in the type it is computed in."""
-    return x.to(HALF_DTYPES[compute]) if compute in HALF_DTYPES else x
+def cast_operand(x: Tensor, precision: Precision) -> Tensor:
+    """Cast an operand to the product's dtype."""
+    return x.to(HALF_DTYPES[precision]) if precision in HALF_DTYPES else x
 
 
 FP16_LOSS_SCALE = 4096.0
-"""Gradients in fp16 are held this much larger, which keeps the small ones from vanishing."""
+"""Factor of the loss in fp16, which keeps small gradients from vanishing."""
 
 
-def effective_precision(precision: Precision, device: torch.device, dtype: torch.dtype, casts: bool) -> Precision:
-    """What products are really computed in: only an engine that casts their operands has 16 bits,
-    and only a GPU rounds float32 products to tf32."""
+def effective_precision(
+    precision: Precision, device: torch.device, dtype: torch.dtype, supports_half: bool
+) -> Precision:
+    """The precision in which products are really computed.
+
+    Only an engine that casts their operands has 16 bits, and only a GPU rounds float32 products to
+    tf32.
+    """
     if precision in HALF_DTYPES:
-        return precision if casts else "fp32"
+        return precision if supports_half else "fp32"
     return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
 
 
 def supports_autocast(dtype: torch.dtype) -> bool:
-    """Whether a module of this type can be computed in 16 bits by autocast, which leaves float64
-    alone."""
+    """Whether autocast computes a module of this type in 16 bits; it leaves float64 as it is."""
     return dtype == torch.float32
 
 
-def loss_scale(compute: Precision) -> float:
-    """How much larger gradients are held on the way back."""
-    return FP16_LOSS_SCALE if compute == "fp16" else 1.0
+def loss_scale(precision: Precision) -> float:
+    """Factor of the loss, and so of the gradients in the backward pass."""
+    return FP16_LOSS_SCALE if precision == "fp16" else 1.0
 
 
 class MixedPrecision:
-    """How torch's own operations get a gradient in this precision: 16 bits by autocast, on the way
-    forward alone, as its recipe has it; weights and their gradients stay as they are."""
+    """Autocast for the forward pass and loss scaling for fp16.
 
-    def __init__(self, precision: Precision, device: torch.device, dtype: torch.dtype, keeps: bool = True):
-        """`keeps`: whether a weight that is used several times is cast once, which a mapping over
-        clients cannot do."""
-        self.compute = effective_precision(precision, device, dtype, supports_autocast(dtype))
-        self.scale = loss_scale(self.compute)
-        self._device, self._keeps = device, keeps
+    Weights and their gradients keep their type.
+    """
 
-    def forward(self) -> AbstractContextManager[None]:
-        """A context for module and loss."""
-        return self._autocast() if self.compute in HALF_DTYPES else nullcontext()
+    def __init__(self, precision: Precision, device: torch.device, dtype: torch.dtype, cache_casts: bool = True):
+        """`cache_casts`: whether a weight that is used several times is cast once, which is not
+        possible under vmap."""
+        self.precision = effective_precision(precision, device, dtype, supports_autocast(dtype))
+        self.scale = loss_scale(self.precision)
+        self._device, self._cache_casts = device, cache_casts
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Context for the forward pass of module and loss."""
+        return self._autocast() if self.precision in HALF_DTYPES else nullcontext()
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
         try:
-            with torch.autocast(self._device.type, HALF_DTYPES[self.compute], cache_enabled=self._keeps):
+            with torch.autocast(self._device.type, HALF_DTYPES[self.precision], cache_enabled=self._cache_casts):
                 yield
         finally:
-            # the weights that were cast have other values in the next step
+            # the cached weights have other values in the next step
             torch.clear_autocast_cache()
 
-    def scaled(self, loss: Loss) -> Loss:
-        """The loss whose gradients are held larger; `unscaled` makes them what they are."""
+    def scale_loss(self, loss: Loss) -> Loss:
+        """The loss times the scale; `unscale_` divides its gradients by it."""
         if self.scale == 1.0:
             return loss
         return lambda outputs, targets: loss(outputs, targets) * self.scale
 
-    def unscaled(self, gradients: Tensor) -> Tensor:
+    def unscale_(self, gradients: Tensor) -> Tensor:
+        """Divide gradients by the scale, in place."""
         return gradients if self.scale == 1.0 else gradients.div_(self.scale)
 
 
 @contextmanager
 def cudnn_disabled() -> Iterator[None]:
-    """Layers as several operations, not as one of the GPU's library. `torch.backends.cudnn.flags`
-    also asks for a switch of the older kind, and fails while `computing` uses the newer ones."""
+    """Compute without cuDNN, so that layers are several operations.
+
+    `torch.backends.cudnn.flags` also reads a switch of the older kind, and fails while
+    `float32_matmul_precision` uses the newer ones.
+    """
     with PROCESS:
         before = torch.backends.cudnn.enabled
         torch.backends.cudnn.enabled = False
@@ -95,9 +105,8 @@ def cudnn_disabled() -> Iterator[None]:
 
 
 @contextmanager
-def float32_matmul_precision(compute: Precision, device: torch.device) -> Iterator[None]:
-    """Let the GPU's float32 products be tf32 or keep them exact, and leave the setting as it
-    was."""
+def float32_matmul_precision(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Compute a GPU's float32 products in tf32 or exactly, and restore the setting afterwards."""
     if device.type != "cuda":
         yield
         return
@@ -106,15 +115,15 @@ def float32_matmul_precision(compute: Precision, device: torch.device) -> Iterat
     layers = [getattr(convolution, name, None) for name in ("conv", "rnn")]
     newer = all(hasattr(part, "fp32_precision") for part in (matmul, *layers))
     name = "fp32_precision" if newer else "allow_tf32"
-    wanted = ("ieee" if compute == "fp32" else "tf32") if newer else compute != "fp32"
+    value = ("ieee" if precision == "fp32" else "tf32") if newer else precision != "fp32"
     # the older switch of convolutions is that of recurrent layers, too
     parts = [matmul, *(layers if newer else [convolution])]
     with PROCESS:
         before = [getattr(part, name) for part in parts]
         try:
             for part in parts:
-                setattr(part, name, wanted)
+                setattr(part, name, value)
             yield
         finally:
-            for part, value in zip(parts, before, strict=True):
-                setattr(part, name, value)
+            for part, earlier in zip(parts, before, strict=True):
+                setattr(part, name, earlier)

@@ -15,31 +15,31 @@ from stratafl.engine.module_profile import OpObserver
 from stratafl.engine.precision import cudnn_disabled
 
 BLOCK = 1 << 15
-"""Words that are hashed at a time on a CPU, whose nearest memory holds them."""
+"""Words that are hashed at a time on a CPU, so that they stay in its cache."""
 
 MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Bits of a number below one that a type holds."""
 
 
 class ClientStream(NamedTuple):
-    """Whose draws, and of which step: of one client by integers, of several by tensors (C)."""
+    """Random numbers of a step: of one client by integers, of several by tensors (C)."""
 
     seed: int
     client: int | Tensor
     step: int | Tensor
 
-    def some(self, mine: slice | list[int]) -> ClientStream:
-        """Of some of several clients."""
+    def select(self, clients: slice | list[int]) -> ClientStream:
+        """Streams of some of several clients."""
         assert isinstance(self.client, Tensor)
-        own = self.step[mine] if isinstance(self.step, Tensor) and self.step.dim() else self.step
-        return self._replace(client=self.client[mine], step=own)
+        step = self.step[clients] if isinstance(self.step, Tensor) and self.step.dim() else self.step
+        return self._replace(client=self.client[clients], step=step)
 
     @property
     def clients(self) -> int:
         return len(self.client) if isinstance(self.client, Tensor) else 1
 
     def words(self, draw: int, count: int, device: torch.device) -> Tensor:
-        """64 random bits each, (C, count); of one client (count)."""
+        """64 random bits each, (C, count), or (count) of one client."""
         if not isinstance(self.client, Tensor):
             return _hashed((self.seed, self.client, self.step, draw), count, device)
         if self.client.device.type != device.type:
@@ -70,14 +70,14 @@ def _hashed(key: tuple[int, int | Tensor, int | Tensor, int], count: int, device
 
 
 class RandomSource:
-    """Draws of a stream, one after another."""
+    """Random source: the draws of a stream, one after another."""
 
     def __init__(self, stream: ClientStream, count: int = 0):
-        """`count`: how many draws came before."""
+        """`count`: number of draws before."""
         self.stream, self.count = stream, count
 
     def number(self) -> int:
-        """Of the draw that comes next."""
+        """Number of the next draw."""
         self.count += 1
         return self.count - 1
 
@@ -91,16 +91,16 @@ class RandomSource:
         return self.words(shape, device).bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).double() * 2.0**-53
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Float64, by the polar form of two uniform numbers."""
+        """Standard normal numbers in float64, by the Box-Muller transform."""
         first, second = self.uniform(shape, device), self.uniform(shape, device)
         return (-2 * torch.log1p(-first)).sqrt_() * torch.cos(2 * math.pi * second)
 
     def exponential(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Float64, above zero."""
+        """Exponential numbers in float64, above zero."""
         return -torch.log1p(-self.uniform(shape, device)) + 2.0**-54
 
     def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
-        """True with this probability, by 32 bits each: half a word."""
+        """Bernoulli draws: True with this probability, by 32 bits each."""
         count, below = math.prod(shape) // self.stream.clients, bernoulli_threshold(share)
         words = self.stream.words(self.number(), -(-count // 2), device)
         if below < -(2**31):
@@ -113,18 +113,18 @@ class RandomSource:
 
 
 def bernoulli_threshold(share: float) -> int:
-    """The largest of this share of all 32-bit integers, in their order."""
+    """Threshold below which a random int32 falls with the given probability."""
     return round(min(max(share, 0.0), 1.0) * 2**32) - 2**31 - 1
 
 
 def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 in [0, 1) in another type, rounded down: one is never among them."""
+    """Cast float64 in [0, 1) to another type, rounding down: the result is never one."""
     digits = MANTISSA_BITS.get(dtype, 53)
     return values if digits == 53 else (values * 2.0**digits).floor_().mul_(2.0**-digits).to(dtype)
 
 
 def multinomial(source: RandomSource, weights: Tensor, count: int, replacement: bool) -> Tensor:
-    """`torch.multinomial` of the last axis, with any axes in front."""
+    """`torch.multinomial` along the last axis, with any axes in front."""
     shape, kinds = weights.shape[:-1], weights.shape[-1]
     if not replacement:
         ratio = weights.double() / source.exponential(weights.shape, weights.device)
@@ -140,7 +140,7 @@ CPU = torch.device("cpu")
 
 
 class RandomOverride(OpObserver):
-    """Takes every draw from a source."""
+    """Mode that makes torch's random operations draw from a client's stream."""
 
     def __init__(self, source: RandomSource):
         super().__init__()
@@ -155,15 +155,18 @@ class RandomOverride(OpObserver):
         out = kwargs.pop("out", None)
         if out is None:
             return handler(self.source, func, *args, **kwargs)
-        if func._opname in MADE:
+        if func._opname in FACTORIES:
             kwargs |= {"dtype": out.dtype, "device": out.device}
         drawn = handler(self.source, func, *args, **kwargs)
         return out.resize_(drawn.shape).copy_(drawn)
 
 
 class RecomputableSource(RandomSource):
-    """Counts its draws in the seed of torch's generator: a part that is computed again on the way
-    back, for which the library sets the generator back to where it was, draws the same again."""
+    """Random source that repeats its numbers when activation checkpointing recomputes a part.
+
+    It counts its draws in the seed of torch's generator, which torch restores for the
+    recomputation.
+    """
 
     def __init__(self, stream: ClientStream, generator: torch.Generator):
         super().__init__(stream)
@@ -180,12 +183,14 @@ class RecomputableSource(RandomSource):
 
 @contextmanager
 def client_rng(stream: ClientStream, device: torch.device, module: nn.Module | None = None) -> Iterator[None]:
-    """A client's step, with everything that draws in it; torch's generator is used up. `module`:
-    what is called in it, where that may have recurrent layers, which a GPU's library has draw
-    inside."""
+    """Let everything in a client's step draw from the client's stream.
+
+    torch's generator is overwritten. `module` is the one that is called, if it may have recurrent
+    layers, for which cuDNN draws internally.
+    """
     inside = device.type == "cuda" and module is not None and any(map(_has_internal_dropout, module.modules()))
-    shown = cudnn_disabled() if inside else nullcontext()
-    with math_attention(device), shown, RandomOverride(RecomputableSource(stream, device_generator(device))):
+    without_cudnn = cudnn_disabled() if inside else nullcontext()
+    with math_attention(device), without_cudnn, RandomOverride(RecomputableSource(stream, device_generator(device))):
         yield
 
 
@@ -195,7 +200,7 @@ def _has_internal_dropout(part: nn.Module) -> bool:
 
 @contextmanager
 def math_attention(device: torch.device) -> Iterator[None]:
-    """A GPU's own attention draws inside, where nobody sees it."""
+    """Use the attention of plain operations on a GPU, whose fused kernels draw internally."""
     if device.type != "cuda":
         yield
         return
@@ -205,14 +210,14 @@ def math_attention(device: torch.device) -> Iterator[None]:
         yield
 
 
-# -- what each operation draws ---------------------------------------------------------------------
+# -- draws of each operation -----------------------------------------------------------------------
 
 
 def _bernoulli(source: RandomSource, func: Any, given: Tensor, p: Any = None) -> Tensor:
-    """With a probability each, which is a tensor, or one for all."""
+    """Probabilities are a tensor, or one number for all."""
     writes = func._schema.name.endswith("_")
     if p is None and writes:
-        p = 0.5  # the library leaves out what is the default
+        p = 0.5  # torch omits the default
     share = given if p is None else p
     if isinstance(share, Tensor):
         taken = source.uniform(given.shape, given.device) < share
@@ -357,7 +362,7 @@ RANDOM_OP_HANDLERS: dict[Any, Handler] = {
     "rrelu_with_noise_": _rrelu,
     "rrelu_with_noise_functional": _rrelu,
 }
-"""By operation, whatever its overload."""
+"""By name of the operation, for all its overloads."""
 
-MADE = ("rand", "randn", "randint", "randperm")
-"""What makes a tensor of a type and on a device that it is told."""
+FACTORIES = ("rand", "randn", "randint", "randperm")
+"""Operations that create a tensor of a given type on a given device."""

@@ -16,14 +16,17 @@ from stratafl.base.rng import preserve_rng
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores
 from stratafl.data.inputs import Inputs, as_type, map_tensors
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.gradients import BatchedGradients, CompiledGradients, VmapGradients, in_module_order
-from stratafl.engine.module_profile import CoarsestDtype, ModuleProfile, profile_module, sanitise_samples
+from stratafl.engine.module_profile import CoarsestDtype, ModuleProfile, sanitise_samples
 from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
+
+ORDINARY = ModuleProfile()
+"""Profile of a module without side effects."""
 
 
 class Trial(NamedTuple):
@@ -48,7 +51,7 @@ class Trial(NamedTuple):
         batch = _cast_batch(self.batch, flat.dtype)
         batch = batch._replace(inputs_CB=batch.inputs_CB.clone(), targets_CB=batch.targets_CB.clone())
         x_CP, b_CZ = (each.to(flat.dtype, copy=True) for each in (self.x_CP, self.b_CZ))
-        return in_module_order(method, flat)(x_CP, b_CZ, batch).g_CP, b_CZ
+        return in_module_order(method, flat)(x_CP, b_CZ, batch).grads_CP, b_CZ
 
     def agrees(self, method: BatchedGradients) -> bool:
         got_CP, got_CZ = self.gradients(method, self.flat)
@@ -111,19 +114,21 @@ def make_trials(
             own.append(flat.gradient(*rows, mine, labels, loss, within=watched if draws else lambda: rounding))
         return Trial(flat, x, b, batch, torch.stack(own), kept, max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE)))
 
-    own_type = [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
+    def own_type_trials() -> list[Trial]:
+        return [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
+
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > MAX_FLOAT64_PARAMETERS:
-        return own_type
+        return own_type_trials()
     try:
         double = FlatModule(copy_module(flat.module).double())
         exact = [trial(double, TOLERANCE[torch.float64], batch) for batch in _batches(inputs, targets)]
     except Exception as problem:
         pass_on_no_room(problem)
-        return own_type  # a type is written into the module or the loss
-    if ops.table(inputs.device, flat.dtype) is ops.PLAIN:
+        return own_type_trials()  # a type is written into the module or the loss
+    if kernels.backend_for(inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
         return exact
     near = []
-    for own, true in zip(own_type, exact, strict=True):
+    for own, true in zip(own_type_trials(), exact, strict=True):
         # how far the library itself is off, where values lie near a kink
         expected_CP = true.expected_CP.to(flat.dtype)
         off_C = (own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
@@ -199,6 +204,7 @@ def select_gradient_method(
     compute: precision.Precision = "fp32",
     labels: bool = False,
     methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
+    known: ModuleProfile = ORDINARY,
 ) -> tuple[BatchedGradients | None, str]:
     """The first of these methods that gives this module's own gradients, tried on a few samples;
     None if only a loop does.
@@ -206,7 +212,7 @@ def select_gradient_method(
     `labels` says that every target of the run is a class number, none to be ignored.
     """
     with preserve_rng(inputs.device):
-        return _chosen(flat, loss, sanitise_samples(inputs), sanitise_samples(targets), compute, labels, methods)
+        return _chosen(flat, loss, sanitise_samples(inputs), sanitise_samples(targets), compute, labels, methods, known)
 
 
 def _chosen(
@@ -217,12 +223,12 @@ def _chosen(
     compute: precision.Precision,
     labels: bool,
     methods: Sequence[GradientMethodName],
+    known: ModuleProfile,
 ) -> tuple[BatchedGradients | None, str]:
     try:
         x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
-        known = profile_module(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
         reason = _loop_only_reason(flat, known)
-        tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)
+        tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.is_random)
     except Exception as problem:
         errors.pass_on_no_room(problem)
         reason = errors.describe_exception(problem)
@@ -233,7 +239,7 @@ def _chosen(
         try:
             if kind.name == "vmap" and _functorch_obstacle(known):
                 raise UnsupportedModule(_functorch_obstacle(known))
-            if kind.name == "stacked" and known.autocasts:
+            if kind.name == "stacked" and known.uses_autocast:
                 raise UnsupportedModule("autocast within the module")
             made = kind.make(flat, compute)
             on_trial = [kind.make(trial.flat, "fp32") for trial in tried]
@@ -270,15 +276,17 @@ def _candidates(
             yield Candidate(name, lambda flat, compute: VmapGradients(flat, loss, inputs.device, compute))
             continue
 
-        def compiled(pads: bool = False, apart: bool = False, kernels: bool = True) -> GradientMethodMaker:
-            return lambda flat, compute: CompiledGradients(flat, loss, inputs, compute, labels, pads, apart, kernels)
+        def compiled(pads: bool = False, apart: bool = False, use_kernels: bool = True) -> GradientMethodMaker:
+            return lambda flat, compute: CompiledGradients(
+                flat, loss, inputs, compute, labels, pads, apart, use_kernels
+            )
 
-        several = not known.autocasts and len(tried) > 1
+        several = not known.uses_autocast and len(tried) > 1
         pads = several and can_pad(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
         if pads:
             yield Candidate(name, compiled(pads=True), is_last=False)
         yield Candidate(name, compiled())
-        yield Candidate(name, compiled(pads=pads, kernels=False), is_last=False)
+        yield Candidate(name, compiled(pads=pads, use_kernels=False), is_last=False)
         yield Candidate(name, compiled(apart=True), is_last=False)
 
 
@@ -295,21 +303,23 @@ def _describe(name: GradientMethodName, reasons: list[str], on_trial: Sequence[B
 
 def _functorch_obstacle(known: ModuleProfile) -> str:
     """What a module does in training that `torch.func` does not follow."""
-    if known.draws:
+    if known.is_random:
         return "the module or loss draws random numbers"
-    return "training changes the module's buffers" if known.writes else ""
+    return "training changes the module's buffers" if known.mutates else ""
 
 
 def _loop_only_reason(flat: FlatModule, known: ModuleProfile) -> str:
     """What makes a module's training depend on more than its parameters, buffers, batch and stream,
     if anything does."""
+    if known.failure:
+        return known.failure
     hooks = ("_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
         return "hooks on the gradients"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
         return "hooks on the parameters' gradients"
-    if known.draws_from:
-        return f"the module or loss draws random numbers by {' and '.join(known.draws_from)}"
-    if set(known.writes) - {"buffers"}:
-        return f"training changes the module's {' and '.join(known.writes)}"
-    return "" if known.repeats else "the module gives another gradient the second time"
+    if known.foreign_generators:
+        return f"the module or loss draws random numbers by {' and '.join(known.foreign_generators)}"
+    if set(known.mutates) - {"buffers"}:
+        return f"training changes the module's {' and '.join(known.mutates)}"
+    return "" if known.is_repeatable else "the module gives another gradient the second time"

@@ -1,11 +1,11 @@
-"""The fast engine: all clients at once, as rows of one matrix. It gives the loop engine's result,
-up to rounding.
+"""Vectorised engine: all clients at once, as rows of one matrix.
 
-Clients are taken in chunks that fit the memory at hand. On a GPU one step of a chunk is captured as
-a CUDA graph and replayed, so that the host has nothing to do between steps.
+It gives the loop engine's result, up to rounding. Clients are taken in chunks that fit into memory.
+On a GPU one step of a chunk is captured as a CUDA graph and replayed, so that the host has nothing
+to do between steps.
 
-Shape suffixes: N leaves, A leaves that take part, C clients of a chunk, P parameters, Z buffer
-values, H steps, B places in a batch.
+Shape suffixes: N clients, A clients that take part, C clients of a chunk, P parameters, Z buffer
+values, H steps, B samples of a batch.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from stratafl.data.batches import padded_batches
 from stratafl.data.dataset import BatchKey
 from stratafl.data.inputs import Inputs, sample_bytes
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.batches import ClientBatches, augment_per_client, image_tensor, supports_stacked_batches
-from stratafl.engine.chunk import (
-    PLAIN_REQUEST,
-    ChunkState,
-    ClientGradients,
-    GradientRequest,
-    apply_step,
-    fused_step_config,
-    max_chunk_size,
+from stratafl.engine import kernels
+from stratafl.engine.batches import (
+    ClientBatches,
+    StepBatch,
+    augment_per_client,
+    image_tensor,
+    supports_stacked_batches,
 )
+from stratafl.engine.chunk import PLAIN_REQUEST, ChunkState, ClientGradients, GradientRequest, max_chunk_size
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.cuda_graphs import CapturedStep, CapturePolicy, ChunkIndices, StaticInputs
 from stratafl.engine.gradients import BatchedGradients, CompiledGradients, in_module_order
-from stratafl.engine.loop import LoopEngine, limit_threads
-from stratafl.engine.module_profile import PROBE_SAMPLES
-from stratafl.engine.ops import table
+from stratafl.engine.loop import limit_threads
+from stratafl.engine.module_profile import PROBE_SAMPLES, ModuleProfile, profile_module
 from stratafl.engine.precision import Precision, effective_precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream
 from stratafl.engine.selection import GradientMethodName, select_gradient_method
@@ -52,347 +51,366 @@ MAX_CUDA_GRAPHS = 2
 
 
 class BatchIndices(NamedTuple):
-    """The samples of all clients that take part, and how long their batches are, on the host."""
+    """Sample indices of every step for all participating clients, with their batch lengths."""
 
     samples: ChunkIndices
     length_AH: np.ndarray
 
 
 class Chunk(NamedTuple):
-    """Some of the clients that take part, with the samples of their steps."""
+    """Some of the participating clients, with the samples of their steps."""
 
-    first: int
-    """Where they stand among all that take part."""
-    leaves: list[int]
+    offset: int
+    """Of the first client among all that take part."""
+    clients: list[int]
     steps_C: np.ndarray
-    """Of each: where they are unequal, the first has the most."""
+    """Steps of each client: where they are unequal, the first has the most."""
     samples: ChunkIndices
     length_CH: np.ndarray
-    """How long their batches are, on the host."""
-    longest_H: np.ndarray
-    """The longest of all clients' in each step: what a step is padded to must not depend on who is
-    in the chunk."""
+    """Lengths of their batches, on the host."""
+    padded_length_H: np.ndarray
+    """The longest batch of all clients in each step: what a step is padded to must not depend on
+    the clients in the chunk."""
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the chunk among those of all participating clients."""
+        return slice(self.offset, self.offset + len(self.clients))
 
 
 class StackedEngine:
-    """`how` says which way the model allows: "stacked", or "vmap: why" or "loop: why" where it has
-    no stacked form."""
+    """Trains all clients at once.
+
+    `how` says by which method: "stacked", or "vmap: reason" where the module has no batching rules.
+    """
 
     def __init__(
         self,
         training: ClientTraining,
         *,
-        chunk: int | None = None,
+        chunk_size: int | None = None,
         precision: Precision = "fp32",
-        capture: bool = True,
-        ways: Sequence[GradientMethodName] = ("stacked", "vmap"),
+        cuda_graphs: bool = True,
+        methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
+        profile: ModuleProfile | None = None,
     ):
-        """chunk: clients at once, as many as fit unless given; precision: what products are
-        computed in;
-        capture: whether a GPU's steps become a CUDA graph; ways: to get gradients, the first that
-        the model allows."""
+        """chunk_size: clients at once, as many as fit unless given; precision: of the products;
+        cuda_graphs: whether a GPU's steps become CUDA graphs; methods: of computing gradients, of
+        which the first that reproduces the module's own is taken; profile: of the module, observed
+        here unless it is known.
+
+        Raises UnsupportedModule with the reason, "loop: ...", where none does.
+        """
         self.training, self.leaf = training, training.leaf
+        self.profile = profile_module(training) if profile is None else profile
         flat, supply, augment = training.flat, training.supply, training.augment
         device = self._device = supply.device
-        self._capture = capture and device.type == "cuda" and supply.resident
+        self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.resident
         self._sizes = [len(part) for part in training.partition]
         longest = max(self._sizes)
-        self._places = longest if training.batch is None else min(longest, training.batch)
-        self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
-        self._samples = torch.cat(list(training.partition)).to(device)
-        self._ops = table(device, flat.dtype)
-        self._clipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._captured: dict[object, CapturedStep] = {}
-        self._recurring = CapturePolicy()
-        self._ahead: tuple[object, BatchIndices] | None = None
+        self._batch_capacity = longest if training.batch is None else min(longest, training.batch)
+        self._first_sample_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
+        self._sample_indices = torch.cat(list(training.partition)).to(device)
+        self._backend = kernels.backend_for(device, flat.dtype)
+        self._clipped_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._captured_steps: dict[object, CapturedStep] = {}
+        self._capture_policy = CapturePolicy()
+        self._prefetched: tuple[object, BatchIndices] | None = None
         self._last_active: list[int] = []
-        self._loop = LoopEngine(training, precision=precision)
 
-        few = self._samples[:PROBE_SAMPLES]
-        inputs, few_targets = supply.batch(few, BatchKey(training.seed, 0, 0))
+        inputs, targets = supply.batch(self._sample_indices[:PROBE_SAMPLES], BatchKey(training.seed, 0, 0))
         self._sample_bytes = sample_bytes(inputs)
         with preserve_rng(device):
-            sample = inputs if augment is None else augment(inputs, training.seed, 0, 0)
-        self._augments = augment is not None and supports_stacked_batches(augment, inputs, training.seed)
-        # flips and crops have a kernel that also gathers the samples and lays them out
-        self._images = image_tensor(supply, flat.dtype) if augment is flip_and_crop and self._ops.fetch else None
+            augmented = inputs if augment is None else augment(inputs, training.seed, 0, 0)
+        self._augments_stacked = augment is not None and supports_stacked_batches(augment, inputs, training.seed)
+        loads_images = augment is flip_and_crop and self._backend.load_images is not None
+        self._image_data = image_tensor(supply, flat.dtype) if loads_images else None
         with float32_matmul_precision("fp32", device):
             # a label below zero is one to ignore, and one that is read anew may become so
-            targets = supply.targets_N
-            classes = not (targets.is_floating_point() or targets.is_complex())
-            labels = supply.resident and classes and int(targets.min()) >= 0
-            found, self.how = select_gradient_method(flat, training.loss, sample, few_targets, precision, labels, ways)
-        reads = augment is not None or not supply.resident
-        if found is not None and training.leaf.epochs is not None and reads:
-            found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
-        self._differentiate: BatchedGradients | None = found
-        self._ordered = None if found is None else in_module_order(found, flat)
-        computes = self._loop.precision if found is None else found.compute
-        self.precision = effective_precision(computes, self._device, flat.dtype, casts=True)
-        self.chunk: int | None = chunk or self._fitting()
+            labels = supply.targets_N
+            are_classes = not (labels.is_floating_point() or labels.is_complex())
+            class_indices = supply.resident and are_classes and int(labels.min()) >= 0
+            gradients, self.how = select_gradient_method(
+                flat, training.loss, augmented, targets, precision, class_indices, methods, self.profile
+            )
+        if training.leaf.epochs is not None and (augment is not None or not supply.resident):
+            gradients, self.how = None, "loop: clients that make passes of their own read or augment one by one"
+        if gradients is None:
+            raise UnsupportedModule(self.how)
+        self._gradients: BatchedGradients = gradients
+        self._gradients_in_module_order = in_module_order(gradients, flat)
+        self.precision = effective_precision(gradients.compute, device, flat.dtype, supports_half=True)
+        self.chunk_size: int | None = chunk_size or self._choose_chunk_size()
 
     @property
     def name(self) -> str:
-        """What trains: "stacked", "vmap" or "loop"."""
+        """What trains: "stacked" or "vmap"."""
         return self.how.partition(":")[0]
 
     @property
-    def by_length(self) -> bool:
-        """Whether only clients whose batches are as long train at once, since none is padded."""
-        return isinstance(self._differentiate, CompiledGradients) and not self._differentiate.pads
+    def groups_by_batch_length(self) -> bool:
+        """Whether only clients with batches of the same length train at once, since none is
+        padded."""
+        return isinstance(self._gradients, CompiledGradients) and not self._gradients.pads
 
     @property
-    def clipped(self) -> int:
-        return self._loop.clipped if self._differentiate is None else int(self._clipped)
+    def clipped_steps(self) -> int:
+        return int(self._clipped_steps)
 
     def train(self, work: TrainRequest) -> TrainResult:
-        if self._differentiate is None:
-            self._loop.leaf = self.leaf
-            return self._loop.train(work)
-        # the busiest first, so that those who are done earlier stand behind the others
-        order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.active, 1), kind="stable")
-        if order_A is not None:
-            work = work._replace(active=[work.active[place] for place in order_A])
-        done = TrainResult.room(work)
+        # clients with most steps first, so that those that are done earlier stand behind the others
+        order_A = None
+        if self.leaf.epochs is not None:
+            order_A = np.argsort(-self._steps_per_client(work.active, 1), kind="stable")
+            work = work._replace(active=[work.active[index] for index in order_A])
+        result = TrainResult.room(work)
         lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
-                rows = self._trained(work, chunk, lr)
-                self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
+                state = self._train_chunk(work, chunk, lr)
+                self._write_back(state, result, chunk.rows)
         if work.has_path and self.leaf.epochs is not None:
-            each_A = self._steps(work.active, 1)
-            done.path_AP.div_(to_device(each_A, self._device, done.path_AP.dtype)[:, None])
-        self._look_ahead(work)
-        return done if order_A is None else done.in_order(np.argsort(order_A))
-
-    def _steps(self, clients: Sequence[int], count: int) -> np.ndarray:
-        """Of each of these clients, its own steps of so many that a schedule counts."""
-        if self.leaf.epochs is None:
-            return np.full(len(clients), count)
-        return np.array([self.training.steps(self.leaf, client, count) for client in clients])
-
-    def _step_of(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
-        """Which of these clients' own steps it is, of the work's."""
-        if self.leaf.epochs is None:
-            return work.step + number
-        return to_device(self._steps(clients, work.step) + number, self._device)
-
-    def _restore(self, rows: ChunkState, done: TrainResult, mine: slice) -> None:
-        """Copy a chunk's rows to where all clients' are, in the module's order."""
-        layout = self._way(rows).layout
-        done.b_AB[mine].copy_(rows.b_CZ)
-        layout.restore(rows.x_CP, done.x_AP[mine])
-        if rows.path_CP is not None:
-            layout.restore(rows.path_CP, done.path_AP[mine])
-        for name, out_AP in done.optimiser.items():
-            layout.restore(rows.state[name], out_AP[mine])
+            steps_A = self._steps_per_client(work.active, 1)
+            result.path_AP.div_(to_device(steps_A, self._device, result.path_AP.dtype)[:, None])
+        self._prefetch(work)
+        return result if order_A is None else result.in_order(np.argsort(order_A))
 
     def gradients(self, work: TrainRequest) -> Tensor:
-        if self._differentiate is None:
-            return self._loop.gradients(work)
         g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
         work = work._replace(optimiser={}, has_path=False)
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, 1):
-                rows = ChunkState.holding(work, len(chunk.leaves), replace(self.leaf, optimiser=PLAIN))
-                rows.load(work, chunk.leaves, self._way(rows).layout)
-                g_CP = self._gradients(rows, chunk, 0, self._step_of(work, chunk.leaves)).g_CP
-                self._way(rows).layout.restore(g_CP, g_AP[chunk.first : chunk.first + len(chunk.leaves)])
+                state = ChunkState.allocate(work, len(chunk.clients), replace(self.leaf, optimiser=PLAIN))
+                method = self._gradients_for(state)
+                state.load(work, chunk.clients, method.layout)
+                batch = self._step_batch(chunk, 0, self._step_index(work, chunk.clients))
+                method.layout.restore(self._batch_gradients(state, batch, PLAIN_REQUEST).grads_CP, g_AP[chunk.rows])
         return g_AP
 
-    def _way(self, rows: ChunkState) -> BatchedGradients:
-        """How these rows' gradients are computed. A rule's own direction and a user's stages may
-        treat one parameter unlike another, so that they see rows in the module's order."""
-        way = self._ordered if fused_step_config(rows) is None else self._differentiate
-        assert way is not None
-        return way
+    def _gradients_for(self, state: ChunkState) -> BatchedGradients:
+        """Gradient method for these rows; local terms and stages of a user need rows in the
+        module's
+        order, since they may treat one parameter unlike another."""
+        return self._gradients_in_module_order if state.fused_chain is None else self._gradients
 
-    # -- one chunk ---------------------------------------------------------------------------------
+    def _steps_per_client(self, clients: Sequence[int], count: int) -> np.ndarray:
+        """Steps of each of these clients, of so many that a schedule counts."""
+        if self.leaf.epochs is None:
+            return np.full(len(clients), count)
+        return np.array([self.training.steps(self.leaf, client, count) for client in clients])
+
+    def _step_index(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
+        """Number in the run of these clients' step `number` of the request."""
+        if self.leaf.epochs is None:
+            return work.step + number
+        return to_device(self._steps_per_client(clients, work.step) + number, self._device)
+
+    def _write_back(self, state: ChunkState, result: TrainResult, rows: slice) -> None:
+        """Copy a chunk's rows to the result, in the module's order of parameters."""
+        layout = self._gradients_for(state).layout
+        result.b_AB[rows].copy_(state.b_CZ)
+        layout.restore(state.x_CP, result.x_AP[rows])
+        if state.path_CP is not None:
+            layout.restore(state.path_CP, result.path_AP[rows])
+        for name, out_AP in result.optimiser.items():
+            layout.restore(state.state[name], out_AP[rows])
+
+    # -- batches -----------------------------------------------------------------------------------
 
     def _chunks(self, work: TrainRequest, steps: int) -> Iterator[Chunk]:
-        """The active leaves in chunks, each with its samples and the lengths of its batches."""
+        """The participating clients in chunks, each with its samples and the lengths of its
+        batches."""
         active = work.active
         if not active:
             return
-        drawn = self._drawn(active, work.step, steps)
+        drawn = self._draw_batches(active, work.step, steps)
         # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
-        count = -(-len(active) // (self.chunk or len(active)))
+        count = -(-len(active) // (self.chunk_size or len(active)))
         size = -(-len(active) // count)
-        for first in range(0, len(active), size):
-            mine = slice(first, first + size)
-            steps_C = self._steps(active[mine], steps)
-            client_C, index_CHB, mask_CHB = (each[mine] for each in drawn.samples)
+        for offset in range(0, len(active), size):
+            rows = slice(offset, offset + size)
+            steps_C = self._steps_per_client(active[rows], steps)
+            client_C, index_CHB, mask_CHB = (indices[rows] for indices in drawn.samples)
             samples = ChunkIndices(client_C, index_CHB[:, : steps_C[0]], mask_CHB[:, : steps_C[0]])
-            yield Chunk(first, active[mine], steps_C, samples, drawn.length_AH[mine], drawn.length_AH.max(axis=0))
+            length_AH = drawn.length_AH
+            yield Chunk(offset, active[rows], steps_C, samples, length_AH[rows], length_AH.max(axis=0))
 
-    def _drawn(self, active: list[int], step: int, steps: int) -> BatchIndices:
-        """The samples of all that take part."""
+    def _draw_batches(self, active: list[int], step: int, steps: int) -> BatchIndices:
+        """Sample indices of all participating clients."""
         key = (tuple(active), step, steps)
-        if self._ahead is not None and self._ahead[0] == key:
-            return self._ahead[1]
-        given, sizes = self.training, [self._sizes[leaf] for leaf in active]
-        numbers = [given.first + leaf for leaf in active]
-        first, most = self._steps(active, step), int(self._steps(active, steps).max(initial=0))
-        stack = padded_batches(
-            given.seed, numbers, sizes, first, most, given.batch, given.sampling, self._device, self._places
+        if self._prefetched is not None and self._prefetched[0] == key:
+            return self._prefetched[1]
+        training = self.training
+        clients = [training.first + client for client in active]
+        first, most = self._steps_per_client(active, step), int(self._steps_per_client(active, steps).max(initial=0))
+        batches = padded_batches(
+            training.seed,
+            clients,
+            [self._sizes[client] for client in active],
+            first,
+            most,
+            training.batch,
+            training.sampling,
+            self._device,
+            self._batch_capacity,
         )
-        start_A = self._start_N[to_device(active, self._device)]
-        index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
-        return BatchIndices(ChunkIndices(to_device(numbers, self._device), index_AHB, stack.mask_CHB), stack.length_CH)
+        start_A = self._first_sample_N[to_device(active, self._device)]
+        index_AHB = self._sample_indices[start_A[:, None, None] + batches.position_CHB]
+        indices = ChunkIndices(to_device(clients, self._device), index_AHB, batches.mask_CHB)
+        return BatchIndices(indices, batches.length_CH)
 
-    def _look_ahead(self, work: TrainRequest) -> None:
-        """Draw the next samples while a GPU is busy with these, if the same clients may be expected
+    def _prefetch(self, work: TrainRequest) -> None:
+        """Draw the next batches while a GPU is busy, if the same clients are likely to take part
         again."""
         if self._device.type == "cuda" and work.active == self._last_active:
-            following = work.step + work.steps
-            drawn = self._drawn(work.active, following, work.steps)
-            self._ahead = (tuple(work.active), following, work.steps), drawn
+            next_step = work.step + work.steps
+            batches = self._draw_batches(work.active, next_step, work.steps)
+            self._prefetched = (tuple(work.active), next_step, work.steps), batches
         self._last_active = work.active
 
-    def _trained(self, work: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
-        """The chunk's rows after all steps."""
-        captured = self._captured_for(work, chunk)
-        rows = captured.rows if captured else ChunkState.holding(work, len(chunk.leaves), self.leaf)
-        rows.load(work, chunk.leaves, self._way(rows).layout)
-        if captured:
-            # all of them have done as many steps
-            captured.run(chunk.samples, int(self._steps(chunk.leaves[:1], work.step)[0]), lr)
-            return rows
-        for number in range(int(chunk.steps_C[0])):
-            some = chunk.leaves[: int((chunk.steps_C > number).sum())]
-            busy = rows.among(len(some))
-
-            def gradients(wanted: GradientRequest) -> ClientGradients:
-                return self._gradients(busy, chunk, number, self._step_of(work, some, number), wanted)
-
-            apply_step(busy, gradients, lr, self._ops, self._clipped)
-        return rows
-
-    def _gradients(
-        self, rows: ChunkState, chunk: Chunk, number: int, step: int | Tensor, wanted: GradientRequest = PLAIN_REQUEST
-    ) -> ClientGradients:
-        longest, some = int(chunk.longest_H[number]), slice(len(rows.x_CP))
-        index_CB, mask_CB = (each[some, number, :longest] for each in (chunk.samples.index_CHB, chunk.samples.mask_CHB))
-        client_C, length_C = chunk.samples.client_C[some], chunk.length_CH[some, number]
-        return self._differentiated(rows, client_C, index_CB, mask_CB, length_C, step, wanted)
-
-    def _differentiated(
-        self,
-        rows: ChunkState,
-        client_C: Tensor,
-        index_CB: Tensor,
-        mask_CB: Tensor,
-        length_C: np.ndarray,
-        step: int | Tensor,
-        wanted: GradientRequest,
-    ) -> ClientGradients:
-        inputs_CB, targets_CB = self._samples_of(client_C, index_CB, length_C, step)
-        stream = ClientStream(self.training.seed, client_C, step)
-        return self._way(rows)(
-            rows.x_CP, rows.b_CZ, ClientBatches(inputs_CB, targets_CB, mask_CB, length_C, stream), wanted
+    def _step_batch(self, chunk: Chunk, number: int, step: int | Tensor, clients: int | None = None) -> StepBatch:
+        """Batch of a chunk's first clients in step `number` of its samples."""
+        rows, length = slice(clients), int(chunk.padded_length_H[number])
+        return StepBatch(
+            chunk.samples.client_C[rows],
+            chunk.samples.index_CHB[rows, number, :length],
+            chunk.samples.mask_CHB[rows, number, :length],
+            chunk.length_CH[rows, number],
+            step,
         )
 
-    def _samples_of(
-        self, client_C: Tensor, index_CB: Tensor, length_C: np.ndarray, step: int | Tensor
-    ) -> tuple[Inputs, Tensor]:
+    def _load_batch(self, batch: StepBatch) -> tuple[Inputs, Tensor]:
         """The samples as the clients train on them."""
-        given = self.training
-        if self._images is not None and self._ops.fetch is not None:
-            images_CB = self._ops.fetch(self._images, index_CB, given.seed, client_C, step, self.precision)
-            return images_CB, given.supply.targets_N[index_CB]
-        inputs_CB, targets_CB = given.supply.stack(index_CB, length_C, given.seed, client_C, step)
-        if given.augment is None:
+        training, supply, seed = self.training, self.training.supply, self.training.seed
+        if self._image_data is not None and self._backend.load_images is not None:
+            images_CB = self._backend.load_images(
+                self._image_data, batch.index_CB, seed, batch.client_C, batch.step, self.precision
+            )
+            return images_CB, supply.targets_N[batch.index_CB]
+        inputs_CB, targets_CB = supply.stack(batch.index_CB, batch.length_C, seed, batch.client_C, batch.step)
+        if training.augment is None:
             return inputs_CB, targets_CB
-        if self._augments:
-            return given.augment(inputs_CB, given.seed, client_C, step), targets_CB
-        return augment_per_client(given.augment, inputs_CB, given.seed, client_C, step, length_C), targets_CB
+        if self._augments_stacked:
+            return training.augment(inputs_CB, seed, batch.client_C, batch.step), targets_CB
+        augmented_CB = augment_per_client(training.augment, inputs_CB, seed, batch.client_C, batch.step, batch.length_C)
+        return augmented_CB, targets_CB
 
-    def _fitting(self) -> int:
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _batch_gradients(self, state: ChunkState, batch: StepBatch, request: GradientRequest) -> ClientGradients:
+        inputs_CB, targets_CB = self._load_batch(batch)
+        stream = ClientStream(self.training.seed, batch.client_C, batch.step)
+        batches = ClientBatches(inputs_CB, targets_CB, batch.mask_CB, batch.length_C, stream)
+        return self._gradients_for(state)(state.x_CP, state.b_CZ, batches, request)
+
+    def _train_step(
+        self, state: ChunkState, batch: StepBatch, lr: float | Tensor, clipped_steps: Tensor
+    ) -> tuple[object, ...]:
+        """One step, in place. Returns what a CUDA graph of it has to keep."""
+        gradients = self._batch_gradients(state, batch, state.gradient_request())
+        state.apply(gradients, lr, self._backend, clipped_steps)
+        return gradients.reads
+
+    def _train_chunk(self, work: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
+        """The chunk's state after all steps."""
+        captured = self._cuda_graph(work, chunk)
+        state = captured.state if captured else ChunkState.allocate(work, len(chunk.clients), self.leaf)
+        state.load(work, chunk.clients, self._gradients_for(state).layout)
+        if captured:
+            # all of them have taken as many steps
+            captured.run(chunk.samples, int(self._steps_per_client(chunk.clients[:1], work.step)[0]), lr)
+            return state
+        for number in range(int(chunk.steps_C[0])):
+            clients = chunk.clients[: int((chunk.steps_C > number).sum())]
+            batch = self._step_batch(chunk, number, self._step_index(work, clients, number), len(clients))
+            self._train_step(state.first(len(clients)), batch, lr, self._clipped_steps)
+        return state
+
+    def _choose_chunk_size(self) -> int:
         """As many clients as the memory holds."""
-        clients = len(self._sizes)
-        if self._differentiate is None:
-            return clients
-        flat = self.training.flat
+        clients, flat = len(self._sizes), self.training.flat
         x_P, b_Z = (row.to(self._device) for row in flat.row(flat.module))
-        whose_N = np.zeros(clients, dtype=np.int64)
-        x, b = IndexedRows(x_P[None], whose_N), IndexedRows(b_Z[None], whose_N)
+        of_N = np.zeros(clients, dtype=np.int64)
+        x, b = IndexedRows(x_P[None], of_N), IndexedRows(b_Z[None], of_N)
+        uncounted = torch.zeros_like(self._clipped_steps)
 
-        uncounted = torch.zeros_like(self._clipped)
-
-        def attempt(few: int) -> None:
-            work = TrainRequest(x, b, (x,), (), list(range(few)), 0, 1, 0)
+        def run_step(count: int) -> None:
+            work = TrainRequest(x, b, (x,), (), list(range(count)), 0, 1, 0)
             for chunk in self._chunks(work, 1):
-                rows = ChunkState.holding(work, few, self.leaf)
-                rows.load(work, chunk.leaves, self._way(rows).layout)
+                state = ChunkState.allocate(work, count, self.leaf)
+                state.load(work, chunk.clients, self._gradients_for(state).layout)
+                self._train_step(state, self._step_batch(chunk, 0, 0), 0.0, uncounted)
 
-                def gradients(wanted: GradientRequest) -> ClientGradients:
-                    return self._gradients(rows, chunk, 0, 0, wanted)
-
-                apply_step(rows, gradients, 0.0, self._ops, uncounted)
-
-        self.chunk = clients
-        batch_bytes = self._places * self._sample_bytes
+        self.chunk_size = clients
         with preserve_rng(x_P.device), float32_matmul_precision(self.precision, x_P.device):
-            return max_chunk_size(x_P.device, clients, x_P.nbytes, batch_bytes, attempt)
+            return max_chunk_size(
+                x_P.device,
+                clients,
+                row_bytes=x_P.nbytes,
+                batch_bytes=self._batch_capacity * self._sample_bytes,
+                run_step=run_step,
+            )
 
-    def _captured_for(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
+    # -- CUDA graphs -------------------------------------------------------------------------------
+
+    def _cuda_graph(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         """A CUDA graph of a step of such a chunk, if there can be one."""
-        assert self._differentiate is not None
-        if not self._capture or (self.training.augment is not None and not self._augments):
+        if not self._uses_cuda_graphs or (self.training.augment is not None and not self._augments_stacked):
             return None
-        if self._differentiate.even and (chunk.length_CH != self._places).any():
+        if self._gradients.even and (chunk.length_CH != self._batch_capacity).any():
             return None
         if chunk.steps_C[-1] < chunk.steps_C[0]:
             return None
-        pulls = tuple((pull.local, pull.correction is None) for pull in work.pulls)
+        local_terms = tuple((pull.local, pull.correction is None) for pull in work.pulls)
         key = (
-            len(chunk.leaves),
+            len(chunk.clients),
             bool(work.corrections),
-            pulls,
+            local_terms,
             self.leaf.stages,
             self.leaf.optimiser,
             work.has_path,
             chunk.samples.mask_CHB.shape[2],
         )
-        comes_often = self._recurring.comes(key)
-        if key not in self._captured and len(self._captured) >= MAX_CUDA_GRAPHS and not comes_often:
+        is_frequent = self._capture_policy.should_capture(key)
+        if key not in self._captured_steps and len(self._captured_steps) >= MAX_CUDA_GRAPHS and not is_frequent:
             return None
-        known = self._captured.pop(key, None)
-        if known is None or known.steps < chunk.steps_C[0]:
-            known = None  # gives its memory back first
-            known = self._new_captured(work, chunk)
-            if known is None:
+        captured = self._captured_steps.pop(key, None)
+        if captured is None or captured.steps < chunk.steps_C[0]:
+            captured = None  # frees its memory first
+            captured = self._capture_step(work, chunk)
+            if captured is None:
                 return None
-        while len(self._captured) >= MAX_CUDA_GRAPHS:
-            self._captured.pop(next(iter(self._captured)))
-        self._captured[key] = known
-        return known
+        while len(self._captured_steps) >= MAX_CUDA_GRAPHS:
+            self._captured_steps.pop(next(iter(self._captured_steps)))
+        self._captured_steps[key] = captured
+        return captured
 
-    def _new_captured(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
+    def _capture_step(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         length_C = chunk.length_CH[:, 0]
 
-        def take(fixed: StaticInputs) -> tuple[object, ...]:
-            held = fixed.samples
-            index_CB = held.index_CHB.index_select(1, fixed.number_1)[:, 0]
-            mask_CB = held.mask_CHB.index_select(1, fixed.number_1)[:, 0]
+        def run_step(inputs: StaticInputs) -> tuple[object, ...]:
+            samples = inputs.samples
+            batch = StepBatch(
+                samples.client_C,
+                samples.index_CHB.index_select(1, inputs.step_index_1)[:, 0],
+                samples.mask_CHB.index_select(1, inputs.step_index_1)[:, 0],
+                length_C,
+                inputs.step,
+            )
+            return self._train_step(inputs.state, batch, inputs.lr, self._clipped_steps)
 
-            def gradients(wanted: GradientRequest) -> ClientGradients:
-                return self._differentiated(fixed.rows, held.client_C, index_CB, mask_CB, length_C, fixed.step, wanted)
-
-            return apply_step(fixed.rows, gradients, fixed.lr, self._ops, self._clipped)
-
-        rows = ChunkState.holding(work, len(chunk.leaves), self.leaf)
-        rows.load(work, chunk.leaves, self._way(rows).layout)
-        before = self._clipped.clone()
+        state = ChunkState.allocate(work, len(chunk.clients), self.leaf)
+        state.load(work, chunk.clients, self._gradients_for(state).layout)
+        before = self._clipped_steps.clone()
         try:
-            return CapturedStep(rows, chunk.samples, take)
+            return CapturedStep(state, chunk.samples, run_step)
         except RuntimeError as problem:
-            self._capture = False
+            self._uses_cuda_graphs = False
             line = str(problem).strip().partition("\n")[0]
             warnings.warn(f"a step could not be captured as a CUDA graph and runs without: {line}", stacklevel=5)
             return None
         finally:
-            # trying it out does not count
-            self._clipped.copy_(before)
+            # the trial steps do not count
+            self._clipped_steps.copy_(before)

@@ -21,47 +21,51 @@ from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
 from stratafl.metrics.objective import Objective, stops_at
 
-ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
 class EmbeddingRangeCheck(TorchFunctionMode):
-    """While it is on, notes of every lookup whether a code lay beyond its table, and takes the
-    first entry for it."""
+    """Mode that records out-of-range indices of embedding lookups, and looks up entry 0 for
+    them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.beyond: list[Tensor] = []
-        self.sizes: list[int] = []
-        """Of the tables."""
+        self.out_of_range: list[Tensor] = []
+        """Of each lookup: whether an index was out of range."""
+        self.table_sizes: list[int] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is not F.embedding:
             return func(*args, **(kwargs or {}))
-        given = dict(zip(ARGUMENTS, args, strict=False)) | (kwargs or {})
-        codes, size = given["input"], len(given["weight"])
+        arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | (kwargs or {})
+        codes, size = arguments["input"], len(arguments["weight"])
         outside = (codes < 0) | (codes >= size)
-        self.beyond.append(outside.any())
-        self.sizes.append(size)
-        return func(**given | {"input": torch.where(outside, 0, codes)})
+        self.out_of_range.append(outside.any())
+        self.table_sizes.append(size)
+        return func(**arguments | {"input": torch.where(outside, 0, codes)})
 
     @staticmethod
-    def check(beyond: Sequence[Tensor]) -> None:
-        """Complain, as the library does of one client's lookup, if any code was beyond its
-        table."""
-        if beyond and bool(torch.stack([each.any() for each in beyond]).any()):
+    def raise_if_out_of_range(out_of_range: Sequence[Tensor]) -> None:
+        """Raise the error that torch raises for one client's lookup."""
+        if out_of_range and bool(torch.stack([lookup.any() for lookup in out_of_range]).any()):
             raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
 
     @staticmethod
-    def mark(g_CP: Tensor, beyond: Sequence[Tensor]) -> Tensor:
-        """The same without waiting for the device, which a step that is captured must not do: the
-        gradients of whoever had such a code are no numbers, by which its update is refused."""
-        return g_CP.masked_fill_(torch.stack(list(beyond)).any(dim=0)[:, None], torch.nan) if beyond else g_CP
+    def mark(g_CP: Tensor, out_of_range: Sequence[Tensor]) -> Tensor:
+        """Fill the gradients of clients with such an index with NaN, so that their updates are
+        rejected.
+
+        This does not wait for the device, which a captured step must not do.
+        """
+        if not out_of_range:
+            return g_CP
+        return g_CP.masked_fill_(torch.stack(list(out_of_range)).any(dim=0)[:, None], torch.nan)
 
 
 class ModelUnderTest(NamedTuple):
-    """A model and its loss, where a run begins."""
+    """Model, initial values and loss of a run."""
 
     flat: FlatModule
     x_P: Tensor
@@ -73,24 +77,23 @@ class ModelUnderTest(NamedTuple):
         return type(self.flat.module).__name__
 
     def outputs(self, inputs: Inputs) -> Any:
-        """What the model makes of a copy of these, in the mode it is in; nothing else is
-        changed."""
+        """Outputs of the model for a copy of these inputs, in its current mode."""
         with preserve_rng(self.x_P.device):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
-        """Try a step's gradient on copies of these."""
+        """Compute a step's gradient on copies of these samples."""
         self.flat.train()
-        own = self.flat.given()
-        before = [] if own is None else [(parameter, parameter.grad) for parameter in own.parameters()]
+        module = self.flat.given()
+        before = [] if module is None else [(parameter, parameter.grad) for parameter in module.parameters()]
         for parameter, _ in before:
             parameter.grad = None
         try:
             with preserve_rng(self.x_P.device):
                 self.flat.gradient(self.x_P.clone(), self.b_B.clone(), inputs.clone(), targets.clone(), self.loss)
             if any(parameter.grad is not None for parameter, _ in before):
-                told = "something in it calls the module it is a copy of: keep no function made of `self`, but a method"
-                raise InvalidInput("model", self.kind, told)
+                advice = "keep no function made of `self`, but a method"
+                raise InvalidInput("model", self.kind, f"something in it calls the module it is a copy of: {advice}")
         finally:
             for parameter, gradient in before:
                 parameter.grad = gradient
@@ -99,30 +102,30 @@ class ModelUnderTest(NamedTuple):
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
 ) -> Classes | None:
-    """Try the model on two samples, so that a misfit is one line now and not a traceback in round
-    1; and hold all labels against the classes that it scores, which are returned where the loss
-    asks for classes.
+    """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    classification: refuse outputs and targets that are none, since no loss was named.
+    All labels are compared with the classes that the model scores, which are returned where the
+    loss takes classes. classification: refuse outputs and targets that are none, since no loss was
+    named.
     """
     subject.flat.eval()
     loss = subject.loss
-    vocabulary = EmbeddingRangeCheck()
+    lookups = EmbeddingRangeCheck()
     try:
-        with torch.no_grad(), vocabulary:
+        with torch.no_grad(), lookups:
             outputs = subject.outputs(inputs[:2])
-            if vocabulary.sizes:
+            if lookups.table_sizes:
                 subject.outputs(inputs[_extremes(inputs)])
     except (Exception, SystemExit) as problem:
-        told = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
-        if any(each.dtype == torch.uint8 for each in tensors_of(inputs).values()):
-            told += "; they are bytes, and layers take floats: give inputs.float() / 255"
-        raise invalid_input("model", subject.kind, told, problem) from problem
-    if any(bool(beyond) for beyond in vocabulary.beyond):
-        codes = [each for each in tensors_of(inputs).values() if not each.is_floating_point()]
-        low, high = min(int(each.min()) for each in codes), max(int(each.max()) for each in codes)
-        told = f"the model looks up a code beyond its embedding of {min(vocabulary.sizes)} entries"
-        raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", told)
+        reason = f"cannot take {field} inputs of shape {shape_of(inputs)}: {describe_exception(problem)}"
+        if any(samples.dtype == torch.uint8 for samples in tensors_of(inputs).values()):
+            reason += "; they are bytes, and layers take floats: give inputs.float() / 255"
+        raise invalid_input("model", subject.kind, reason, problem) from problem
+    if any(bool(lookup) for lookup in lookups.out_of_range):
+        codes = [samples for samples in tensors_of(inputs).values() if not samples.is_floating_point()]
+        low, high = min(int(code.min()) for code in codes), max(int(code.max()) for code in codes)
+        reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
+        raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
@@ -141,13 +144,13 @@ def check_forward(
 
 
 def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
-    """Refuse outputs that hold no scores of classes, and targets that are no class numbers."""
+    """Refuse outputs without scores of classes, and targets that are no class indices."""
     if scores is None:
         raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if targets.is_floating_point() and targets.ndim < scores.ndim:
         kind = str(targets.dtype).removeprefix("torch.")
-        told = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
-        raise InvalidInput(f"{field} labels", kind, told)
+        reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
+        raise InvalidInput(f"{field} labels", kind, reason)
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",
@@ -158,21 +161,26 @@ def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor
 
 
 def _extremes(inputs: Inputs) -> Tensor:
-    """The samples that hold the smallest and the largest value of each input."""
-    found = []
-    for each in tensors_of(inputs).values():
-        values = each.flatten(1) if each.dim() > 1 else each[:, None]
-        found += [values.amin(dim=1).argmin(), values.amax(dim=1).argmax()]
-    return torch.stack(found)
+    """Indices of the samples with the smallest and the largest value of each input."""
+    indices = []
+    for samples in tensors_of(inputs).values():
+        values = samples.flatten(1) if samples.dim() > 1 else samples[:, None]
+        indices += [values.amin(dim=1).argmin(), values.amax(dim=1).argmax()]
+    return torch.stack(indices)
 
 
 def check_backward(
     subject: ModelUnderTest, inputs: Inputs, targets: Tensor, augment: Augment | None, seed: int
 ) -> None:
-    """Try a gradient on a few samples of one client, with and without `augment`: it may fail where
-    an evaluation does not, and there may be none."""
+    """Compute a gradient on a few samples of one client, with and without `augment`.
+
+    It may fail where an evaluation does not, and there may be none.
+    """
     if len(inputs) == 1:  # whether one is enough is another question
-        inputs, targets = map_tensors(lambda each: torch.cat([each, each]), inputs), torch.cat([targets, targets])
+        inputs, targets = (
+            map_tensors(lambda samples: torch.cat([samples, samples]), inputs),
+            torch.cat([targets, targets]),
+        )
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
     with convert_errors("model", kind, "cannot be trained"), torch.enable_grad():
@@ -183,8 +191,8 @@ def check_backward(
         if scores is not None and scores.requires_grad:
             name = getattr(loss, "__name__", loss)
             raise InvalidInput("loss", name, "has no gradient: nothing in it depends on the model's output")
-        told = "has no gradient: it is detached, under no_grad, or depends on no parameter"
-        raise InvalidInput("model output", kind, told)
+        reason = "has no gradient: it is detached, under no_grad, or depends on no parameter"
+        raise InvalidInput("model output", kind, reason)
     with convert_errors("model", kind, "cannot be trained"):
         subject.gradient(inputs, targets)
     if augment is not None:
@@ -198,8 +206,10 @@ def check_backward(
 def build_objective(
     subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
 ) -> Objective:
-    """What a run is after, with its metrics tried on some of the test data: what goes wrong there
-    would do so after the first round."""
+    """Objective of a run, with its metrics tried on some of the test data.
+
+    What fails there would fail after the first round.
+    """
     names = [metric.name for metric in metrics]
     if test is None:
         if names:
@@ -209,24 +219,24 @@ def build_objective(
     subject.flat.eval()
     with torch.no_grad():
         outputs = subject.outputs(inputs[:2])
-    found, whole = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
-    if whole and output_bytes(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
-        told = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
-        raise InvalidInput(f"metrics.{whole[0]}", whole[0], told)
+    scores, needing_all = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    if needing_all and output_bytes(outputs if scores is None else scores) * len(inputs) > WHOLE * min(2, len(inputs)):
+        reason = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
+        raise InvalidInput(f"metrics.{needing_all[0]}", needing_all[0], reason)
     adding = [metric.name for metric in metrics if metric.adds_up]
-    if found is None and adding:
+    if scores is None and adding:
         raise InvalidInput(
             f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"
         )
     if metrics:
         with convert_errors("metrics", names):
             evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
-    better = metric_directions(metrics, accuracy=found is not None and has_classes(found, targets[:2]))
+    better = metric_directions(metrics, accuracy=scores is not None and has_classes(scores, targets[:2]))
     return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
 
 
 def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
-    """What a transform makes of the first client's first batch, which must be as many inputs."""
+    """Inputs of the first client's first batch after `augment`, which must be as many as before."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
         raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
@@ -234,18 +244,20 @@ def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
         changed = augment(inputs.clone(), seed, 0, 0)
     if not isinstance(changed, Inputs):
         raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
-    for each in tensors_of(changed).values():
-        if each.shape[:1] != (len(inputs),) or each.device != inputs.device:
-            found = f"of {len(inputs)} on {inputs.device} it makes {tuple(each.shape)} on {each.device}"
-            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {found}")
+    for samples in tensors_of(changed).values():
+        if samples.shape[:1] != (len(inputs),) or samples.device != inputs.device:
+            result = f"of {len(inputs)} on {inputs.device} it makes {tuple(samples.shape)} on {samples.device}"
+            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {result}")
     return changed
 
 
 def check_single_sample_batches(
     subject: ModelUnderTest, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
-    """Refuse batches that leave a client a single sample, where the model cannot train on one:
-    batch norm needs two."""
+    """Refuse batches of a single sample where the model cannot train on one.
+
+    Batch norm, for example, needs two.
+    """
 
     def alone(batch: int | None) -> list[str]:
         def smallest(size: int) -> int:
@@ -265,6 +277,6 @@ def check_single_sample_batches(
         better = next((other for other in near if not alone(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"
         few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        reason = describe_exception(problem)
-        told = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {reason}"
-        raise InvalidInput("batch", batch, told) from problem
+        problem_line = describe_exception(problem)
+        reason = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {problem_line}"
+        raise InvalidInput("batch", batch, reason) from problem

@@ -160,8 +160,8 @@ class Execution:
     device: str | torch.device
     engine: str | None
     """One of "loop" (one client after another: the reference), "stacked" (all clients at once: the
-    default on a GPU), "vmap" (through `torch.func`), or "auto" (the fastest, measured). Where none
-    is named a CPU has "stacked" or "loop", by the model and the clients: docs/engine.md. All give
+    default on a GPU), "vmap" (through `torch.func`), or "auto" (the default). Where none is named
+    a CPU has "stacked" or "loop", by the model and the clients: docs/engine.md. All give
     the same result up to rounding."""
     precision: str
     """The type of the products in training: "fp32", "tf32", "bf16" or "fp16"; models and

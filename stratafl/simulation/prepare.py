@@ -19,7 +19,7 @@ from stratafl.base.rng import preserve_rng
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import attribute_errors
 from stratafl.core import client_update, flat_module, schedule
-from stratafl.core.client_training import Augment, ClientTraining, Engine
+from stratafl.core.client_training import Augment, ClientTraining
 from stratafl.core.client_update import dry_run_client_update
 from stratafl.core.flat_module import FROZEN, FlatModule
 from stratafl.core.losses import parse_loss
@@ -33,7 +33,8 @@ from stratafl.engine import validation
 from stratafl.engine.batches import augment_fields
 from stratafl.engine.factory import drift_kernel, fallback_notes, make_default_engine, make_engine
 from stratafl.engine.loop import LoopEngine
-from stratafl.engine.module_profile import PROBE_SAMPLES, profile_module, reproducibility_notes, sanitise_samples
+from stratafl.engine.module_profile import PROBE_SAMPLES, reproducibility_notes, sanitise_samples
+from stratafl.engine.stacked import StackedEngine
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
@@ -260,15 +261,13 @@ def _drift(federation: Federation, home: LocalParameters, diagnose: str, trainin
 # -- the engine ------------------------------------------------------------------------------------
 
 
-def _engine(given: Checked, shard: Sharded) -> Engine:
+def _engine(given: Checked, shard: Sharded) -> LoopEngine | StackedEngine:
     name = given.engine
-    if name == "auto" and given.ranks.count > 1 and given.device.type == "cpu":
-        raise InvalidInput("engine", name, "each rank would measure for itself: name one where there are several")
     if name == "loop":
         return make_engine(name, shard.training, precision=given.precision)
     clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
-    if name is None:
+    if name in (None, "auto"):
         whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
         return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:
@@ -276,13 +275,12 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
     return make_engine(name, shard.training, precision=given.precision)
 
 
-def _notes(given: Checked, here: Placed, engine: Engine) -> list[str]:
+def _notes(given: Checked, here: Placed, engine: LoopEngine | StackedEngine) -> list[str]:
     """What the user should know about how this run is done; a model that no engine can train is
     refused."""
-    flat, x_P, b_B, loss = here.subject
-    known = profile_module(flat, loss, x_P, b_B, *here.few)
-    if FROZEN in known.writes:
+    profile = engine.profile
+    if FROZEN in profile.mutates:
         told = "writes to parameters that are not trained, which clients share: make buffers of them, which each has"
         raise InvalidInput("model", here.subject.kind, told)
     read = [*given.data.notes, *(given.test.notes if given.test is not None else ())]
-    return fallback_notes(engine, given.engine, given.precision) + reproducibility_notes(known) + read
+    return fallback_notes(engine, given.engine, given.precision) + reproducibility_notes(profile) + read

@@ -138,7 +138,7 @@ def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, sev
         RoundProgress.read(state["within"], tree, meetings)
     if state["engine"] != engine.name:
         raise InvalidInput("state.engine", state["engine"], f"another engine's; this run has {engine.name}")
-    if engine.chunk is not None or state["chunk"] is not None:
+    if engine.chunk_size is not None or state["chunk"] is not None:
         check_integer("state.chunk", state["chunk"], at_least=1)
     if several_ranks:
         check_full_state(tree, {name: state[name] for name in PARTS})
@@ -288,7 +288,7 @@ class Simulation(Shown):
         model."""
         federation, drift = self.federation, self.drift
         if self._clipped_before is None:
-            self._clipped_before = self.engine.clipped
+            self._clipped_before = self.engine.clipped_steps
         steps, top = self.schedule.event(self.meetings)
         federation.begin()
         if federation.wants_gradients:
@@ -329,7 +329,7 @@ class Simulation(Shown):
     def _clipped(self) -> int | None:
         if not self.leaf.clips:
             return None
-        return 0 if self._clipped_before is None else self.engine.clipped - self._clipped_before
+        return 0 if self._clipped_before is None else self.engine.clipped_steps - self._clipped_before
 
     def _look_from_here(self) -> None:
         self._refused, self._client_steps = [], 0
@@ -361,7 +361,7 @@ class Simulation(Shown):
             "engine": self.engine.name,
             # how many clients share a batched product can change its last bits, and what fits
             # depends on the moment
-            "chunk": self.engine.chunk,
+            "chunk": self.engine.chunk_size,
             **({"within": self._within()} if self.meetings else {}),
         }
 
@@ -390,7 +390,7 @@ class Simulation(Shown):
         federation.restore(held)
         self.traffic.restore(sent)
         self.history, self.step = [RoundResult.of(values) for values in known["history"]], known["step"]
-        self.engine.chunk = known["chunk"]
+        self.engine.chunk_size = known["chunk"]
         if self.drift is not None:
             self.drift.take()
         is_within = "within" in known

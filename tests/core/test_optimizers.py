@@ -101,7 +101,7 @@ def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
         mine = leaf(0.05, optimiser_state=state, **given)
         settings = {"rules": RULES[rules], "leaf": mine, "participation": [1.0, 0.6], "rounds": 2}
         assert pairs.compare(**settings) < 1e-9
-        vmapped = pairs.stacked(pairs.federation(**settings), chunk=3, ways=("vmap",))
+        vmapped = pairs.stacked(pairs.federation(**settings), chunk_size=3, methods=("vmap",))
         assert vmapped.engine.name == "vmap"
         expected, got = pairs.federation(**settings).run(), vmapped.run()
         assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < 1e-9
@@ -116,7 +116,7 @@ def test_filters_that_lie_channels_last_have_states_that_do() -> None:
     inputs = torch.randn(60, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     mine = leaf(0.05, optimiser="adam", optimiser_state="keep")
     settings = {"model": model, "inputs": inputs, "leaf": mine, "initial": model().state_dict()}
-    loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk=2)
+    loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk_size=2)
     loop.run(), stacked.run()
     kept = [sim.federation.levels[-1].optimiser for sim in (loop, stacked)]
     assert set(kept[0]) == {"m", "v", "steps"}

@@ -314,7 +314,7 @@ def test_lazy_data_is_the_same_for_every_engine_and_chunk(engine: Any) -> None:
     assert torch.allclose(rows(simulation), wanted, atol=1e-6)
     if engine != "loop":
         chunked = trained(linear, Noisy(), lazy=True, engine=engine)
-        chunked.engine.chunk = 1
+        chunked.engine.chunk_size = 1
         assert torch.allclose(rows(chunked), wanted, atol=1e-6)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
+from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.stacked import StackedEngine
 from stratafl.simulation.simulation import Simulation
@@ -34,17 +35,20 @@ def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int,
 
 
 def stacked(sim: Simulation, **options) -> Simulation:
-    """The same run on the stacked engine."""
+    """The same run on the stacked engine, or on the loop where that cannot train the module."""
     loop = sim.engine
     assert isinstance(loop, LoopEngine)
-    sim.engine = StackedEngine(loop.training, **options)
+    try:
+        sim.engine = StackedEngine(loop.training, profile=loop.profile, **options)
+    except UnsupportedModule as unsupported:
+        sim.engine = LoopEngine(loop.training, how=str(unsupported), profile=loop.profile)
     return sim
 
 
 def compare(how: str = "stacked", chunk: int | None = 2, **settings) -> float:
     """The largest difference of any node's model or correction between the two engines."""
     expected = federation(**settings).run()
-    sim = stacked(federation(**settings), chunk=chunk)
+    sim = stacked(federation(**settings), chunk_size=chunk)
     assert sim.engine.how.startswith(how), sim.engine.how
     got = sim.run()
     pairs = list(zip(expected.models, got.models, strict=True))

@@ -149,7 +149,7 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     training = ClientTraining(
         flat, given.entry.loss, InMemorySamples(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED
     )
-    trainer = make_engine(name, training, chunk=chunk)
+    trainer = make_engine(name, training, chunk_size=chunk)
     g_NP = trainer.gradients(work)
     x_NP, b_NB, *_ = trainer.train(work)
     assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"

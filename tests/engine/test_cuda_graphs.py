@@ -41,15 +41,15 @@ def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: 
     monkeypatch.setattr(gradients, "KEPT", 1)
     monkeypatch.setattr(cuda_graphs, "_capture", forgetting)
     sim = stacked(federation(model=lambda: Windowed().double()))
-    engine, method = sim.engine, sim.engine._differentiate
+    engine, method = sim.engine, sim.engine._gradients
     assert isinstance(method, CompiledGradients)
     if not in_order:
-        monkeypatch.setattr(engine, "_way", lambda rows: engine._ordered)
-    engine._capture = True
+        monkeypatch.setattr(engine, "_gradients_for", lambda state: engine._gradients_in_module_order)
+    engine._uses_cuda_graphs = True
     sim.federation.begin()
     work = sim.federation.work(0, 1, 0)
     (chunk,) = engine._chunks(work._replace(active=[3, 4]), 1)
-    captured = engine._captured_for(work, chunk)
+    captured = engine._cuda_graph(work, chunk)
     (program,) = method._programs.values()
     reads = weakref.ref(program)
     del program
@@ -57,7 +57,7 @@ def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: 
     method.program(other._replace(inputs_CB=other.inputs_CB.double()))
     gc.collect()
     assert lengths(method) == [2] and reads() is not None
-    engine._captured.clear()
+    engine._captured_steps.clear()
     del captured
     gc.collect()
     assert reads() is None

@@ -19,6 +19,8 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import MIN_CLIENTS, default_engine_name, make_default_engine, mean_distinct_batch_lengths
+from stratafl.engine.module_profile import profile_module
+from stratafl.engine.precision import Precision
 from stratafl.models.registry import build
 from stratafl.runs import read_run
 
@@ -80,16 +82,33 @@ def training(
     )
 
 
+def chosen(given: ClientTraining, clients: float, precision: Precision) -> str:
+    return default_engine_name(given, clients, precision, profile_module(given))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_by_the_operations_of_a_model(name: str) -> None:
     make, shape, expected = MODELS[name]
     given = training(make(), shape)
     before = torch.get_rng_state(), given.flat.row(given.flat.module)
-    assert default_engine_name(given, CLIENTS, "fp32") == expected
+    assert chosen(given, CLIENTS, "fp32") == expected
     assert make_default_engine(given, given, CLIENTS).how == expected
     assert torch.equal(torch.get_rng_state(), before[0])
     for was, now in zip(before[1], given.flat.row(given.flat.module), strict=True):
         assert torch.equal(was, now), "looking at a module changes nothing"
+
+
+def test_nine_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the module's profile, one of the checks, six of the trial in float64."""
+    count, gradient = [], FlatModule.gradient
+
+    def counted(self: FlatModule, *args: object, **kwargs: object) -> Tensor:
+        count.append(self)
+        return gradient(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FlatModule, "gradient", counted)
+    assert run().engine.how == "stacked"
+    assert len(count) == 9
 
 
 def test_neither_threads_nor_samples_matter() -> None:
@@ -98,11 +117,11 @@ def test_neither_threads_nor_samples_matter() -> None:
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found |= {default_engine_name(given, CLIENTS, "fp32")}
+            found |= {chosen(given, CLIENTS, "fp32")}
         huge = replace(
             given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
         )
-        found |= {default_engine_name(huge, CLIENTS, "fp32")}
+        found |= {chosen(huge, CLIENTS, "fp32")}
     finally:
         torch.set_num_threads(threads)
     assert found == {"stacked"}
@@ -115,15 +134,15 @@ def own_stage(direction: Tensor, x: Tensor, correct: object) -> Tensor:
 def test_what_is_left_to_the_loop() -> None:
     module = build("mlp", IMAGE, 3)
     given = training(module)
-    assert default_engine_name(given, MIN_CLIENTS, "fp32") == "stacked"
-    assert default_engine_name(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
-    assert default_engine_name(given, CLIENTS, "bf16") == "loop", "16 bits"
+    assert chosen(given, MIN_CLIENTS, "fp32") == "stacked"
+    assert chosen(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
+    assert chosen(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
-    assert default_engine_name(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
+    assert chosen(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     uneven = [given.partition[0], *(part[:1] for part in given.partition[1:])]
-    assert default_engine_name(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
+    assert chosen(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
     deciding = training(Deciding(64, 3))
-    assert default_engine_name(deciding, CLIENTS, "fp32") == "stacked"
+    assert chosen(deciding, CLIENTS, "fp32") == "stacked"
     assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
         "what cannot be stacked, without a reason told"
     )
@@ -146,7 +165,7 @@ def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
 def test_a_rank_chooses_by_the_whole_tree() -> None:
     whole = training(build("mlp", IMAGE, 3))
     part = replace(whole, partition=whole.partition[:3])
-    assert default_engine_name(part, 3, "fp32") == "loop"
+    assert chosen(part, 3, "fp32") == "loop"
     engine = make_default_engine(part, whole, CLIENTS)
     assert engine.name == "stacked" and engine.training is part
 

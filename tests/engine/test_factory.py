@@ -1,4 +1,4 @@
-"""Engines by name, and the choice of the faster one."""
+"""Engines by name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import InMemorySamples
-from stratafl.engine import factory
 from stratafl.engine.factory import make_engine
 
 
-@pytest.fixture(autouse=True)
-def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "_timings", {})
-
-
-def made(name: str, module: nn.Module | None = None, **more):
+def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
     flat = FlatModule(module or nn.Linear(3, 2))
-    parts = list(torch.arange(12).split(4))
+    parts = list(torch.arange(12).chunk(clients))
     data = torch.randn(12, 3), torch.randint(2, (12,))
     return make_engine(
         name, ClientTraining(flat, F.cross_entropy, InMemorySamples(*data), parts, leaf(), 2, "epochs", 0), **more
@@ -38,23 +32,9 @@ def test_by_name(name: str) -> None:
     assert made(name).how == name
 
 
-@pytest.mark.parametrize("fastest", WAYS)
-def test_auto_takes_the_fastest_and_measures_once(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = []
-
-    def seconds(engine, *rest) -> float:
-        timed.append(engine.how)
-        return 1.0 if engine.how == fastest else 2.0
-
-    monkeypatch.setattr(factory, "_time_engine", seconds)
-    assert made("auto").how == made("auto").how == fastest
-    assert sorted(timed) == WAYS
-    made("auto", nn.Linear(3, 2, bias=False))
-    assert len(timed) == 2 * len(WAYS)
-
-
-def test_auto_measures_for_real() -> None:
-    assert made("auto").how in WAYS
+def test_auto_is_the_default() -> None:
+    assert made("auto").how == "loop", "of few clients"
+    assert made("auto", clients=12).how == "stacked"
 
 
 def test_auto_is_the_loop_where_the_model_needs_it() -> None:
@@ -62,7 +42,7 @@ def test_auto_is_the_loop_where_the_model_needs_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x if x.sum() > 0 else -x)
 
-    assert made("auto", Deciding(3, 2)).name == "loop"
+    assert made("auto", Deciding(3, 2), clients=12).name == "loop"
 
 
 @pytest.mark.parametrize("wrong", [{"name": "staked"}, {"name": "loop", "precision": "fp64"}])

@@ -183,7 +183,7 @@ def test_autocast_is_near_and_gives_the_same_bits(engine_name: EngineName, preci
 def test_same_bits_every_time_and_for_any_chunk(model: str, precision: str) -> None:
     def bits(chunk: int | None, capture: bool = True) -> list[bytes]:
         sim = federation(model, augment=flip_and_crop, engine="loop")
-        sim.engine = StackedEngine(sim.engine.training, chunk=chunk, precision=precision, capture=capture)
+        sim.engine = StackedEngine(sim.engine.training, chunk_size=chunk, precision=precision, cuda_graphs=capture)
         result = sim.run()
         return [rows.cpu().numpy().tobytes() for rows in (*result.models, *result.corrections)]
 

@@ -18,7 +18,7 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.data.dataset import InMemorySamples
-from stratafl.engine import batches, module_profile, ops, selection
+from stratafl.engine import batches, kernels, module_profile, selection
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
@@ -62,7 +62,9 @@ def training(problem: BaseException) -> ClientTraining:
 
 def of_losses(problem: BaseException) -> None:
     batch = ClientBatches(X[None], LABELS[None], torch.ones(1, 6, dtype=torch.bool), np.array([6]))
-    PerClientLoss(raising(problem), torch.float32, ops.PLAIN, False)(X[None, :, :3].clone().requires_grad_(), batch)
+    PerClientLoss(raising(problem), torch.float32, kernels.TORCH_BACKEND, False)(
+        X[None, :, :3].clone().requires_grad_(), batch
+    )
 
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +97,10 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "habits": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
+    "a trial": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
-    "draws": lambda problem, _: module_profile.is_random(training(problem)),
-    "counters": lambda problem, _: module_profile.counter_increments(training(problem)),
-    "the default engine": lambda problem, _: module_profile.count_operations(training(problem), torch.arange(4)),
+    "a profile": lambda problem, _: module_profile.profile_module(training(problem)),
     "an augmentation of stacks": lambda problem, _: batches.supports_stacked_batches(raising(problem), X, 0),
     "recording": lambda problem, _: trace_fx(raising(problem), [X]),
     "padding": of_padding,
@@ -130,7 +130,7 @@ def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
             raise problem
         return outputs.square().mean()
 
-    losses = PerClientLoss(loss, torch.float32, ops.PLAIN, False)
+    losses = PerClientLoss(loss, torch.float32, kernels.TORCH_BACKEND, False)
     outputs, mask_CB = torch.randn(5, 6, 3, requires_grad=True), torch.ones(5, 6, dtype=torch.bool)
     batch = ClientBatches(X.expand(5, 6, 4), LABELS.expand(5, 6), mask_CB, np.full(5, 6))
     with pytest.raises(torch.OutOfMemoryError):

@@ -12,7 +12,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.optimizer import SGD, constant
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import average
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
@@ -38,7 +38,7 @@ def copy(given: Tensor, out: Tensor) -> None:
 
 @pytest.fixture
 def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "table", lambda device, dtype: ops.PLAIN._replace(reorder=copy))
+    monkeypatch.setattr(kernels, "backend_for", lambda *_: kernels.TORCH_BACKEND._replace(convert_filters=copy))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_same_run(settings: dict) -> None:
 def test_the_engine_s_rows_do_lie_so() -> None:
     engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
     row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
-    first = engine._differentiate.layout.named(row_1P, row_1P[:, :0])["0.weight"]
+    first = engine._gradients.layout.named(row_1P, row_1P[:, :0])["0.weight"]
     assert torch.equal(first[0].permute(0, 2, 3, 1).flatten(), row_1P[0, : first.numel()])
 
 

@@ -14,8 +14,9 @@ from stratafl import simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.kernels import reference
 from stratafl.engine.precision import HALF_DTYPES, Precision, cudnn_disabled, float32_matmul_precision
 from stratafl.engine.selection import select_gradient_method
 
@@ -174,13 +175,15 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
     """With layers that in this precision cut gradients beyond a size: exact in fp32, and finite."""
 
     def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, compute: Precision) -> Tensor:
-        y = ops.linear(x_CBI, w_COI, b_CO, relu, compute)
+        y = reference.linear(x_CBI, w_COI, b_CO, relu, compute)
         if compute == precision:
             y.register_hook(lambda gradient: gradient.clamp(-largest, largest))
         return y
 
-    cutting = ops.PLAIN._replace(functions={**ops.TORCH, "linear": linear}, sinking=frozenset())
-    monkeypatch.setattr(ops, "PLAIN", cutting)
+    cutting = kernels.TORCH_BACKEND._replace(
+        ops={**reference.REFERENCE_OPS, "linear": linear}, writes_gradients=frozenset()
+    )
+    monkeypatch.setattr(kernels, "TORCH_BACKEND", cutting)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
     found, how = select_gradient_method(

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from stratafl.core.client_update import Leaf, clip, corrections, decay, leaf
 from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine import cuda_graphs, ops
+from stratafl.engine import cuda_graphs, kernels
 from stratafl.engine.cuda_graphs import CapturePolicy
+from stratafl.engine.kernels.reference import REFERENCE_OPS
 from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
@@ -247,7 +248,7 @@ def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dt
         model = seeded(lambda: build(name, shape, 3))
         chain = leaf(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01)
         settings = {"model": lambda: model().to(dtype), "shape": shape, "rounds": 1, "leaf": chain}
-        result = stacked(federation(**settings), chunk=chunk).run()
+        result = stacked(federation(**settings), chunk_size=chunk).run()
         return result.models[-1].numpy().tobytes()
 
     assert run(None) == run(None) == run(1) == run(2) == run(3)
@@ -284,20 +285,21 @@ class _Caught(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def sinking(function):
-    def caught(*given, sink=None, grad_scale: float = 1.0) -> Tensor:
-        if sink is None:
-            return function(*given)
-        places = [place for place in (sink.w, sink.b) if place is not None]
-        parameters = iter(zip(places, (sink.correction_w, sink.correction_b), strict=False))
-        found = [
-            _Caught.apply(each, *next(parameters), sink.squares, grad_scale)
-            if isinstance(each, Tensor) and each.requires_grad
-            else each
-            for each in given[1:]
+def writing_gradients(function):
+    def caught(x, *arguments, gradient_buffers=None, loss_scale: float = 1.0) -> Tensor:
+        if gradient_buffers is None:
+            return function(x, *arguments)
+        buffers = gradient_buffers
+        views = [view for view in (buffers.weight, buffers.bias) if view is not None]
+        parameters = iter(zip(views, (buffers.add_weight, buffers.add_bias), strict=False))
+        caught_arguments = [
+            _Caught.apply(argument, *next(parameters), buffers.squared_norms, loss_scale)
+            if isinstance(argument, Tensor) and argument.requires_grad
+            else argument
+            for argument in arguments
         ]
         assert next(parameters, None) is None
-        return function(given[0], *found)
+        return function(x, *caught_arguments)
 
     return caught
 
@@ -305,9 +307,9 @@ def sinking(function):
 @pytest.mark.parametrize("name", ["cnn", "residual", "lstm", "layer norm", "tied"])
 def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
-    functions = {**ops.TORCH, **{each: sinking(ops.TORCH[each]) for each in names}}
-    ours = ops.PLAIN._replace(functions=functions, sinking=frozenset(names), squares=True)
-    monkeypatch.setattr(ops, "PLAIN", ours)
+    ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
+    ours = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
+    monkeypatch.setattr(kernels, "TORCH_BACKEND", ours)
     settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":
         model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
@@ -346,8 +348,8 @@ def test_a_captured_step_reads_only_what_is_filled_in(
         "rounds": 3,
     }
     expected = federation(**settings).run()
-    sim = stacked(federation(**settings), chunk=2)
-    sim.engine._capture = True
+    sim = stacked(federation(**settings), chunk_size=2)
+    sim.engine._uses_cuda_graphs = True
     got = sim.run()
     assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < CLOSE
     assert len(captured) == 2, "once for chunks of two, once for the last"
@@ -374,7 +376,7 @@ def test_a_step_leaves_nothing_behind() -> None:
 
 
 def test_what_keeps_coming_is_worth_capturing() -> None:
-    recurring = CapturePolicy()
+    policy = CapturePolicy()
     # another number of clients in every meeting, then two sizes of chunk in turn
-    assert not any(recurring.comes(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
-    assert [recurring.comes(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2
+    assert not any(policy.should_capture(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
+    assert [policy.should_capture(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2

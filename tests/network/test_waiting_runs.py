@@ -106,7 +106,7 @@ def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
         simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
-            simulation.engine = StackedEngine(simulation.engine.training, chunk=chunk)
+            simulation.engine = StackedEngine(simulation.engine.training, chunk_size=chunk)
         told = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
         return told, simulation.result().models[0]
 

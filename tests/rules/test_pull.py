@@ -33,7 +33,7 @@ def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> N
     rules = [average()] * (setting.M - 1)
     sim = problem.simulation([*rules, RELEASED], rounds=ROUNDS, lr=chain, engine=engine)
     assert_close(root(sim.run()), expected)
-    assert 0 < sim.engine.clipped < ROUNDS * setting.P[0] * problem.tree.leaves
+    assert 0 < sim.engine.clipped_steps < ROUNDS * setting.P[0] * problem.tree.leaves
     whole = problem.run([*rules, CLIPPED], rounds=ROUNDS, lr=chain, engine=engine)
     assert np.abs(root(whole) - expected).max() > 1e-2
 

@@ -33,7 +33,7 @@ class RootRun:
         """Bring the folder to where the state is; `last` is the record of the last round, empty
         before the first."""
         self.history = _history(folder, last)
-        precision = effective_precision("fp32", CPU, made.start.flat.dtype, casts=False)
+        precision = effective_precision("fp32", CPU, made.start.flat.dtype, supports_half=False)
         own = _with_own_data(folder, made.tree.names[-1])
         counts = made.counts.without(own)
         # how many samples a leaf of its own data takes in a step, only that leaf knows

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.compiler.forms.axes import bind_arguments, is_pointwise
 from stratafl.engine.compiler.forms.stack import Context, PerClient
 from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name
+from stratafl.engine.kernels import reference
 
 Call = Callable[[Callable[..., Tensor], Tensor, list[Tensor | None], Context], Any]
 """(kernel, first input, parameters, context) -> the value of the chain's last operation."""
@@ -163,7 +164,7 @@ def _pool_sizes(node: fx.Node) -> tuple[list[int], list[int], list[int]] | None:
 
 def fuse_max_pool2d(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     x, sizes = node.args[0], _pool_sizes(node)
-    if not matcher.of_client(x, IMAGE) or sizes is None or sizes[0][0] * sizes[0][1] > ops.MOST_POOLED:
+    if not matcher.of_client(x, IMAGE) or sizes is None or sizes[0][0] * sizes[0][1] > reference.MAX_POOL_WINDOW:
         return None
     window, stride, padding = (tuple(each) for each in sizes)
 
@@ -228,7 +229,7 @@ def fuse_lstm(matcher: Matcher, node: fx.Node) -> FusedOp | None:
         y_CBTO = kernel(x if first else x.transpose(1, 2), layers, context.compute)
         return PerClient(y_CBTO if first else y_CBTO.transpose(1, 2)), None, None
 
-    return FusedOp("recurrent", (node,), x, tuple(weights), call)
+    return FusedOp("lstm", (node,), x, tuple(weights), call)
 
 
 Pattern = Callable[[Matcher, fx.Node], FusedOp | None]
@@ -243,7 +244,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def fuse(
-    graph: CapturedGraph, trained: Collection[str], table: ops.Table, filters: Collection[str] | None
+    graph: CapturedGraph, trained: Collection[str], table: kernels.Backend, filters: Collection[str] | None
 ) -> list[FusedOp]:
     """The chains that kernels take the place of; `filters`: the parameters that may lie
     channels-last, None for all."""
@@ -254,7 +255,7 @@ def fuse(
         pattern = PATTERNS.get(op_name(node)) if node in graph.stacked and node not in taken else None
         op = None if pattern is None else pattern(matcher, node)
         # a CPU's library has an LSTM as one kernel itself
-        is_own = op is not None and (op.kernel != "recurrent" or table.functions["recurrent"] is not ops.recurrent)
+        is_own = op is not None and (op.kernel != "lstm" or table.ops["lstm"] is not reference.lstm)
         if op is not None and is_own and not _is_overwritten(op.nodes[-1]):
             names = tuple(None if each is None else graph.given[each] for each in op.parameters)
             shared = any(each is not None and len(each.users) > 1 for each in op.parameters)

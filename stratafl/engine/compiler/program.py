@@ -25,7 +25,7 @@ from stratafl.base.rng import PROCESS
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
 from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
 from stratafl.engine.compiler.forms.stack import (
@@ -96,7 +96,7 @@ class BatchedProgram:
         inputs: Inputs,
         whole: bool = False,
         apart: bool = False,
-        table: ops.Table | None = None,
+        table: kernels.Backend | None = None,
         filters: Collection[str] | None = None,
     ):
         """`inputs`: a batch of one client; `whole`: all that the module returns is wanted, not only
@@ -104,7 +104,7 @@ class BatchedProgram:
         `table`: the kernels that take the place of operations, if any; `filters`: the parameters
         that may lie channels-last, None for all."""
         self.recording = capture(flat, inputs, whole, apart)
-        self._table = ops.PLAIN if table is None else table
+        self._table = kernels.TORCH_BACKEND if table is None else table
         fused = [] if table is None else fuse(self.recording, flat.names, table, filters)
         self._fused = {op.nodes[0]: op for op in fused}
         within = {node for op in fused for node in op.nodes[1:]}

@@ -1,67 +1,91 @@
-"""Client-batched kernels: every operation takes C clients at once, each with its own weights.
+"""What a device trains many clients with: Triton kernels on a GPU, torch's operations elsewhere.
 
-Importing this package needs neither Triton nor a GPU; `available()` says whether the kernels can
-run here, and the operations are imported when first named. Images are channels-last behind the
-client: (C, B, H, W, channels).
+Every operation takes C clients at once, each with its own weights, and stands beside a form in
+plain torch (`reference`). Importing this package needs neither Triton nor a GPU. Images are
+channels-last behind the client: (C, B, H, W, channels).
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import importlib.util
+import inspect
 import os
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-_WHERE = {
-    "conv2d": "convolution.conv",
-    "conv2d_relu_pool": "convolution.conv_pool",
-    "linear": "linear_layer",
-    "max_pool2d": "convolution.pool",
-    "cross_entropy": "loss",
-    "dropout": "dropout_mask",
-    "group_norm": "norm",
-    "embedding": "embedding_lookup",
-    "drift": "drift_from_parent",
-    "fetch": "augment_fetch",
-    "flatten": "flatten_images",
-    "recurrent": "lstm",
-    "reorder": "convolution.pack",
-    "update": "leaf_update",
-}
-__all__ = [
-    "available",
-    "conv2d",
-    "conv2d_relu_pool",
-    "cross_entropy",
-    "drift",
-    "dropout",
-    "embedding",
-    "fetch",
-    "flatten",
-    "group_norm",
-    "linear",
-    "max_pool2d",
-    "recurrent",
-    "reorder",
-]
+from stratafl.core.rows import DriftKernel
+from stratafl.engine.kernels.reference import REFERENCE_OPS, fused_optimizer_step
 
 
-def interpreted() -> bool:
+class Backend(NamedTuple):
+    """The operations as one kind of device computes them."""
+
+    ops: Mapping[str, Callable[..., Tensor]]
+    writes_gradients: frozenset[str]
+    """Operations that write their parameters' gradients, divided by `loss_scale`, into
+    `gradient_buffers`."""
+    returns_squared_norms: bool
+    """Whether these operations also append the squared norms of what they write."""
+    optimizer_step: Callable[..., None]
+    convert_filters: Callable[[Tensor, Tensor], None] | None = None
+    """Copies filters between channels-first and channels-last, where convolutions want them
+    channels-last."""
+    load_images: Callable[..., Tensor] | None = None
+    """Gathers, flips and crops a step's images in one pass."""
+    drift: DriftKernel | None = None
+    """Drift from the parents' models in one pass."""
+
+
+TORCH_BACKEND = Backend(REFERENCE_OPS, frozenset({"linear"}), False, fused_optimizer_step)
+
+
+def is_interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def available() -> bool:
+def triton_available() -> bool:
     """Whether the kernels can run: Triton is installed, and there is a GPU for it or its
     interpreter is on."""
     if importlib.util.find_spec("triton") is None:
         return False
-    return interpreted() or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
+    return is_interpreted() or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
+    """The fastest backend of this device. Triton kernels take float32 rows on CUDA only."""
+    return triton_backend() if device.type == "cuda" and dtype == torch.float32 else TORCH_BACKEND
+
+
+@functools.cache
+def triton_backend() -> Backend:
+    """The Triton kernels, and torch's operations for what has none."""
+    if not triton_available():
+        warnings.warn("no Triton for this GPU: torch's own operations are used", stacklevel=2)
+        return TORCH_BACKEND
+    from stratafl.engine.kernels.conv2d import conv2d
+    from stratafl.engine.kernels.conv2d_relu_pool import conv2d_relu_pool
+    from stratafl.engine.kernels.cross_entropy import cross_entropy
+    from stratafl.engine.kernels.dropout import dropout
+    from stratafl.engine.kernels.embedding import embedding
+    from stratafl.engine.kernels.group_norm import group_norm
+    from stratafl.engine.kernels.image_batches import load_images
+    from stratafl.engine.kernels.layouts import convert_filters, flatten
+    from stratafl.engine.kernels.linear import linear
+    from stratafl.engine.kernels.lstm import lstm
+    from stratafl.engine.kernels.max_pool2d import max_pool2d
+    from stratafl.engine.kernels.updates import drift, fused_optimizer_step
+
+    kernels: list[Callable[..., Tensor]] = [
+        conv2d, conv2d_relu_pool, cross_entropy, dropout, embedding, flatten, group_norm, linear, lstm, max_pool2d,
+    ]  # fmt: skip
+    ops = {kernel.__name__: kernel for kernel in kernels}
+    writing = (name for name, op in ops.items() if "gradient_buffers" in inspect.signature(op).parameters)
+    return Backend(
+        {**REFERENCE_OPS, **ops}, frozenset(writing), True, fused_optimizer_step, convert_filters, load_images, drift
+    )

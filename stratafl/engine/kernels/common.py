@@ -1,9 +1,10 @@
-"""What the kernels share: arithmetic modes, where weight gradients go, small helpers.
+"""Helpers of the kernels: arithmetic modes, gradient targets, launch configurations.
 
-Modes: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel; "tf32"
+Precisions: "fp32" is as exact as float32: each product is three of tf32, whose errors cancel;
+"tf32"
 keeps fp32 in memory and multiplies in tf32, or in scaled fp16 where what is summed over is not
 contiguous in memory: tensor cores take tf32 in no other way; "fp16" and "bf16" keep activations in
-16 bits too. Sums and weights are fp32 in every mode.
+16 bits too. Sums and weights are fp32 in every precision.
 
 Scaled fp16: fp16 has tf32's mantissa but a small range, so a client's values are multiplied by a
 power of two that brings the largest finite one to 2^14 .. 2^15, and the product is divided by it
@@ -22,33 +23,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels import interpreted
-from stratafl.engine.ops import Sink
-from stratafl.engine.precision import HALF_DTYPES
+from stratafl.engine.kernels import is_interpreted
+from stratafl.engine.kernels.reference import GradientBuffers
+from stratafl.engine.precision import HALF_DTYPES, Precision
 
-if interpreted():
-    from stratafl.engine.kernels.triton_patch import patch_interpreter
 
+def patch_interpreter() -> None:
+    """Let a computed scalar bound a loop in Triton's interpreter: it is an array of one element,
+    which NumPy 2.4 does not turn into an int."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_with_index(tensor: Any, *arguments: Any) -> None:
+        patch(tensor, *arguments)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_with_index
+
+
+if is_interpreted():
     patch_interpreter()
 
 ACTIVATION_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, **HALF_DTYPES}
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 TORCH = {triton_type: torch_type for torch_type, triton_type in TRITON.items()}
 
-PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32"}
-"""What products of fp32 operands on tensor cores are computed in."""
+DOT_PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32"}
+"""Triton's precision of a product of fp32 operands on tensor cores."""
 PEAKS = tl.constexpr(32)
-"""Parts of a client's values of which each has a largest one."""
+"""Parts of a client's values whose largest magnitudes are found separately."""
 
 
 @triton.jit
 def _peaks(x_ptr, peak_ptr, stride, N, BLOCK: tl.constexpr):
-    """The bits of each part's largest finite magnitude: as integers they are in the same order."""
+    """Bits of the largest finite magnitude of each part; as integers they have the same order."""
     c = tl.program_id(1).to(tl.int64)
     peak = tl.zeros((BLOCK,), tl.int32)
     for first in range(tl.program_id(0) * BLOCK, N, PEAKS * BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        value = tl.load(x_ptr + c * stride + at, mask=at < N, other=0.0).to(tl.float32)
+        offset = first + tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + c * stride + offset, mask=offset < N, other=0.0).to(tl.float32)
         bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         peak = tl.where((bits < 0x7F800000) & (bits > peak), bits, peak)
     tl.store(peak_ptr + c * PEAKS + tl.program_id(0), tl.max(peak, 0))
@@ -56,7 +70,7 @@ def _peaks(x_ptr, peak_ptr, stride, N, BLOCK: tl.constexpr):
 
 @triton.jit
 def exponent(peak_ptr, c, SCALED: tl.constexpr):
-    """The power of two by which a client's values are multiplied in a product."""
+    """Exponent of the power of two by which a client's values are multiplied in a product."""
     value = 0
     if SCALED:
         peak = tl.max(tl.load(peak_ptr + c * PEAKS + tl.arange(0, PEAKS)), 0)
@@ -73,7 +87,7 @@ def two_to(exponent):
 
 @triton.jit
 def cast(value, dtype: tl.constexpr, exponent, SCALED: tl.constexpr):
-    """To the operand type, times 2^exponent where values are scaled."""
+    """Cast to the operand type, times 2^exponent where values are scaled."""
     if SCALED:
         value = value.to(tl.float32) * two_to(exponent)
     return value.to(dtype)
@@ -81,8 +95,8 @@ def cast(value, dtype: tl.constexpr, exponent, SCALED: tl.constexpr):
 
 @triton.jit
 def unscaled(value, exponent, SCALED: tl.constexpr):
-    """A product divided by 2^exponent, the sum of its operands'; in two halves, since the whole may
-    be beyond float32."""
+    """Divide a product by 2^exponent, the sum of its operands' exponents; in two halves, since the
+    whole power may be beyond float32."""
     if SCALED:
         half = exponent >> 1
         value = value * two_to(-half) * two_to(half - exponent)
@@ -96,7 +110,7 @@ def logical_right_shift(word, BITS: tl.constexpr):
 
 @triton.jit
 def hash_step(state, word, golden, first, second):
-    """One link of the chain in `streams`, in the same wrapping arithmetic."""
+    """One step of the hash in `base.rng.mix`, in the same wrapping arithmetic."""
     state = (state ^ word) + golden
     state = (state ^ logical_right_shift(state, 30)) * first
     state = (state ^ logical_right_shift(state, 27)) * second
@@ -104,96 +118,149 @@ def hash_step(state, word, golden, first, second):
 
 
 @triton.jit
-def settle(grad_ptr, extra_ptr, at, value, inside, EXTRA: tl.constexpr):
-    """Store a gradient, plus the correction at the same place of its matrix if there is one; its
-    sum of squares."""
-    if EXTRA:
-        value += tl.load(extra_ptr + at, mask=inside, other=0.0)
-    tl.store(grad_ptr + at, value, mask=inside)
-    return tl.sum(tl.where(inside, value * value, 0.0).reshape(value.numel), 0)
+def store_gradient(grad_ptr, correction_ptr, offset, value, mask, CORRECT: tl.constexpr):
+    """Store a gradient, plus the correction at the same offset if there is one. Returns the sum of
+    squares of what was stored."""
+    if CORRECT:
+        value += tl.load(correction_ptr + offset, mask=mask, other=0.0)
+    tl.store(grad_ptr + offset, value, mask=mask)
+    return tl.sum(tl.where(mask, value * value, 0.0).reshape(value.numel), 0)
 
 
 class GradientTarget(NamedTuple):
-    """Where one parameter's gradient is written, resolved: the gradient, the correction (itself if
-    none), squares."""
+    """Where a kernel writes the gradient of one parameter."""
 
     grad: Tensor
-    extra: Tensor
-    corrected: bool
-    sums: list[Tensor] | None
+    correction: Tensor
+    """Added to the gradient; the gradient's own memory where there is none."""
+    has_correction: bool
+    squared_norms: list[Tensor] | None
+    """Collects parts (C, n) of the squared norms of what is written, where they are asked for."""
 
-    def parts(self, count: int) -> Tensor:
-        """A new (C, count) of sums of squares, known to the sink if it asked."""
-        part = torch.empty((self.grad.shape[0], count), dtype=torch.float32, device=self.grad.device)
-        if self.sums is not None:
-            self.sums.append(part)
-        return part
+    def new_partial_norms(self, count: int) -> Tensor:
+        """New empty parts (C, count) of the squared norms, added to the list if there is one."""
+        parts = torch.empty((self.grad.shape[0], count), dtype=torch.float32, device=self.grad.device)
+        if self.squared_norms is not None:
+            self.squared_norms.append(parts)
+        return parts
 
 
 class DotOperands(NamedTuple):
-    """How a product is done: the type its operands are cast to, and the precision of fp32
-    operands."""
+    """Type that the operands of a product are cast to, and Triton's precision of fp32 operands."""
 
     dtype: Any
     precision: str
     scaled: bool = False
-    """Whether operands are multiplied by powers of two, by their `peaks`."""
+    """Whether operands are multiplied by a power of two that follows from their `peaks`."""
 
     def peaks(self, x: Tensor) -> Tensor:
-        """What `exponent` takes of these operands, (C, PEAKS), or nothing where none is scaled. A
-        client's values must be dense in memory."""
+        """Largest magnitudes (C, PEAKS) from which `exponent` follows; (C, 0) where nothing is
+        scaled. A client's values must be dense in memory."""
         clients, count = x.shape[0], x[0].numel()
         peaks = torch.empty((clients, PEAKS.value if self.scaled else 0), dtype=torch.int32, device=x.device)
         if self.scaled:
-            _peaks[(PEAKS.value, clients)](x, peaks, x.stride(0), count, min(2048, next_power_of_two(count, 1)))
+            _peaks[(PEAKS.value, clients)](
+                x_ptr=x, peak_ptr=peaks,
+                stride=x.stride(0),
+                N=count, BLOCK=min(2048, next_power_of_two(count, 1)),
+            )  # fmt: skip
         return peaks
 
 
-def activation_dtype(compute: str) -> torch.dtype:
-    """The type of activations in this mode."""
-    if compute not in ACTIVATION_DTYPES:
-        raise ValueError(f"compute must be one of {', '.join(ACTIVATION_DTYPES)}, got {compute!r}")
-    return ACTIVATION_DTYPES[compute]
+def activation_dtype(precision: Precision) -> torch.dtype:
+    """Type of activations in this precision."""
+    if precision not in ACTIVATION_DTYPES:
+        raise ValueError(f"precision must be one of {', '.join(ACTIVATION_DTYPES)}, got {precision!r}")
+    return ACTIVATION_DTYPES[precision]
 
 
-def dot_operands(compute: str) -> DotOperands:
-    """Products whose operands lie the way tensor cores want them."""
-    return DotOperands(TRITON[activation_dtype(compute)], PRECISIONS.get(compute, "ieee"))
+def dot_operands(precision: Precision) -> DotOperands:
+    """Operands that lie in memory the way tensor cores read them."""
+    return DotOperands(TRITON[activation_dtype(precision)], DOT_PRECISIONS.get(precision, "ieee"))
 
 
-def reduction_operands(compute: str) -> DotOperands:
-    """Products that sum over pixels: see the module's text on tf32."""
-    return DotOperands(tl.float16, "ieee", scaled=True) if compute == "tf32" else dot_operands(compute)
+def reduction_operands(precision: Precision) -> DotOperands:
+    """Operands of products that sum over pixels or samples: see the module's text on tf32."""
+    return DotOperands(tl.float16, "ieee", scaled=True) if precision == "tf32" else dot_operands(precision)
 
 
-def target(sink: Sink | None, like: Tensor, bias: bool = False) -> GradientTarget:
-    """Where a parameter's gradient goes: the sink's view, or a new tensor."""
+def gradient_target(buffers: GradientBuffers | None, like: Tensor, bias: bool = False) -> GradientTarget:
+    """Target of a parameter's gradient: the view in the buffers, or a new tensor."""
     grad = correction = None
-    if sink is not None:
-        grad, correction = (sink.b, sink.correction_b) if bias else (sink.w, sink.correction_w)
+    if buffers is not None:
+        grad, correction = (buffers.bias, buffers.add_bias) if bias else (buffers.weight, buffers.add_weight)
         if grad is None:
-            raise ValueError("the sink has no view for this bias")
+            raise ValueError("the gradient buffers have no view for this bias")
         if correction is not None and correction.stride() != grad.stride():
             raise ValueError("corrections must lie like the gradients")
     if grad is None:
         grad = torch.empty(like.shape, dtype=torch.float32, device=like.device)
     return GradientTarget(
-        grad, grad if correction is None else correction, correction is not None, sink and sink.squares
+        grad,
+        grad if correction is None else correction,
+        correction is not None,
+        None if buffers is None else buffers.squared_norms,
     )
 
 
 def per_client_parameter(weight: Tensor) -> tuple[Tensor, int]:
-    """A per-client parameter whose inner dimensions are contiguous, and its stride over clients."""
-    inner = weight[0]
-    if not inner.is_contiguous():
+    """The parameter with contiguous inner dimensions, and its stride over clients."""
+    if not weight[0].is_contiguous():
         weight = weight.contiguous()
     return weight, weight.stride(0)
 
 
 def next_power_of_two(n: int, least: int = 16) -> int:
-    """The smallest power of two that holds n."""
+    """Smallest power of two that is not below n or `least`."""
     return max(least, 1 << (n - 1).bit_length())
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
+
+
+class LaunchConfig(NamedTuple):
+    """Block sizes, warps and pipeline depth of a matrix kernel.
+
+    They were measured on an H200, and are fixed, so that a CUDA graph can be captured at any time.
+    """
+
+    m: int
+    """Rows of the product: pixels, or weights where there are more weights than samples."""
+    n: int
+    k: int
+    """Length of the sum in one step."""
+    warps: int
+    stages: int
+
+
+LAUNCH_CONFIGS: dict[tuple[str, int], LaunchConfig] = {
+    ("conv forward", 2): LaunchConfig(128, 64, 64, 4, 3),
+    ("conv forward", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("conv input gradient", 2): LaunchConfig(128, 64, 64, 4, 3),
+    ("conv input gradient", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("conv weight gradient", 2): LaunchConfig(64, 64, 32, 4, 4),
+    ("conv weight gradient", 4): LaunchConfig(64, 64, 32, 4, 4),
+    ("pool forward", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("pool forward", 4): LaunchConfig(64, 64, 16, 4, 5),
+    ("few channels forward", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("few channels forward", 4): LaunchConfig(64, 64, 32, 4, 4),
+    ("few channels weight gradient", 2): LaunchConfig(64, 64, 32, 4, 3),
+    ("few channels weight gradient", 4): LaunchConfig(64, 64, 32, 4, 3),
+    ("linear forward", 2): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear forward", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear input gradient", 2): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear input gradient", 4): LaunchConfig(128, 64, 32, 4, 3),
+    ("linear weight gradient", 2): LaunchConfig(32, 64, 64, 4, 2),
+    ("linear weight gradient", 4): LaunchConfig(64, 32, 64, 4, 2),
+}
+"""By kernel and by the bytes of a stored activation."""
+FP32_CONFIG = LaunchConfig(64, 32, 32, 4, 2)
+"""For fp32 as three products of tf32, which needs more registers."""
+
+
+def launch_config(kernel: str, precision: Precision) -> LaunchConfig:
+    """Launch configuration of a matrix kernel in this precision."""
+    if precision == "fp32":
+        return FP32_CONFIG
+    return LAUNCH_CONFIGS[kernel, 4 if precision == "tf32" else 2]

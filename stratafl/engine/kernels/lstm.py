@@ -1,13 +1,13 @@
 """LSTM of C clients, each with its own weights.
 
-Where a client's state weights fit next to a multiprocessor's tensor cores, one program takes some
-of its samples through all steps of a layer, and nothing but what the way back needs goes through
-memory. Elsewhere a step's product of state and weights is the library's, and what lies between it
-and the next is one kernel. Either way gates, cells and states are kept in the places they came in,
-and the state weights' gradient is one product over all steps.
+Where a client's state weights fit into the shared memory of a multiprocessor, one program takes
+some of its samples through all steps of a layer, and only what the backward pass needs is written
+to memory. Elsewhere a step's product of state and weights is torch's, and all that follows up to
+the next product is one kernel. In both cases the gates of all steps are stored in place of their
+input part, and the state weights' gradient is one product over all steps.
 
-C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: enter,
-forget, new, leave.
+C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: i, f,
+g, o, in torch's order.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import activation_dtype, cdiv, next_power_of_two
-from stratafl.engine.ops import linear_of_any
+from stratafl.engine.kernels.reference import linear_nd
 from stratafl.engine.precision import Precision
 
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -30,9 +30,9 @@ LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 MAX_HIDDEN = 128
-"""Outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
+"""Most outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
 SAMPLES, WARPS = 64, 8
-"""What one program takes through all steps."""
+"""Samples and warps of one program that goes through all steps."""
 
 
 @triton.jit
@@ -41,10 +41,10 @@ def _tanh(x):
 
 
 @triton.jit
-def _pre(gates_ptr, product_ptr, at, row, inside, FIRST: tl.constexpr):
-    value = tl.load(gates_ptr + at, mask=inside, other=0.0).to(tl.float32)
+def _pre(gates_ptr, product_ptr, offset, row, mask, FIRST: tl.constexpr):
+    value = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     if not FIRST:
-        value += tl.load(product_ptr + row, mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(product_ptr + row, mask=mask, other=0.0).to(tl.float32)
     return value
 
 
@@ -55,22 +55,22 @@ def _cell_forward(
     """One step of a row; cells and states have a zero in front of the first step."""
     r = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < N
-    at = (r * T + t) * 4 * N + o
+    mask = o < N
+    offset = (r * T + t) * 4 * N + o
     row = r * 4 * N + o
-    enter = tl.sigmoid(_pre(gates_ptr, product_ptr, at, row, inside, FIRST))
-    forget = tl.sigmoid(_pre(gates_ptr, product_ptr, at + N, row + N, inside, FIRST))
-    new = _tanh(_pre(gates_ptr, product_ptr, at + 2 * N, row + 2 * N, inside, FIRST))
-    leave = tl.sigmoid(_pre(gates_ptr, product_ptr, at + 3 * N, row + 3 * N, inside, FIRST))
+    i_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset, row, mask, FIRST))
+    f_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset + N, row + N, mask, FIRST))
+    g_gate = _tanh(_pre(gates_ptr, product_ptr, offset + 2 * N, row + 2 * N, mask, FIRST))
+    o_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset + 3 * N, row + 3 * N, mask, FIRST))
     before = (r * (T + 1) + t) * N + o
-    cell = forget * tl.load(cell_ptr + before, mask=inside, other=0.0) + enter * new
+    cell = f_gate * tl.load(cell_ptr + before, mask=mask, other=0.0) + i_gate * g_gate
     kind = gates_ptr.dtype.element_ty
-    tl.store(gates_ptr + at, enter.to(kind), mask=inside)
-    tl.store(gates_ptr + at + N, forget.to(kind), mask=inside)
-    tl.store(gates_ptr + at + 2 * N, new.to(kind), mask=inside)
-    tl.store(gates_ptr + at + 3 * N, leave.to(kind), mask=inside)
-    tl.store(cell_ptr + before + N, cell, mask=inside)
-    tl.store(state_ptr + before + N, (leave * _tanh(cell)).to(state_ptr.dtype.element_ty), mask=inside)
+    tl.store(gates_ptr + offset, i_gate.to(kind), mask=mask)
+    tl.store(gates_ptr + offset + N, f_gate.to(kind), mask=mask)
+    tl.store(gates_ptr + offset + 2 * N, g_gate.to(kind), mask=mask)
+    tl.store(gates_ptr + offset + 3 * N, o_gate.to(kind), mask=mask)
+    tl.store(cell_ptr + before + N, cell, mask=mask)
+    tl.store(state_ptr + before + N, (o_gate * _tanh(cell)).to(state_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["t"])
@@ -80,40 +80,41 @@ def _cell_gradient(
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = o < N
-    at = (r * T + t) * 4 * N + o
-    enter = tl.load(gates_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    forget = tl.load(gates_ptr + at + N, mask=inside, other=0.0).to(tl.float32)
-    new = tl.load(gates_ptr + at + 2 * N, mask=inside, other=0.0).to(tl.float32)
-    leave = tl.load(gates_ptr + at + 3 * N, mask=inside, other=0.0).to(tl.float32)
+    mask = o < N
+    offset = (r * T + t) * 4 * N + o
+    i_gate = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    f_gate = tl.load(gates_ptr + offset + N, mask=mask, other=0.0).to(tl.float32)
+    g_gate = tl.load(gates_ptr + offset + 2 * N, mask=mask, other=0.0).to(tl.float32)
+    o_gate = tl.load(gates_ptr + offset + 3 * N, mask=mask, other=0.0).to(tl.float32)
     before = (r * (T + 1) + t) * N + o
-    wide = _tanh(tl.load(cell_ptr + before + N, mask=inside, other=0.0))
-    dstate = tl.load(dstate_ptr + (r * T + t) * N + o, mask=inside, other=0.0).to(tl.float32)
+    wide = _tanh(tl.load(cell_ptr + before + N, mask=mask, other=0.0))
+    dstate = tl.load(dstate_ptr + (r * T + t) * N + o, mask=mask, other=0.0).to(tl.float32)
     if not LAST:
-        dstate += tl.load(dafter_ptr + r * N + o, mask=inside, other=0.0).to(tl.float32)
-    dcell = dstate * leave * (1.0 - wide * wide)
+        dstate += tl.load(dafter_ptr + r * N + o, mask=mask, other=0.0).to(tl.float32)
+    dcell = dstate * o_gate * (1.0 - wide * wide)
     if not LAST:
-        dcell += tl.load(dcell_ptr + r * N + o, mask=inside, other=0.0)
+        dcell += tl.load(dcell_ptr + r * N + o, mask=mask, other=0.0)
     kind = dgates_ptr.dtype.element_ty
-    last_cell = tl.load(cell_ptr + before, mask=inside, other=0.0)
-    tl.store(dgates_ptr + at, (dcell * new * enter * (1.0 - enter)).to(kind), mask=inside)
-    tl.store(dgates_ptr + at + N, (dcell * last_cell * forget * (1.0 - forget)).to(kind), mask=inside)
-    tl.store(dgates_ptr + at + 2 * N, (dcell * enter * (1.0 - new * new)).to(kind), mask=inside)
-    tl.store(dgates_ptr + at + 3 * N, (dstate * wide * leave * (1.0 - leave)).to(kind), mask=inside)
-    tl.store(dcell_ptr + r * N + o, dcell * forget, mask=inside)
+    last_cell = tl.load(cell_ptr + before, mask=mask, other=0.0)
+    tl.store(dgates_ptr + offset, (dcell * g_gate * i_gate * (1.0 - i_gate)).to(kind), mask=mask)
+    tl.store(dgates_ptr + offset + N, (dcell * last_cell * f_gate * (1.0 - f_gate)).to(kind), mask=mask)
+    tl.store(dgates_ptr + offset + 2 * N, (dcell * i_gate * (1.0 - g_gate * g_gate)).to(kind), mask=mask)
+    tl.store(dgates_ptr + offset + 3 * N, (dstate * wide * o_gate * (1.0 - o_gate)).to(kind), mask=mask)
+    tl.store(dcell_ptr + r * N + o, dcell * f_gate, mask=mask)
 
 
 @triton.jit
 def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexpr, N: tl.constexpr, BN: tl.constexpr):
-    """Each gate's, as the second operand of a product: what is summed over comes first."""
+    """State weights of each gate as the second operand of a product: the axis of the sum is
+    first."""
     i = tl.arange(0, BN)
-    at = i[:, None] * stride_summed + i[None, :] * stride_other
-    inside = (i < N)[:, None] & (i < N)[None, :]
-    enter = tl.load(w_ptr + at, mask=inside, other=0.0)
-    forget = tl.load(w_ptr + N * N + at, mask=inside, other=0.0)
-    new = tl.load(w_ptr + 2 * N * N + at, mask=inside, other=0.0)
-    leave = tl.load(w_ptr + 3 * N * N + at, mask=inside, other=0.0)
-    return enter, forget, new, leave
+    offset = i[:, None] * stride_summed + i[None, :] * stride_other
+    mask = (i < N)[:, None] & (i < N)[None, :]
+    i_gate = tl.load(w_ptr + offset, mask=mask, other=0.0)
+    f_gate = tl.load(w_ptr + N * N + offset, mask=mask, other=0.0)
+    g_gate = tl.load(w_ptr + 2 * N * N + offset, mask=mask, other=0.0)
+    o_gate = tl.load(w_ptr + 3 * N * N + offset, mask=mask, other=0.0)
+    return i_gate, f_gate, g_gate, o_gate
 
 
 @triton.jit
@@ -126,9 +127,9 @@ def _sequence_forward(
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
     kind = gates_ptr.dtype.element_ty
-    w_enter, w_forget, w_new, w_leave = _state_weights(w_ptr + c * 4 * N * N, 1, N, N, BN)
+    w_i, w_f, w_g, w_o = _state_weights(w_ptr + c * 4 * N * N, 1, N, N, BN)
     # steps move the pointers, one number each; the offsets of a step's values stay in 32 bits
-    inside = (b < B)[:, None] & (o < N)[None, :]
+    mask = (b < B)[:, None] & (o < N)[None, :]
     gates_ptr += c * B * T * 4 * N
     cell_ptr += c * B * (T + 1) * N + N
     state_ptr += c * B * (T + 1) * N + N
@@ -137,23 +138,23 @@ def _sequence_forward(
     cell = tl.zeros((BB, BN), tl.float32)
     state = tl.zeros((BB, BN), kind)
     for _ in range(T):
-        forget = tl.load(gates_ptr + N + gate, mask=inside, other=0.0).to(tl.float32)
-        forget = tl.sigmoid(tl.dot(state, w_forget, forget))
-        tl.store(gates_ptr + N + gate, forget.to(kind), mask=inside)
-        cell *= forget
-        enter = tl.load(gates_ptr + gate, mask=inside, other=0.0).to(tl.float32)
-        enter = tl.sigmoid(tl.dot(state, w_enter, enter))
-        tl.store(gates_ptr + gate, enter.to(kind), mask=inside)
-        new = tl.load(gates_ptr + 2 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        new = _tanh(tl.dot(state, w_new, new))
-        tl.store(gates_ptr + 2 * N + gate, new.to(kind), mask=inside)
-        cell += enter * new
-        tl.store(cell_ptr + out, cell, mask=inside)
-        leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        leave = tl.sigmoid(tl.dot(state, w_leave, leave))
-        tl.store(gates_ptr + 3 * N + gate, leave.to(kind), mask=inside)
-        state = (leave * _tanh(cell)).to(kind)
-        tl.store(state_ptr + out, state, mask=inside)
+        f_gate = tl.load(gates_ptr + N + gate, mask=mask, other=0.0).to(tl.float32)
+        f_gate = tl.sigmoid(tl.dot(state, w_f, f_gate))
+        tl.store(gates_ptr + N + gate, f_gate.to(kind), mask=mask)
+        cell *= f_gate
+        i_gate = tl.load(gates_ptr + gate, mask=mask, other=0.0).to(tl.float32)
+        i_gate = tl.sigmoid(tl.dot(state, w_i, i_gate))
+        tl.store(gates_ptr + gate, i_gate.to(kind), mask=mask)
+        g_gate = tl.load(gates_ptr + 2 * N + gate, mask=mask, other=0.0).to(tl.float32)
+        g_gate = _tanh(tl.dot(state, w_g, g_gate))
+        tl.store(gates_ptr + 2 * N + gate, g_gate.to(kind), mask=mask)
+        cell += i_gate * g_gate
+        tl.store(cell_ptr + out, cell, mask=mask)
+        o_gate = tl.load(gates_ptr + 3 * N + gate, mask=mask, other=0.0).to(tl.float32)
+        o_gate = tl.sigmoid(tl.dot(state, w_o, o_gate))
+        tl.store(gates_ptr + 3 * N + gate, o_gate.to(kind), mask=mask)
+        state = (o_gate * _tanh(cell)).to(kind)
+        tl.store(state_ptr + out, state, mask=mask)
         gates_ptr += 4 * N
         cell_ptr += N
         state_ptr += N
@@ -167,45 +168,46 @@ def _sequence_backward(
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
     kind = gates_ptr.dtype.element_ty
-    w_enter, w_forget, w_new, w_leave = _state_weights(w_ptr + c * 4 * N * N, N, 1, N, BN)
-    inside = (b < B)[:, None] & (o < N)[None, :]
+    w_i, w_f, w_g, w_o = _state_weights(w_ptr + c * 4 * N * N, N, 1, N, BN)
+    mask = (b < B)[:, None] & (o < N)[None, :]
     gates_ptr += (c * B * T + T - 1) * 4 * N
     dgates_ptr += (c * B * T + T - 1) * 4 * N
     dstate_ptr += (c * B * T + T - 1) * N
     cell_ptr += (c * B * (T + 1) + T - 1) * N
     gate = (b * T * 4 * N)[:, None] + o[None, :]
-    given = (b * T * N)[:, None] + o[None, :]
+    state_offset = (b * T * N)[:, None] + o[None, :]
     before = (b * (T + 1) * N)[:, None] + o[None, :]
     dcell = tl.zeros((BB, BN), tl.float32)
     dstate = tl.zeros((BB, BN), tl.float32)
     for _ in range(T):
-        # products first: a loaded value then meets the products' layout once, and not each of its
-        # terms
-        dstate += tl.load(dstate_ptr + given, mask=inside, other=0.0).to(tl.float32)
-        leave = tl.load(gates_ptr + 3 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        wide = _tanh(tl.load(cell_ptr + N + before, mask=inside, other=0.0))
-        through = dstate * leave
+        # products first: a loaded value is then converted to the products' layout once, and not
+        # each
+        # of its terms
+        dstate += tl.load(dstate_ptr + state_offset, mask=mask, other=0.0).to(tl.float32)
+        o_gate = tl.load(gates_ptr + 3 * N + gate, mask=mask, other=0.0).to(tl.float32)
+        wide = _tanh(tl.load(cell_ptr + N + before, mask=mask, other=0.0))
+        through = dstate * o_gate
         dcell += through - through * wide * wide
         product = through * wide
-        dleave = (product - product * leave).to(kind)
-        tl.store(dgates_ptr + 3 * N + gate, dleave, mask=inside)
-        enter = tl.load(gates_ptr + gate, mask=inside, other=0.0).to(tl.float32)
-        new = tl.load(gates_ptr + 2 * N + gate, mask=inside, other=0.0).to(tl.float32)
-        dstate = tl.dot(dleave, w_leave)
-        through = dcell * enter
-        product = through * new
-        denter = (product - product * enter).to(kind)
-        tl.store(dgates_ptr + gate, denter, mask=inside)
-        dstate = tl.dot(denter, w_enter, dstate)
-        dnew = (through - product * new).to(kind)
-        tl.store(dgates_ptr + 2 * N + gate, dnew, mask=inside)
-        dstate = tl.dot(dnew, w_new, dstate)
-        forget = tl.load(gates_ptr + N + gate, mask=inside, other=0.0).to(tl.float32)
-        dcell *= forget
-        product = dcell * tl.load(cell_ptr + before, mask=inside, other=0.0)
-        dforget = (product - product * forget).to(kind)
-        tl.store(dgates_ptr + N + gate, dforget, mask=inside)
-        dstate = tl.dot(dforget, w_forget, dstate)
+        d_o = (product - product * o_gate).to(kind)
+        tl.store(dgates_ptr + 3 * N + gate, d_o, mask=mask)
+        i_gate = tl.load(gates_ptr + gate, mask=mask, other=0.0).to(tl.float32)
+        g_gate = tl.load(gates_ptr + 2 * N + gate, mask=mask, other=0.0).to(tl.float32)
+        dstate = tl.dot(d_o, w_o)
+        through = dcell * i_gate
+        product = through * g_gate
+        d_i = (product - product * i_gate).to(kind)
+        tl.store(dgates_ptr + gate, d_i, mask=mask)
+        dstate = tl.dot(d_i, w_i, dstate)
+        d_g = (through - product * g_gate).to(kind)
+        tl.store(dgates_ptr + 2 * N + gate, d_g, mask=mask)
+        dstate = tl.dot(d_g, w_g, dstate)
+        f_gate = tl.load(gates_ptr + N + gate, mask=mask, other=0.0).to(tl.float32)
+        dcell *= f_gate
+        product = dcell * tl.load(cell_ptr + before, mask=mask, other=0.0)
+        d_f = (product - product * f_gate).to(kind)
+        tl.store(dgates_ptr + N + gate, d_f, mask=mask)
+        dstate = tl.dot(d_f, w_f, dstate)
         gates_ptr -= 4 * N
         dgates_ptr -= 4 * N
         dstate_ptr -= N
@@ -213,21 +215,22 @@ def _sequence_backward(
 
 
 def _weights_fit(outputs: int, kind: torch.dtype) -> bool:
-    """Whether a client's state weights have room beside the tensor cores that use them."""
+    """Whether a client's state weights fit into a multiprocessor's shared memory."""
     return kind.itemsize == 2 and next_power_of_two(outputs) <= MAX_HIDDEN
 
 
-def _launch(kernel: Any, gates_CBTG: Tensor, *others: Tensor) -> None:
-    """One of the kernels that go through all steps."""
-    clients, batch, steps, gates = gates_CBTG.shape
+def _launch_sequence(kernel: Any, shape: torch.Size, **pointers: Tensor) -> None:
+    """Launch a kernel that goes through all steps of gates of this shape, (C, B, T, G)."""
+    clients, batch, steps, gates = shape
     outputs, samples = gates // 4, min(SAMPLES, next_power_of_two(batch))
     kernel[(clients, cdiv(batch, samples))](
-        gates_CBTG, *others, batch, steps, outputs, samples, next_power_of_two(outputs), num_warps=WARPS, num_stages=1
-    )
+        **pointers, B=batch, T=steps, N=outputs, BB=samples, BN=next_power_of_two(outputs),
+        num_warps=WARPS, num_stages=1,
+    )  # fmt: skip
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """In fp32, whatever the operands are."""
+    """Batched product in fp32, whatever the operands' type."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
@@ -236,7 +239,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates_CBTG: Tensor, w_CGO: Tensor) -> Tensor:
-        """From each step's gates without their state's part; these are used up."""
+        """States of all steps from the gates' input part, which is overwritten."""
         clients, batch, steps, gates = gates_CBTG.shape
         outputs = gates // 4
         state = torch.empty((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
@@ -246,46 +249,56 @@ class _Layer(torch.autograd.Function):
         w = w_CGO.to(state.dtype)
         if _weights_fit(outputs, state.dtype):
             w = w.contiguous()
-            _launch(_sequence_forward, gates_CBTG, w, cell, state)
+            _launch_sequence(
+                _sequence_forward, gates_CBTG.shape, gates_ptr=gates_CBTG, w_ptr=w, cell_ptr=cell, state_ptr=state
+            )
         else:
             block = min(512, next_power_of_two(outputs))
-            product = gates_CBTG  # not looked at before there is one
+            product = gates_CBTG  # not read in the first step
             for t in range(steps):
                 if t:
                     product = torch.bmm(state[:, :, t], w.mT)
                 _cell_forward[(clients * batch, cdiv(outputs, block))](
-                    product, gates_CBTG, cell, state, t, steps, outputs, t == 0, block
-                )
+                    product_ptr=product, gates_ptr=gates_CBTG, cell_ptr=cell, state_ptr=state,
+                    t=t,
+                    T=steps, N=outputs, FIRST=t == 0, BLOCK=block,
+                )  # fmt: skip
         ctx.save_for_backward(gates_CBTG, cell, state, w)
         return state[:, :, 1:]
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> Any:
+    def backward(ctx: Any, *dy_: Tensor) -> Any:
         gates, cell, state, w = ctx.saved_tensors
         clients, batch, steps, _ = gates.shape
         outputs = state.shape[-1]
-        dstate = given[0].contiguous()
+        dstate = dy_[0].contiguous()
         dgates = torch.empty_like(gates)
         if _weights_fit(outputs, state.dtype):
-            _launch(_sequence_backward, gates, w, cell, dstate, dgates)
+            _launch_sequence(
+                _sequence_backward, gates.shape,
+                gates_ptr=gates, w_ptr=w, cell_ptr=cell, dstate_ptr=dstate, dgates_ptr=dgates,
+            )  # fmt: skip
         else:
             dcell = torch.empty_like(cell[:, :, 0])
             block = min(512, next_power_of_two(outputs))
-            after = dcell  # not looked at before there is one
+            after = dcell  # not read in the last step
             for t in range(steps - 1, -1, -1):
                 last = t == steps - 1
                 if not last:
                     after = torch.bmm(dgates[:, :, t + 1], w)
                 _cell_gradient[(clients * batch, cdiv(outputs, block))](
-                    gates, cell, dstate, after, dcell, dgates, t, steps, outputs, last, block
-                )
+                    gates_ptr=gates, cell_ptr=cell, dstate_ptr=dstate, dafter_ptr=after, dcell_ptr=dcell,
+                    dgates_ptr=dgates,
+                    t=t,
+                    T=steps, N=outputs, LAST=last, BLOCK=block,
+                )  # fmt: skip
         dw_CGO = _product(dgates.flatten(1, 2).mT, state[:, :, :-1].flatten(1, 2))
         return dgates, dw_CGO
 
 
-def recurrent(x_CBTI: Tensor, layers: list[LayerWeights], compute: Precision = "fp32") -> Tensor:
-    """An LSTM's outputs at each step, (C, B, T, O)."""
-    x_CBTI = x_CBTI.to(activation_dtype(compute))
+def lstm(x_CBTI: Tensor, layers: list[LayerWeights], precision: Precision = "fp32") -> Tensor:
+    """Outputs of an LSTM at each step, (C, B, T, O)."""
+    x_CBTI = x_CBTI.to(activation_dtype(precision))
     for w_CGI, w_CGO, b_CG, c_CG in layers:
-        x_CBTI = _Layer.apply(linear_of_any(x_CBTI, w_CGI, b_CG + c_CG, compute), w_CGO)
+        x_CBTI = _Layer.apply(linear_nd(x_CBTI, w_CGI, b_CG + c_CG, precision), w_CGO)
     return x_CBTI

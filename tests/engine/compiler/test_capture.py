@@ -36,7 +36,7 @@ def batch(lengths: list[int]) -> ClientBatches:
 
 def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
     x_P, b_Z = method.flat.row(method.flat.module)
-    return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).g_CP
+    return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).grads_CP
 
 
 def test_batches_are_padded_where_that_changes_nothing() -> None:

@@ -36,12 +36,12 @@ def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Ten
 def test_a_mapped_step_waits_for_no_device(tables: int) -> None:
     """On a device without values to wait for."""
     method, given = mapped("meta", tables)
-    assert method(*given).g_CP.shape == given[0].shape
+    assert method(*given).grads_CP.shape == given[0].shape
 
 
 def test_a_client_with_a_code_beyond_is_marked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     method, (x_CP, b_CZ, batch) = mapped("cpu")
-    expected = method(x_CP, b_CZ, batch).g_CP
+    expected = method(x_CP, b_CZ, batch).grads_CP
     batch.inputs_CB[1, 2, 3] = 6
     with pytest.raises(IndexError, match="beyond an embedding's vocabulary"):
         method(x_CP, b_CZ, batch)

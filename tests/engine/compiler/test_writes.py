@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import InvalidInput
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine.module_profile import profile_module
 from tests.engine.zoo.entry import Net
 from tests.simulation.module_profiles import data, furthest, run
@@ -39,8 +42,9 @@ def writing(way: Callable[[Tensor, Tensor], object], kept: Tensor) -> nn.Module:
 def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], object]) -> None:
     kept = torch.ones(4)
     flat = FlatModule(writing(way, nn.Parameter(kept, requires_grad=False) if whose == "frozen weights" else kept))
-    found = profile_module(flat, F.cross_entropy, *flat.row(flat.module), torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
-    assert found.writes == (whose,)
+    samples = InMemorySamples(torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
+    training = ClientTraining(flat, F.cross_entropy, samples, [torch.arange(4)], leaf(), None, "epochs", 0)
+    assert profile_module(training).mutates == (whose,)
 
 
 def test_a_run_whose_frozen_weights_are_written_to_is_refused() -> None:

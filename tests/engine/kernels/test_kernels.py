@@ -20,7 +20,7 @@ from tests.engine.pairs import CLOSE, compare
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
 
-ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
+ON_GPU = torch.cuda.is_available() and not kernels.is_interpreted()
 
 
 @pytest.mark.slow
@@ -34,10 +34,10 @@ ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
             "group_norm",
             "flatten",
             "max_pool2d",
-            "reorder",
+            "convert_filters",
             "embedding",
             "cross_entropy",
-            "recurrent",
+            "lstm",
             "update",
             "drift",
         ],
@@ -55,12 +55,12 @@ def test_kernels_agree_with_float64(families: list[str]) -> None:
 
 
 def test_available_follows_the_machine() -> None:
-    assert kernels.available() == (kernels.interpreted() or torch.cuda.is_available())
+    assert kernels.triton_available() == (kernels.is_interpreted() or torch.cuda.is_available())
 
 
-def test_an_unknown_operation_is_named() -> None:
-    with pytest.raises(AttributeError, match="pooling"):
-        _ = kernels.pooling
+def test_a_cpu_computes_in_torch() -> None:
+    assert kernels.backend_for(torch.device("cpu"), torch.float32) is kernels.TORCH_BACKEND
+    assert kernels.backend_for(torch.device("cuda"), torch.float64) is kernels.TORCH_BACKEND
 
 
 LOOP = """
@@ -91,7 +91,7 @@ def test_a_buffer_the_next_copy_overtakes_is_found(places: int, running: int, fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("families", [["conv2d"], ["conv2d_relu_pool", "linear", "recurrent"]], ids=lambda f: f[0])
+@pytest.mark.parametrize("families", [["conv2d"], ["conv2d_relu_pool", "linear", "lstm"]], ids=lambda f: f[0])
 def test_no_product_is_overtaken(families: list[str]) -> None:
     """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from
     then on."""
@@ -104,12 +104,13 @@ def test_no_product_is_overtaken(families: list[str]) -> None:
     assert late and int(late[1]) > 0, done.stdout
 
 
-FETCH = """
+LOAD_IMAGES = """
 import torch
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import kernels
+from stratafl.engine.kernels.image_batches import load_images
 
-device = "cpu" if kernels.interpreted() else "cuda"
+device = "cpu" if kernels.is_interpreted() else "cuda"
 for channels, height, width in ((3, 8, 8), (1, 5, 7)):
     data = torch.randn(20, channels, height, width, device=device)
     index_CB = torch.randint(20, (3, 16), device=device)
@@ -117,31 +118,34 @@ for channels, height, width in ((3, 8, 8), (1, 5, 7)):
     for step in (0, 7):
         expected = flip_and_crop(data[index_CB], -5, client_C, step)
         assert not torch.equal(expected, data[index_CB])
-        assert torch.equal(kernels.fetch(data, index_CB, -5, client_C, step), expected)
+        assert torch.equal(load_images(data, index_CB, -5, client_C, step), expected)
 """
 
 
-def test_fetch_is_flip_and_crop_bit_by_bit() -> None:
+def test_load_images_is_flip_and_crop_bit_by_bit() -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", FETCH], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_IMAGES], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 DROPOUT = """
 import torch
-from stratafl.engine import kernels, ops
-from stratafl.engine.random_streams import Source, Stream
+from stratafl.engine import kernels
+from stratafl.engine.kernels import dropout, reference
+from stratafl.engine.random_streams import ClientStream, RandomSource
 
-device = "cpu" if kernels.interpreted() else "cuda"
+device = "cpu" if kernels.is_interpreted() else "cuda"
 client_C = torch.tensor([7, 2, 1000], device=device)
 steps = (4, torch.tensor(9, device=device), torch.tensor([5, 0, 2], device=device))
 cases = [(dtype, step, p) for dtype in (torch.float32, torch.bfloat16) for step in steps for p in (0.5, 0.1, 0.999)]
 for last, shape in ((False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5, 3, 6)), (True, (3, 3, 2, 2, 1))):
     for dtype, step, p in cases:
         x, done = torch.randn(shape, device=device).to(dtype), []
-        for dropout in (ops.dropout, kernels.dropout):
-            given, source = x.clone().requires_grad_(), Source(Stream(11, client_C, step), 2)
-            y = dropout(given, p, source, last)
+        for drop in (reference.dropout, dropout.dropout):
+            given, source = x.clone().requires_grad_(), RandomSource(ClientStream(11, client_C, step), 2)
+            y = drop(given, p, source, last)
             y.backward(torch.full_like(y, 3))
             done.append((y.detach(), given.grad))
             assert source.count == 3
@@ -160,9 +164,10 @@ def test_dropout_draws_what_the_stream_has_forward_and_back() -> None:
 LOOKUPS = """
 import torch
 from stratafl.engine import kernels
+from stratafl.engine.kernels.embedding import embedding
 
 products = 0
-if kernels.interpreted():
+if kernels.is_interpreted():
     from triton.runtime.interpreter import InterpreterBuilder
 
     multiply = InterpreterBuilder.create_dot
@@ -173,7 +178,7 @@ if kernels.interpreted():
         return multiply(*operands)
 
     InterpreterBuilder.create_dot = product
-device = "cpu" if kernels.interpreted() else "cuda"
+device = "cpu" if kernels.is_interpreted() else "cuda"
 random = torch.Generator().manual_seed(3)
 ENTRIES, CODES = 4_500, 24
 codes = torch.randint(ENTRIES, (3, 4, CODES // 4), generator=random)
@@ -184,7 +189,7 @@ codes, dy = codes.to(device), torch.randn(3, 4, CODES // 4, 5, generator=random)
 
 def gradient(some):
     weights = torch.zeros(3, ENTRIES, 5, device=device)[some].requires_grad_()
-    kernels.embedding(codes[some], weights).backward(dy[some])
+    embedding(codes[some], weights).backward(dy[some])
     return weights.grad
 
 
@@ -219,16 +224,12 @@ ENGINE = """
 import torch
 from torch import nn
 
-from stratafl.engine import ops
-
-ours = ops._with_kernels()
-ops.table = lambda device, dtype: ours if dtype == torch.float32 else ops.PLAIN
-
-from stratafl.engine import stacked
 from stratafl.core.client_update import leaf
+from stratafl.engine import kernels
 from tests.engine import pairs
 
-stacked.table = ops.table
+ours = kernels.triton_backend()
+kernels.backend_for = lambda device, dtype: ours if dtype == torch.float32 else kernels.TORCH_BACKEND
 
 
 def model():
@@ -244,7 +245,7 @@ for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
     more = {} if chain.epochs is None else {"periods": [1]}
     given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict(), **more}
     expected = pairs.federation(**given).run()
-    sim = pairs.stacked(pairs.federation(**given), chunk=2)
+    sim = pairs.stacked(pairs.federation(**given), chunk_size=2)
     assert sim.engine.how == "stacked", sim.engine.how
     got = sim.run()
     assert not torch.equal(expected.models[0][0], expected.models[-1][0])

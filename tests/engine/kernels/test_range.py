@@ -18,7 +18,7 @@ from stratafl.engine import kernels
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
 
-ON_GPU = torch.cuda.is_available() and not kernels.interpreted()
+ON_GPU = torch.cuda.is_available() and not kernels.is_interpreted()
 
 
 def run(*parts: str) -> None:
@@ -59,8 +59,13 @@ LAYERS = """
 import torch
 import torch.nn.functional as F
 from stratafl.engine import kernels
+from stratafl.engine.kernels.conv2d import conv2d
+from stratafl.engine.kernels.conv2d_relu_pool import conv2d_relu_pool
+from stratafl.engine.kernels.cross_entropy import cross_entropy
+from stratafl.engine.kernels.group_norm import group_norm
+from stratafl.engine.kernels.linear import linear
 
-device = "cpu" if kernels.interpreted() else "cuda"
+device = "cpu" if kernels.is_interpreted() else "cuda"
 random = torch.Generator().manual_seed(5)
 
 
@@ -73,14 +78,14 @@ def images(function):
 
 
 LAYERS = {
-    "linear": (kernels.linear, F.linear, (5, 20), (6, 20), (6,), (5, 6), True),
-    "conv2d": (kernels.conv2d, images(F.conv2d), (2, 5, 5, 4), (3, 4, 3, 3), (3,), (2, 3, 3, 3), True),
+    "linear": (linear, F.linear, (5, 20), (6, 20), (6,), (5, 6), True),
+    "conv2d": (conv2d, images(F.conv2d), (2, 5, 5, 4), (3, 4, 3, 3), (3,), (2, 3, 3, 3), True),
     "pool": (
-        kernels.conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
+        conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
         (2, 6, 6, 5), (3, 5, 3, 3), (3,), (2, 2, 2, 3), True,
     ),
     "few channels": (
-        kernels.conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
+        conv2d_relu_pool, images(lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 2)),
         (2, 6, 6, 3), (3, 3, 3, 3), (3,), (2, 2, 2, 3), False,
     ),
 }
@@ -108,7 +113,7 @@ for name, (op, plain, x, w, b, y, first) in LAYERS.items():
     dy = normal(len(FACTORS), *y) * scale[:, 2].view(-1, *[1] * len(y))
 
     def kernel(*tensors):
-        return op(*tensors, compute="tf32")
+        return op(*tensors, precision="tf32")
 
     got = results(kernel, inputs, dy, first)
     exact = results(alone(plain), [each.double() for each in inputs], dy.double(), first)
@@ -120,7 +125,7 @@ for name, (op, plain, x, w, b, y, first) in LAYERS.items():
         own = slice(client, client + 1)
         for a, e in zip(results(kernel, [each[own] for each in inputs], dy[own], first), got):
             assert torch.equal(a, e[own]), (name, client)
-assert not kernels.interpreted() or rounded_products
+assert not kernels.is_interpreted() or rounded_products
 """
 
 
@@ -134,7 +139,7 @@ for name, (op, plain, x, w, b, y, first) in LAYERS.items():
     inputs, dy = [normal(2, *shape) for shape in (x, w, b)], normal(2, *y)
     at = alone(plain)(*inputs)[1].flatten().argmax()  # no ReLU cuts this one's gradient off
     dy[1].view(-1)[at] = float("inf")
-    got = results(lambda *tensors: op(*tensors, compute="tf32"), inputs, dy, first)
+    got = results(lambda *tensors: op(*tensors, precision="tf32"), inputs, dy, first)
     exact = results(alone(plain), [each.double() for each in inputs], dy.double(), first)
     for part, (a, e) in enumerate(zip(got, exact)):
         assert bool(a[0].isfinite().all())
@@ -154,13 +159,13 @@ def test_a_gradient_that_is_not_finite_stays_so() -> None:
 
 NAN_OUTPUTS = """
 def normed(x, w, b):
-    return kernels.group_norm(x[:, :, None, None], 2, w, b, relu=True)[:, :, 0, 0]
+    return group_norm(x[:, :, None, None], 2, w, b, relu=True)[:, :, 0, 0]
 
 
 x, dy = normal(1, 3, 4), normal(1, 3, 4)
 x[0, 1, 2] = float("nan")
 for op, plain, shape in (
-    (lambda x, w, b: kernels.linear(x, w, b, relu=True), F.linear, (4, 4)),
+    (lambda x, w, b: linear(x, w, b, relu=True), F.linear, (4, 4)),
     (normed, lambda x, w, b: F.group_norm(x, 2, w, b), (4,)),
 ):
     inputs = [x, normal(1, *shape), normal(1, 4)]
@@ -183,7 +188,7 @@ for label in (5, 6, 7, 8, 1000, -1, -100):
         broken = labels.clone()
         broken[1, 2] = label
         a, e = (z.clone().requires_grad_() for _ in range(2))
-        got, expected = kernels.cross_entropy(a, broken, mask), kernels.cross_entropy(e, labels, mask)
+        got, expected = cross_entropy(a, broken, mask), cross_entropy(e, labels, mask)
         got.sum().backward()
         expected.sum().backward()
         counted = mask is None
@@ -205,7 +210,7 @@ def comparisons() -> set[str]:
     """Every call by which a kernel takes the larger or smaller of two values, but for those that
     keep what is no number."""
     found = set()
-    for path in Path(kernels.__file__).parent.rglob("*.py"):
+    for path in Path(kernels.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in COMPARING:
                 keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
@@ -222,7 +227,7 @@ COUNTS = {
     "tl.maximum(tl.sum(count, 0), 1.0)",
     "tl.minimum(q + 1, (KH - first_row + STRIDE - 1) // STRIDE)",
     "tl.minimum(M, (split + 1) * SPAN)",
-    "tl.minimum(c + 1, C - 1)",
+    "tl.minimum(c + 1, clients - 1)",
     "tl.minimum(14 + 127 - (peak >> 23), 126)",
     # bits of finite numbers
     "tl.max(peak, 0)",

@@ -228,7 +228,7 @@ def flattened(frame: Context, op: Any, x: Any, start: int = 0, end: int = -1) ->
     """Images that a kernel left channels-last become rows in the module's order by another."""
     given = frame.expanded(x)
     if is_channels_last(given) and (start % 4, end % 4) == (1, 3):
-        return PerClient(frame.table.functions["flatten"](given.movedim(2, -1)))
+        return PerClient(frame.table.ops["flatten"](given.movedim(2, -1)))
     return reshaped(frame, op, x)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine import ops, precision
+from stratafl.engine import kernels, precision
 from stratafl.engine.compiler.forms.stack import (
     BatchingRule,
     Context,
@@ -23,7 +23,7 @@ def dropped(frame: Context, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
     rows = torch.float32 if x.dtype in precision.HALF_DTYPES.values() else x.dtype
-    kernel = ops.table(x.device, rows).functions["dropout"]
+    kernel = kernels.backend_for(x.device, rows).ops["dropout"]
     if is_channels_last(x):
         return kernel(x.movedim(2, -1), p, frame.draws(), True).movedim(-1, 2)
     return kernel(x, p, frame.draws(), False)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.engine import ops
+from stratafl.engine import kernels
+from stratafl.engine.kernels import reference
 from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
 
@@ -42,12 +43,12 @@ class GradientPlaces(NamedTuple):
     written: set[str]
     """The parameters whose gradients the backward pass, as far as it has come, has written."""
 
-    def sink(self, names: Sequence[str | None]) -> ops.Sink:
+    def sink(self, names: Sequence[str | None]) -> reference.GradientBuffers:
         """Those of a layer's two parameters."""
         views: list[Any] = [
             values.get(name or "") for values in (self.gradients, self.corrections) for name in (*names, None)[:2]
         ]
-        return ops.Sink(*views)._replace(squares=self.squares)
+        return reference.GradientBuffers(*views)._replace(squared_norms=self.squares)
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Context:
     """Operations that had no form and were mapped over the clients."""
     channels_last: bool = False
     """Whether convolutions leave their images so."""
-    table: ops.Table = field(default_factory=lambda: ops.PLAIN)
+    table: kernels.Backend = field(default_factory=lambda: kernels.TORCH_BACKEND)
     """What this device computes with."""
     compute: Precision = "fp32"
     places: GradientPlaces | None = None
@@ -73,15 +74,15 @@ class Context:
         """A kernel that writes the gradients of these parameters where they are wanted, if it can;
         `shared`: whether something else uses them, too, whose gradient autograd must add."""
         places = self.places
-        if places is None or name not in self.table.sinking:
-            return self.table.functions[name]
+        if places is None or name not in self.table.writes_gradients:
+            return self.table.ops[name]
         if shared:
-            return ops.TORCH[name]
+            return reference.REFERENCE_OPS[name]
         names = [each for each in parameters if each is not None]
 
         def call(*args: Any) -> Tensor:
             sink, scale = places.sink(parameters), places.scale
-            y = self.table.functions[name](*args, sink=sink, grad_scale=scale)
+            y = self.table.ops[name](*args, gradient_buffers=sink, loss_scale=scale)
             if y.requires_grad:
                 # what comes out may be cut off from the loss: its gradients are written only if it
                 # is reached (a hook that knew the context would keep all values alive)

@@ -1,5 +1,7 @@
-"""Cross-entropy of C clients; its gradient is written in the same pass. C clients, B samples, K
-classes."""
+"""Cross-entropy of C clients; its gradient is written in the same pass.
+
+C clients, B samples, K classes.
+"""
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
 
@@ -17,10 +19,10 @@ from stratafl.engine.kernels.common import next_power_of_two
 
 @triton.jit
 def _cross_entropy(
-    z_ptr, label_ptr, mask_ptr, loss_ptr, dz_ptr, grad_scale, B, K, MASKED: tl.constexpr,
+    z_ptr, label_ptr, mask_ptr, loss_ptr, dz_ptr, loss_scale, B, K, MASKED: tl.constexpr,
     BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A label that is no class gives what is no number, unless its sample is left out."""
+    """A label that is no class gives NaN, unless its sample is masked."""
     c = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BK)
     count = tl.zeros((BB,), tl.float32) + 0.0
@@ -34,9 +36,9 @@ def _cross_entropy(
     loss = tl.zeros((BB,), tl.float32)
     for first in range(0, B, BB):
         b = first + tl.arange(0, BB)
-        inside = (b < B)[:, None] & (k < K)[None, :]
-        where = c * B * K + b[:, None] * K + k[None, :]
-        z = tl.load(z_ptr + where, mask=inside, other=-float("inf")).to(tl.float32)
+        mask = (b < B)[:, None] & (k < K)[None, :]
+        offset = c * B * K + b[:, None] * K + k[None, :]
+        z = tl.load(z_ptr + offset, mask=mask, other=-float("inf")).to(tl.float32)
         z = tl.where((b < B)[:, None], z, 0.0)
         z -= tl.max(z, 1)[:, None]
         e = tl.exp(z)
@@ -45,33 +47,35 @@ def _cross_entropy(
         if MASKED:
             weight *= tl.load(mask_ptr + c * B + b, mask=b < B, other=0).to(tl.float32)
         label = tl.load(label_ptr + c * B + b, mask=b < B, other=0)
-        chosen = k[None, :] == label[:, None]
-        each = tl.log(norm) - tl.sum(tl.where(chosen, z, 0.0), 1)
-        known = (label >= 0) & (label < K)
-        each = tl.where(known, each, float("nan"))
-        loss += tl.where(weight > 0.0, each * weight, 0.0)
-        dz = (e / norm[:, None] - chosen.to(tl.float32)) * weight[:, None] * grad_scale
-        dz = tl.where(known[:, None], dz, float("nan"))
+        is_label = k[None, :] == label[:, None]
+        sample_loss = tl.log(norm) - tl.sum(tl.where(is_label, z, 0.0), 1)
+        is_class = (label >= 0) & (label < K)
+        sample_loss = tl.where(is_class, sample_loss, float("nan"))
+        loss += tl.where(weight > 0.0, sample_loss * weight, 0.0)
+        dz = (e / norm[:, None] - is_label.to(tl.float32)) * weight[:, None] * loss_scale
+        dz = tl.where(is_class[:, None], dz, float("nan"))
         dz = tl.where((weight > 0.0)[:, None], dz, 0.0)
-        tl.store(dz_ptr + where, dz.to(dz_ptr.dtype.element_ty), mask=inside)
+        tl.store(dz_ptr + offset, dz.to(dz_ptr.dtype.element_ty), mask=mask)
     tl.store(loss_ptr + c, tl.sum(loss, 0))
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, labels: Tensor, mask: Tensor | None, grad_scale: float) -> Tensor:
+    def forward(ctx: Any, z: Tensor, labels: Tensor, mask: Tensor | None, loss_scale: float) -> Tensor:
         z = z.contiguous()
         clients, batch, classes = z.shape
         loss = torch.empty(clients, dtype=torch.float32, device=z.device)
         dz = torch.empty_like(z)
         bk = next_power_of_two(classes, 1)
         bb = min(next_power_of_two(batch), max(1, 8192 // bk))
-        given = labels if mask is None else mask.contiguous()
-        if given.dtype == torch.bool:
-            given = given.view(torch.uint8)
+        weights = labels if mask is None else mask.contiguous()
+        if weights.dtype == torch.bool:
+            weights = weights.view(torch.uint8)
         _cross_entropy[(clients,)](
-            z, labels.contiguous(), given, loss, dz, grad_scale, batch, classes, mask is not None, bb, bk
-        )
+            z_ptr=z, label_ptr=labels.contiguous(), mask_ptr=weights, loss_ptr=loss, dz_ptr=dz,
+            loss_scale=loss_scale,
+            B=batch, K=classes, MASKED=mask is not None, BB=bb, BK=bk,
+        )  # fmt: skip
         ctx.save_for_backward(dz)
         return loss
 
@@ -82,8 +86,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(
-    logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor | None = None, grad_scale: float = 1.0
+    logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor | None = None, loss_scale: float = 1.0
 ) -> Tensor:
-    """Each client's mean loss over the samples its mask keeps (zero if none); gradients times
-    `grad_scale`."""
-    return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, grad_scale)
+    """Mean loss of each client over the samples that its mask keeps (zero if none).
+
+    Its gradients are multiplied by `loss_scale`.
+    """
+    return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, loss_scale)

@@ -24,15 +24,16 @@ from stratafl.engine.kernels.common import (
     cdiv,
     dot_operands,
     exponent,
+    gradient_target,
+    launch_config,
     next_power_of_two,
     per_client_parameter,
     reduction_operands,
-    settle,
-    target,
+    store_gradient,
     unscaled,
 )
-from stratafl.engine.kernels.tuning import tuning
-from stratafl.engine.ops import Sink
+from stratafl.engine.kernels.reference import GradientBuffers
+from stratafl.engine.precision import Precision
 
 GROUPS = 4
 """Programs that share a block of rows of a weight gradient."""
@@ -82,11 +83,11 @@ def _input_gradient(
     acc = tl.zeros((BB, BI), tl.float32)
     for first in range(0, CO, BK):
         k = first + tl.arange(0, BK)
-        inside = (b < B)[:, None] & (k < CO)[None, :]
-        where = b[:, None] * CO + k[None, :]
-        dy_BK = tl.load(dy_ptr + where, mask=inside, other=0.0)
+        mask = (b < B)[:, None] & (k < CO)[None, :]
+        offset = b[:, None] * CO + k[None, :]
+        dy_BK = tl.load(dy_ptr + offset, mask=mask, other=0.0)
         if RELU:
-            dy_BK = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy_BK).to(dy_BK.dtype)
+            dy_BK = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy_BK).to(dy_BK.dtype)
         w_KI = tl.load(w_ptr + k[:, None] * CI + i[None, :], mask=(k < CO)[:, None] & (i < CI)[None, :], other=0.0)
         dy_BK = cast(dy_BK, OPERAND, dy_exponent, SCALED)
         acc = tl.dot(dy_BK, cast(w_KI, OPERAND, w_exponent, SCALED), acc, input_precision=PRECISION)
@@ -97,26 +98,25 @@ def _input_gradient(
 
 @triton.jit
 def _output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU: tl.constexpr):
-    """Rows k and columns o of the gradient before ReLU, which an output that is no number lets
-    through."""
-    inside = (k < B)[:, None] & (o < CO)[None, :]
-    where = k[:, None] * CO + o[None, :]
-    dy_KO = tl.load(dy_ptr + where, mask=inside, other=0.0)
+    """Rows k and columns o of the gradient before ReLU. An output that is NaN lets it through."""
+    mask = (k < B)[:, None] & (o < CO)[None, :]
+    offset = k[:, None] * CO + o[None, :]
+    dy_KO = tl.load(dy_ptr + offset, mask=mask, other=0.0)
     if RELU:
-        dy_KO = tl.where(tl.load(y_ptr + where, mask=inside, other=0.0) <= 0.0, 0.0, dy_KO).to(dy_KO.dtype)
+        dy_KO = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy_KO).to(dy_KO.dtype)
     return dy_KO
 
 
 @triton.jit
 def _weight_gradient(
-    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, extra_w_ptr, extra_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr,
+    x_ptr, dy_ptr, y_ptr, dw_ptr, db_ptr, correction_w_ptr, correction_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr,
     stride_w, stride_b, scale, B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, SCALED: tl.constexpr,
-    EXTRA: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    CORRECT: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
     """One program: some rows of the weights, every GROUPS-th block of columns; a batch that fits is
-    fetched once."""
+    loaded once."""
     c = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) % GROUPS
     o = (tl.program_id(0) // GROUPS) * BO + tl.arange(0, BO)
@@ -130,12 +130,12 @@ def _weight_gradient(
     squares_OI = tl.zeros((BO, BI), tl.float32)
     for first_i in range(group * BI, CI, GROUPS * BI):
         i = first_i + tl.arange(0, BI)
-        at = c * stride_w + o[:, None] * CI + i[None, :]
-        here = (o < CO)[:, None] & (i < CI)[None, :]
-        # Corrections are most of what is read: they are asked for before the product.
-        extra = 0.0
-        if EXTRA:
-            extra = tl.load(extra_w_ptr + at, mask=here, other=0.0)
+        offset = c * stride_w + o[:, None] * CI + i[None, :]
+        weights_mask = (o < CO)[:, None] & (i < CI)[None, :]
+        # corrections are most of what is read, so they are loaded before the product
+        correction = 0.0
+        if CORRECT:
+            correction = tl.load(correction_w_ptr + offset, mask=weights_mask, other=0.0)
         acc = tl.zeros((BO, BI), tl.float32)
         if ONE:
             x_KI = tl.load(x_ptr + k[:, None] * CI + i[None, :], mask=(k < B)[:, None] & (i < CI)[None, :], other=0.0)
@@ -144,89 +144,107 @@ def _weight_gradient(
             for first in range(0, B, BK):
                 b = first + k
                 dy_KO = cast(_output_gradient(dy_ptr, y_ptr, b, o, B, CO, RELU), OPERAND, dy_exponent, SCALED)
-                inside = (b < B)[:, None] & (i < CI)[None, :]
-                x_KI = tl.load(x_ptr + b[:, None] * CI + i[None, :], mask=inside, other=0.0)
+                mask = (b < B)[:, None] & (i < CI)[None, :]
+                x_KI = tl.load(x_ptr + b[:, None] * CI + i[None, :], mask=mask, other=0.0)
                 x_KI = cast(x_KI, OPERAND, x_exponent, SCALED)
                 acc = tl.dot(tl.trans(dy_KO), x_KI, acc, input_precision=PRECISION)
-        dw = unscaled(acc, x_exponent + dy_exponent, SCALED) * scale + extra
-        tl.store(dw_ptr + at, dw, mask=here)
-        squares_OI += tl.where(here, dw * dw, 0.0)
+        dw = unscaled(acc, x_exponent + dy_exponent, SCALED) * scale + correction
+        tl.store(dw_ptr + offset, dw, mask=weights_mask)
+        squares_OI += tl.where(weights_mask, dw * dw, 0.0)
     squares = tl.sum(tl.sum(squares_OI, 1), 0)
     if BIAS:  # noqa: SIM102
         if group == 0:
             summed = tl.zeros((BO,), tl.float32)
             for first in range(0, B, BK):
                 summed += tl.sum(_output_gradient(dy_ptr, y_ptr, first + k, o, B, CO, RELU).to(tl.float32), 0)
-            squares += settle(db_ptr, extra_b_ptr, c * stride_b + o, summed * scale, o < CO, EXTRA)
+            squares += store_gradient(db_ptr, correction_b_ptr, c * stride_b + o, summed * scale, o < CO, CORRECT)
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, compute: str, sink: Sink | None,
-        grad_scale: float,
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, precision: Precision,
+        buffers: GradientBuffers | None,
+        loss_scale: float,
     ) -> Tensor:  # fmt: skip
-        x = x.to(activation_dtype(compute)).contiguous()
+        x = x.to(activation_dtype(precision)).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
         y = torch.empty((clients, batch, outputs), dtype=x.dtype, device=x.device)
         weight, stride_w = per_client_parameter(w)
         bias, stride_bias = (weight, 0) if b is None else per_client_parameter(b)
-        t = tuning("linear forward", compute)
+        config = launch_config("linear forward", precision)
         bo, bb, bk = (
-            min(t.m, next_power_of_two(outputs)),
-            min(t.n, next_power_of_two(batch)),
-            min(t.k, next_power_of_two(inputs)),
+            min(config.m, next_power_of_two(outputs)),
+            min(config.n, next_power_of_two(batch)),
+            min(config.k, next_power_of_two(inputs)),
         )
         _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
-            x, weight, bias, y, stride_w, stride_bias, batch, outputs, inputs, relu, b is not None,
-            dot_operands(compute).precision, bo, bb, bk, num_warps=t.warps, num_stages=t.stages,
+            x_ptr=x, w_ptr=weight, b_ptr=bias, y_ptr=y,
+            stride_w=stride_w, stride_bias=stride_bias,
+            B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None,
+            PRECISION=dot_operands(precision).precision, BO=bo, BB=bb, BK=bk,
+            num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y)
-        ctx.plan = relu, compute, sink, grad_scale
+        ctx.plan = relu, precision, buffers, loss_scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *dy_: Tensor) -> Any:
         x, w, b, y = ctx.saved_tensors
-        relu, compute, sink, grad_scale = ctx.plan
+        relu, precision, buffers, loss_scale = ctx.plan
         dy = dy_[0].to(x.dtype).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
-        by = reduction_operands(compute)
-        dy_peaks = by.peaks(dy)
+        operands = reduction_operands(precision)
+        dy_peaks = operands.peaks(dy)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
             weight, stride_w = per_client_parameter(w)
-            t = tuning("linear input gradient", compute)
+            config = launch_config("linear input gradient", precision)
             bi, bb, bk = (
-                min(t.m, next_power_of_two(inputs)),
-                min(t.n, next_power_of_two(batch)),
-                min(t.k, next_power_of_two(outputs)),
+                min(config.m, next_power_of_two(inputs)),
+                min(config.n, next_power_of_two(batch)),
+                min(config.k, next_power_of_two(outputs)),
             )
             _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
-                dy, y, weight, dx, dy_peaks, by.peaks(weight), stride_w, batch, outputs, inputs, relu, by.precision,
-                by.dtype, by.scaled, bi, bb, bk, num_warps=t.warps, num_stages=t.stages,
+                dy_ptr=dy, y_ptr=y, w_ptr=weight, dx_ptr=dx, dy_peak_ptr=dy_peaks, w_peak_ptr=operands.peaks(weight),
+                stride_w=stride_w,
+                B=batch, CO=outputs, CI=inputs, RELU=relu, PRECISION=operands.precision, OPERAND=operands.dtype,
+                SCALED=operands.scaled, BI=bi, BB=bb, BK=bk,
+                num_warps=config.warps, num_stages=config.stages,
             )  # fmt: skip
-        dw = target(sink, w)
-        db = dw if b is None else target(sink, b, bias=True)
-        t = tuning("linear weight gradient", compute)
+        dw = gradient_target(buffers, w)
+        db = dw if b is None else gradient_target(buffers, b, bias=True)
+        config = launch_config("linear weight gradient", precision)
         bo, bi, bk = (
-            min(t.m, next_power_of_two(outputs)),
-            min(t.n, next_power_of_two(inputs)),
-            min(t.k, next_power_of_two(batch)),
+            min(config.m, next_power_of_two(outputs)),
+            min(config.n, next_power_of_two(inputs)),
+            min(config.k, next_power_of_two(batch)),
         )
         groups = min(GROUPS, cdiv(inputs, bi))
         programs = cdiv(outputs, bo) * groups
         _weight_gradient[(programs, clients)](
-            x, dy, y, dw.grad, db.grad, dw.extra, db.extra, dw.parts(programs), by.peaks(x), dy_peaks,
-            dw.grad.stride(0), db.grad.stride(0), 1 / grad_scale, batch, outputs, inputs, relu, b is not None,
-            by.precision, by.dtype, by.scaled, dw.corrected, groups, bo, bi, bk, batch <= bk,
-            num_warps=t.warps, num_stages=t.stages,
+            x_ptr=x, dy_ptr=dy, y_ptr=y, dw_ptr=dw.grad, db_ptr=db.grad, correction_w_ptr=dw.correction,
+            correction_b_ptr=db.correction,
+            squares_ptr=dw.new_partial_norms(programs), x_peak_ptr=operands.peaks(x), dy_peak_ptr=dy_peaks,
+            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / loss_scale,
+            B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None, PRECISION=operands.precision,
+            OPERAND=operands.dtype,
+            SCALED=operands.scaled, CORRECT=dw.has_correction, GROUPS=groups, BO=bo, BI=bi, BK=bk, ONE=batch <= bk,
+            num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
-        return dx, *((None, None) if sink else (dw.grad, None if b is None else db.grad)), None, None, None, None
+        return (
+            dx,
+            *((None, None) if buffers else (dw.grad, None if b is None else db.grad)),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def linear(
@@ -234,13 +252,13 @@ def linear(
     w_COI: Tensor,
     b_CO: Tensor | None = None,
     relu: bool = False,
-    compute: str = "fp32",
-    sink: Sink | None = None,
-    grad_scale: float = 1.0,
+    precision: Precision = "fp32",
+    gradient_buffers: GradientBuffers | None = None,
+    loss_scale: float = 1.0,
 ) -> Tensor:
     """x @ w^T + b of each client, (C, B, CO), then ReLU if asked.
 
-    Gradients of activations arrive times `grad_scale`; those of parameters are divided by it, and
-    go to `sink`.
+    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it and
+    written to `gradient_buffers`.
     """
-    return _Linear.apply(x_CBI, w_COI, b_CO, relu, compute, sink, grad_scale)
+    return _Linear.apply(x_CBI, w_COI, b_CO, relu, precision, gradient_buffers, loss_scale)

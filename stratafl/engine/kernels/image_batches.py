@@ -1,7 +1,7 @@
-"""Samples straight from the data set to where a network reads them: gathered, mirrored and cropped
-in one pass.
+"""Images of a step from the data set to the model's input: gathered, flipped and cropped in one
+pass.
 
-C clients, B places in a batch, K channels, H W height and width.
+C clients, B samples of a batch, K channels, H W height and width.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from stratafl.base.rng import MIXING, Stream, stream_prefix
 from stratafl.data.transforms import PAD
 from stratafl.engine.kernels.common import activation_dtype, hash_step, logical_right_shift, next_power_of_two
+from stratafl.engine.precision import Precision
 
 
 @triton.jit
@@ -28,12 +29,12 @@ def _load_images(
     data_ptr, index_ptr, client_ptr, step_ptr, out_ptr, start, golden, first, second, B,
     K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64)
-    client = tl.load(client_ptr + place // B)
+    sample = tl.program_id(0).to(tl.int64)
+    client = tl.load(client_ptr + sample // B)
     state = hash_step(start, client, golden, first, second)
     state = hash_step(state, tl.load(step_ptr), golden, first, second)
-    state = hash_step(state, place % B, golden, first, second)
-    mirrored = _uniform(state, 0, golden, first, second) < 0.5
+    state = hash_step(state, sample % B, golden, first, second)
+    flipped = _uniform(state, 0, golden, first, second) < 0.5
     cropped = _uniform(state, 1, golden, first, second) < 0.5
     down = (_uniform(state, 2, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN
     right = (_uniform(state, 3, golden, first, second) * (2 * MARGIN + 1)).to(tl.int32) - MARGIN
@@ -43,29 +44,33 @@ def _load_images(
     pixel = tl.arange(0, BLOCK)
     row = pixel // W + down
     column = pixel % W + right
-    column = tl.where(mirrored, W - 1 - column, column)
-    real = pixel < H * W
-    inside = real & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    image = tl.load(index_ptr + place) * (K * H * W)
+    column = tl.where(flipped, W - 1 - column, column)
+    in_image = pixel < H * W
+    mask = in_image & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    image = tl.load(index_ptr + sample) * (K * H * W)
     for k in range(K):
-        value = tl.load(data_ptr + image + k * H * W + row * W + column, mask=inside, other=0.0)
-        where = out_ptr + place * (K * H * W) + pixel * K + k
-        tl.store(where, value.to(out_ptr.dtype.element_ty), mask=real)
+        value = tl.load(data_ptr + image + k * H * W + row * W + column, mask=mask, other=0.0)
+        offset = out_ptr + sample * (K * H * W) + pixel * K + k
+        tl.store(offset, value.to(out_ptr.dtype.element_ty), mask=in_image)
 
 
-def fetch(
-    data_NKHW: Tensor, index_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, compute: str = "fp32"
+def load_images(
+    data_NKHW: Tensor, index_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, precision: Precision = "fp32"
 ) -> Tensor:
-    """What `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)` gives, (C, B, K, H, W), laid
-    out channels-last and in the type this mode keeps activations in."""
+    """Equal to `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)`, (C, B, K, H, W).
+
+    The result is channels-last, and has the type of activations in this precision.
+    """
     clients, batch = index_CB.shape
     channels, height, width = data_NKHW.shape[1:]
     out_CBHWK = torch.empty(
-        clients, batch, height, width, channels, dtype=activation_dtype(compute), device=data_NKHW.device
+        clients, batch, height, width, channels, dtype=activation_dtype(precision), device=data_NKHW.device
     )
     step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
+    golden, first, second = MIXING
     _load_images[(clients * batch,)](
-        data_NKHW, index_CB.contiguous(), client_C, step, out_CBHWK, stream_prefix(seed, Stream.TRANSFORM), *MIXING,
-        batch, channels, height, width, PAD, next_power_of_two(height * width),
+        data_ptr=data_NKHW, index_ptr=index_CB.contiguous(), client_ptr=client_C, step_ptr=step, out_ptr=out_CBHWK,
+        start=stream_prefix(seed, Stream.TRANSFORM), golden=golden, first=first, second=second,
+        B=batch, K=channels, H=height, W=width, MARGIN=PAD, BLOCK=next_power_of_two(height * width),
     )  # fmt: skip
     return out_CBHWK.permute(0, 1, 4, 2, 3)

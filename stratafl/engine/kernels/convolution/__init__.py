@@ -1,1 +1,0 @@
-"""Convolutions and pooling of images, and how filters are packed for them."""
