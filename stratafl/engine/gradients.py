@@ -129,8 +129,8 @@ class CompiledGradients:
     ):
         """`inputs`: samples of the kind the module will see; `labels`: every target is a class
         number; `pads`: batches of other lengths may be padded to the longest; `apart`: functions
-        whose gradient is their own are called for one client after another; `use_kernels`: whether the
-        device's kernels take the place of operations."""
+        whose gradient is their own are called for one client after another; `use_kernels`: whether
+        the device's kernels take the place of operations."""
         self._casting = MixedPrecision(compute, inputs.device, flat.dtype, cache_casts=False)
         self.flat, self.compute, self.pads = flat, self._casting.precision, pads
         self.use_kernels = use_kernels

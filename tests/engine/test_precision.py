@@ -190,7 +190,7 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
         FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision
     )
     assert found is not None and how == "stacked"
-    assert isinstance(found, CompiledGradients) and found.kernels == (largest > 300)
+    assert isinstance(found, CompiledGradients) and found.use_kernels == (largest > 300)
 
 
 def test_evaluation_is_in_the_models_own_type() -> None:

@@ -17,14 +17,14 @@ from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import graph, program
 from stratafl.engine.gradients import CompiledGradients
 from stratafl.engine.random_streams import ClientStream
-from stratafl.engine.selection import select_gradient_method
+from tests.engine.selected import select
 
 RANDOM = torch.Generator().manual_seed(0)
 TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0, 2])
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return select_gradient_method(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    return select(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
 
 
 def batch(lengths: list[int]) -> ClientBatches:

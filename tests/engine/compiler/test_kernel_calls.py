@@ -25,11 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.core.rows import IndexedRows
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
+from stratafl.engine.kernels import reference
 from stratafl.engine.random_streams import ClientStream, RandomSource
-from stratafl.engine.selection import select_gradient_method
 from stratafl.models.networks import cnn, lstm, mlp, resnet18_gn
+from tests.engine.selected import select
 
 EXPECTED = Path(__file__).parent / "kernel_calls.json"
 CLIENTS, BATCH = 2, 4
@@ -59,7 +60,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape))
         return shape if value.is_contiguous() else f"{shape} strides {'x'.join(map(str, value.stride()))}"
-    if isinstance(value, ops.Sink):
+    if isinstance(value, reference.GradientBuffers):
         return f"({', '.join(as_text(each) for each in value)})"
     if isinstance(value, list | tuple):
         return f"[{', '.join(as_text(each) for each in value)}]"
@@ -72,19 +73,28 @@ class NotingKernels:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def table(self, *_: Any) -> ops.Table:
-        functions = {name: self.noting(name, function) for name, function in ops.TORCH.items()}
-        return ops.Table(functions, SINKING, False, ops.update, reorder=lambda given, out: out.copy_(given))
+    def table(self, *_: Any) -> kernels.Backend:
+        functions = {name: self.noting(name, function) for name, function in reference.REFERENCE_OPS.items()}
+        convert_filters = lambda filters, out: out.copy_(filters)  # noqa: E731
+        return kernels.Backend(functions, SINKING, False, reference.fused_optimizer_step, convert_filters)
 
     def noting(self, name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(*args: Any, sink: ops.Sink | None = None, grad_scale: float = 1.0, **options: Any) -> Tensor:
+        def call(
+            *args: Any,
+            gradient_buffers: reference.GradientBuffers | None = None,
+            loss_scale: float = 1.0,
+            **options: Any,
+        ) -> Tensor:
+            sink = gradient_buffers
             if name != "layer_norm":  # has no kernel
                 given = [*map(as_text, args), *(f"{key}={as_text(value)}" for key, value in options.items())]
                 self.calls.append(f"{name}({', '.join(given)})" + ("" if sink is None else f" -> {as_text(sink)}"))
             if sink is None or name == "linear":
-                return function(*args, **options, **({} if sink is None else {"sink": sink, "grad_scale": grad_scale}))
-            places = iter([(sink.w, sink.correction_w), (sink.b, sink.correction_b)])
-            return function(*(self.settling(each, places, grad_scale) for each in args), **options)
+                return function(
+                    *args, **options, **({} if sink is None else {"gradient_buffers": sink, "loss_scale": loss_scale})
+                )
+            places = iter([(sink.weight, sink.add_weight), (sink.bias, sink.add_bias)])
+            return function(*(self.settling(each, places, loss_scale) for each in args), **options)
 
         return call
 
@@ -94,7 +104,7 @@ class NotingKernels:
             return value
         place, correction = next(places)
         parameter = value.detach().requires_grad_()
-        parameter.register_hook(lambda gradient: ops.settle(gradient, place, correction, scale))
+        parameter.register_hook(lambda gradient: reference.write_gradient(gradient, place, correction, scale))
         return parameter
 
 
@@ -118,10 +128,10 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     flat = FlatModule(make().train())
     inputs = torch.randint(10, (BATCH, *shape)) if len(shape) == 1 else torch.randn(BATCH, *shape)
     targets = torch.arange(BATCH) % 10
-    kernels = NotingKernels()
-    monkeypatch.setattr(ops, "table", kernels.table)
+    noting = NotingKernels()
+    monkeypatch.setattr(kernels, "backend_for", noting.table)
     loss = LossOnScores(F.cross_entropy)
-    method, how = select_gradient_method(flat, loss, inputs, targets, labels=True)
+    method, how = select(flat, loss, inputs, targets, labels=True)
     assert method is not None and how == "stacked"
     x_P, b_Z = flat.row(flat.module)
     x_CP, b_CZ = x_P.repeat(CLIENTS, 1), b_Z.repeat(CLIENTS, 1)
@@ -131,15 +141,15 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     mask_CB, stream = torch.ones(CLIENTS, BATCH, dtype=torch.bool), ClientStream(0, torch.arange(CLIENTS), 0)
     batch = ClientBatches(inputs_CB, targets_CB, mask_CB, np.full(CLIENTS, BATCH), stream)
     method(rows_CP, b_CZ, batch)  # what is made once is made now
-    kernels.calls.clear()
+    noting.calls.clear()
     with Copies() as copies:
-        g_CP = method(rows_CP, b_CZ, batch).g_CP
+        g_CP = method(rows_CP, b_CZ, batch).grads_CP
     got_CP = torch.empty_like(x_CP)
     method.layout.restore(g_CP, got_CP)
     if "dropout" not in name:
         expected_P = flat.gradient(x_P, b_Z, inputs, targets, loss)
         assert float((got_CP[0] - expected_P).norm() / expected_P.norm()) < 1e-4
-    return {"calls": list(kernels.calls), "copies": dict(sorted(copies.count.items()))}
+    return {"calls": list(noting.calls), "copies": dict(sorted(copies.count.items()))}
 
 
 @pytest.mark.parametrize("name", MODELS)

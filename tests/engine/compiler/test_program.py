@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.core.flat_module import FlatModule
-from stratafl.engine import ops
+from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.compiler.program import BatchedProgram
 from stratafl.engine.gradients import CompiledGradients
-from stratafl.engine.selection import select_gradient_method
 from stratafl.models.networks import lstm, resnet18_gn
+from tests.engine.selected import select
 
 
 class Of(nn.Module):
@@ -46,7 +46,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     module."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
-    program = BatchedProgram(flat, inputs_CB[0], table=ops.PLAIN)
+    program = BatchedProgram(flat, inputs_CB[0], table=kernels.TORCH_BACKEND)
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
     outputs_CB = program(named, {}, inputs_CB, None)
@@ -181,7 +181,7 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
     flat = FlatModule(module)
     inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
     state = torch.get_rng_state()
-    _, how = select_gradient_method(flat, F.cross_entropy, inputs, targets)
+    _, how = select(flat, F.cross_entropy, inputs, targets)
     assert how.startswith(reason) and ("mapped" in how) == ("mapped" in reason)
     assert torch.equal(torch.get_rng_state(), state), "trying it out leaves the generator as it was"
 
@@ -189,9 +189,7 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
 def test_hooks_are_not_overlooked() -> None:
     layer = nn.Linear(6, 2)
     layer.register_forward_hook(lambda module, given, output: 2 * output)
-    _, how = select_gradient_method(
-        FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
-    )
+    _, how = select(FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"
 
 
@@ -217,7 +215,5 @@ class Narrow(nn.Module):
 
 def test_a_part_in_single_precision_is_no_reason_to_be_slow() -> None:
     torch.manual_seed(0)
-    _, how = select_gradient_method(
-        FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1])
-    )
+    _, how = select(FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"

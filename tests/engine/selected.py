@@ -1,0 +1,26 @@
+"""Selecting a gradient method as an engine does, with the module's profile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.client_update import leaf
+from stratafl.core.flat_module import FlatModule
+from stratafl.core.losses import Loss
+from stratafl.data.dataset import InMemorySamples
+from stratafl.data.inputs import Inputs
+from stratafl.engine.gradients import BatchedGradients
+from stratafl.engine.module_profile import profile_module
+from stratafl.engine.selection import select_gradient_method
+
+
+def select(
+    flat: FlatModule, loss: Loss, inputs: Inputs, targets: Tensor, **options: Any
+) -> tuple[BatchedGradients | None, str]:
+    samples = InMemorySamples(inputs, targets)
+    training = ClientTraining(flat, loss, samples, [torch.arange(len(targets))], leaf(0.1), None, "epochs", 0)
+    return select_gradient_method(flat, loss, inputs, targets, known=profile_module(training), **options)
