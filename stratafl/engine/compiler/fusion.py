@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from stratafl.engine import ops
 from stratafl.engine.compiler.forms.axes import bind_arguments, is_pointwise
 from stratafl.engine.compiler.forms.stack import Context, PerClient
-from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name
+from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name, storage_id
 
 Call = Callable[[Callable[..., Tensor], Tensor, list[Tensor | None], Context], Any]
 """(kernel, first input, parameters, context) -> the value of the chain's last operation."""
@@ -262,11 +262,20 @@ def fuse(
             taken |= set(op.nodes)
     others = {op_name(node) for node in graph.nodes if node not in taken and not is_pointwise_node(node)}
     keeps = others <= KEEPS_IMAGES and any(op.kernel.startswith("conv2d") for op in fused)
+    keeps = keeps and not any(_is_seen_elsewhere(each) for node in graph.nodes for each in mutated_arguments(node))
     return [op for op in fused if keeps or not op.on_images]
 
 
 def is_pointwise_node(node: fx.Node) -> bool:
     return hasattr(node.target, "_opname") and is_pointwise(node.target)
+
+
+def _is_seen_elsewhere(node: fx.Node) -> bool:
+    """Whether what is written to this value may be seen in another, of which it is a view: of
+    images that lie otherwise it may be a copy."""
+    sources = [each for each in node.all_input_nodes if storage_id(each) == storage_id(node)]
+    in_place = [each for each in sources if each in mutated_arguments(node)]
+    return len(node.users) > 1 or sources != in_place or any(_is_seen_elsewhere(each) for each in in_place)
 
 
 def _is_overwritten(node: fx.Node) -> bool:
