@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from stratafl.engine import ops
-from stratafl.engine.compiler.forms.axes import bind_arguments, is_pointwise
-from stratafl.engine.compiler.forms.stack import Context, PerClient
+from stratafl.engine.compiler.batching_rules import Context, PerClient, bind_arguments, is_pointwise
 from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name, storage_id
 
 Call = Callable[[Callable[..., Tensor], Tensor, list[Tensor | None], Context], Any]
@@ -30,7 +29,7 @@ KEEPS_IMAGES = {
     "conv2d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "linear", "dropout", "dropout_",
     "flatten", "view", "reshape", "_unsafe_view", "mean", "sum", "cat", "matmul", "bmm", "transpose", "permute",
     "squeeze", "unsqueeze", "select", "slice", "softmax", "log_softmax", "layer_norm", "embedding", "contiguous",
-    "clone", "detach", "expand", "t", "unbind", "split", "chunk", operator.getitem,
+    "clone", "detach", "prelu", "expand", "t", "unbind", "split", "chunk", operator.getitem,
 }  # fmt: skip
 """What is right and fast for channels-last images, besides what treats numbers one by one. Of some
 others, such as instance norm of one sample, the library's own gradients are wrong then."""
@@ -292,9 +291,11 @@ def overwrites_alone(node: fx.Node) -> bool:
 
 def out_of_place(node: fx.Node) -> Any:
     """The same operation without writing to its input, if there is one."""
-    op: Any = node.target
-    name = str(op_name(node))
-    if not name.endswith("_") or name.endswith("__") or not hasattr(op, "_overloadname"):
+    return functional_twin(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def functional_twin(op: Any) -> Any:
+    """An operation in place as one that makes a new value, if there is one."""
+    if op._namespace != "aten" or not op._opname.endswith("_") or op._opname.endswith("__"):
         return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    return None if packet is None else getattr(packet, op._overloadname, None)
+    return getattr(getattr(torch.ops.aten, op._opname.removesuffix("_"), None), op._overloadname, None)
