@@ -18,7 +18,7 @@ from stratafl.data.inputs import Inputs, as_type, call_arguments, map_tensors, t
 from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
 from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
-from stratafl.engine.compiler.forms.stack import GradientPlaces
+from stratafl.engine.compiler.batching_rules import GradientPlaces
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
 from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
@@ -149,7 +149,7 @@ class CompiledGradients:
         trial shows whether every value is written."""
         self._programs: dict[object, BatchedProgram] = {}
         self.mapped: set[str] = set()
-        """Operations that had no form and were mapped over the clients."""
+        """Operations that were called for one client after another."""
 
     def __call__(
         self, x_CP: Tensor, b_CZ: Tensor, batch: ClientBatches, wanted: GradientRequest = PLAIN_REQUEST

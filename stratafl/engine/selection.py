@@ -181,7 +181,7 @@ def _batches(inputs: Inputs, targets: Tensor) -> list[ClientBatches]:
 GradientMethodName = Literal["stacked", "vmap"]
 
 MAX_NAMED_OPS = 3
-"""Operations without a form of which `how` names each."""
+"""Operations called for one client after another of which `how` names each."""
 
 
 GradientMethodMaker = Callable[[FlatModule, precision.Precision], BatchedGradients]

@@ -22,9 +22,10 @@ CLOSE = 1e-10
 ENGINES: tuple[EngineName, ...] = ("loop", "vmap", "stacked")
 BY_VALUES = "loop: what it does depends on values"
 OTHERWISE = {
-    # one operation has no form
+    # one operation has no rule
     "embedding bag with a padding code": "stacked: embedding_bag mapped over the clients",
-    "embedding scaled by frequency": "stacked: embedding mapped over the clients",
+    "spectra of a series": "stacked: stft mapped over the clients",
+    "product of two inputs": "stacked: bilinear mapped over the clients",
     "a gradient of its own": "stacked: Reversed mapped over the clients",
     "gradients turned round for a second head": "stacked: Reversed mapped over the clients",
     # what a recording does not show

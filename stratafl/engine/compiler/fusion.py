@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, fx
 
 from stratafl.engine import kernels
-from stratafl.engine.compiler.forms.axes import bind_arguments, is_pointwise
-from stratafl.engine.compiler.forms.stack import Context, PerClient
-from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name
+from stratafl.engine.compiler.batching_rules import Context, PerClient, bind_arguments, is_pointwise
+from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name, storage_id
 from stratafl.engine.kernels import reference
 
 Call = Callable[[Callable[..., Tensor], Tensor, list[Tensor | None], Context], Any]
@@ -31,7 +30,7 @@ KEEPS_IMAGES = {
     "conv2d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "linear", "dropout", "dropout_",
     "flatten", "view", "reshape", "_unsafe_view", "mean", "sum", "cat", "matmul", "bmm", "transpose", "permute",
     "squeeze", "unsqueeze", "select", "slice", "softmax", "log_softmax", "layer_norm", "embedding", "contiguous",
-    "clone", "detach", "expand", "t", "unbind", "split", "chunk", operator.getitem,
+    "clone", "detach", "prelu", "expand", "t", "unbind", "split", "chunk", operator.getitem,
 }  # fmt: skip
 """What is right and fast for channels-last images, besides what treats numbers one by one. Of some
 others, such as instance norm of one sample, the library's own gradients are wrong then."""
@@ -263,11 +262,20 @@ def fuse(
             taken |= set(op.nodes)
     others = {op_name(node) for node in graph.nodes if node not in taken and not is_pointwise_node(node)}
     keeps = others <= KEEPS_IMAGES and any(op.kernel.startswith("conv2d") for op in fused)
+    keeps = keeps and not any(_is_seen_elsewhere(each) for node in graph.nodes for each in mutated_arguments(node))
     return [op for op in fused if keeps or not op.on_images]
 
 
 def is_pointwise_node(node: fx.Node) -> bool:
     return hasattr(node.target, "_opname") and is_pointwise(node.target)
+
+
+def _is_seen_elsewhere(node: fx.Node) -> bool:
+    """Whether what is written to this value may be seen in another, of which it is a view: of
+    images that lie otherwise it may be a copy."""
+    sources = [each for each in node.all_input_nodes if storage_id(each) == storage_id(node)]
+    in_place = [each for each in sources if each in mutated_arguments(node)]
+    return len(node.users) > 1 or sources != in_place or any(_is_seen_elsewhere(each) for each in in_place)
 
 
 def _is_overwritten(node: fx.Node) -> bool:
@@ -284,9 +292,11 @@ def overwrites_alone(node: fx.Node) -> bool:
 
 def out_of_place(node: fx.Node) -> Any:
     """The same operation without writing to its input, if there is one."""
-    op: Any = node.target
-    name = str(op_name(node))
-    if not name.endswith("_") or name.endswith("__") or not hasattr(op, "_overloadname"):
+    return functional_twin(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def functional_twin(op: Any) -> Any:
+    """An operation in place as one that makes a new value, if there is one."""
+    if op._namespace != "aten" or not op._opname.endswith("_") or op._opname.endswith("__"):
         return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    return None if packet is None else getattr(packet, op._overloadname, None)
+    return getattr(getattr(torch.ops.aten, op._opname.removesuffix("_"), None), op._overloadname, None)

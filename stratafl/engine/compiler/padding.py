@@ -20,9 +20,42 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.inputs import map_tensors
 from stratafl.engine.batches import ClientBatches
-from stratafl.engine.compiler.forms import axes, lookups, random, recurrent, samples
+from stratafl.engine.compiler.batching_rules import DIMS, RANDOM_RULES, bind_arguments, is_pointwise
 from stratafl.engine.compiler.graph import CapturedGraph, capture, op_name
+from stratafl.engine.compiler.recurrent_rules import CELLS
 
+BY_AXIS = {
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll",
+    "transpose", "swapaxes", "swapdims", "select", "slice", "unsqueeze", "unsqueeze_", "squeeze", "squeeze_", "narrow",
+    "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unfold", "flatten", "unflatten", "movedim",
+    "moveaxis", "cat", "concat", "concatenate", "stack", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
+    "topk", "sort", "argsort", "diff", "glu", "diagonal", "repeat_interleave", "cosine_similarity", "kthvalue",
+    "cummax", "cummin", "take_along_dim", "linalg_cross", "select_scatter", "slice_scatter", "scatter_reduce",
+    "scatter_reduce_", "linalg_matrix_norm", "softmin", "transpose_", "split_copy", "fft_fft", "fft_rfft", "fft_ifft",
+    "fft_irfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn", "fft_ifftn",
+}  # fmt: skip
+REDUCING = {
+    "sum", "mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std", "logsumexp", "norm",
+    "linalg_vector_norm", "linalg_norm", "max", "min", "var_mean", "std_mean", "nansum", "nanmean", "count_nonzero",
+    "median", "aminmax", "mode",
+}  # fmt: skip
+BY_INDEX = ("index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_")
+"""What names the axes or places that it looks along."""
+POOLS = ("max", "avg", "adaptive_avg", "adaptive_max")
+
+
+BATCHED = {
+    **{f"{kind}_pool{axes}d": axes + 2 for axes in (1, 2, 3) for kind in POOLS},
+    **{f"max_pool{axes}d_with_indices": axes + 2 for axes in (1, 2, 3)},
+    **{f"{kind}_pad{axes}d": axes + 2 for axes in (1, 2, 3) for kind in ("reflection", "replication")},
+    **{f"fractional_max_pool{axes}d": axes + 2 for axes in (2, 3)},
+    **{f"upsample_{kind}1d": 3 for kind in ("nearest", "linear")},
+    **{f"upsample_{kind}2d": 4 for kind in ("nearest", "bilinear", "bicubic")},
+    **{f"upsample_{kind}3d": 5 for kind in ("nearest", "trilinear")},
+    "_upsample_nearest_exact2d": 4, "grid_sampler": 4, "grid_sampler_2d": 4, "im2col": 4, "col2im": 3,
+    "channel_shuffle": 4, "max_unpool2d": 4, "native_channel_shuffle": 4,
+}  # fmt: skip
+"""Operations, and how many axes a batch of samples has there."""
 RESHAPE_OPS = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "ravel"}
 """What keeps all values in their order."""
 TRANSPOSE_OPS = {
@@ -37,13 +70,13 @@ INDEX_FACTORIES = {"arange", "rand", "randn", "randint", "normal"}
 follow."""
 ELEMENTWISE_OPS = {
     "detach", "alias", "clone", "contiguous", "to", "_to_copy", "zeros_like", "ones_like", "full_like", "empty_like",
-    "type_as", "lift_fresh", "lift_fresh_copy", "zero", "one_hot", "view_as_real", "view_as_complex", "_conj",
+    "type_as", "prelu", "lift_fresh", "lift_fresh_copy", "zero", "one_hot", "view_as_real", "view_as_complex", "_conj",
     "resolve_conj",
 }  # fmt: skip
 """What treats each number alone."""
-FIRST_AXIS = {"group_norm", "pixel_shuffle", "pixel_unshuffle", "grid_sampler", "grid_sampler_2d", *samples.BATCHED}
+FIRST_AXIS = {"group_norm", "pixel_shuffle", "pixel_unshuffle", "grid_sampler", "grid_sampler_2d", *BATCHED}
 """What takes a batch by its first axis, and treats each entry of it alone."""
-SEVERAL_INPUTS = {"grid_sampler", "grid_sampler_2d", "max_unpool2d", *(f"{kind}_cell" for kind in recurrent.CELLS)}
+SEVERAL_INPUTS = {"grid_sampler", "grid_sampler_2d", "max_unpool2d", *(f"{kind}_cell" for kind in CELLS)}
 """What has samples in others of its inputs, too."""
 SEVERAL = -1
 """In the place of an axis, where an operation has several results."""
@@ -197,18 +230,16 @@ class SampleFlow:
         op: Any = node.target
         if name in RESHAPE_OPS | TRANSPOSE_OPS:
             return node.all_input_nodes[0] in sources
-        if name in axes.BY_AXIS or name in axes.REDUCING or name in lookups.BY_INDEX:
+        if name in BY_AXIS or name in REDUCING or name in BY_INDEX:
             return self._by_axis(node, name, sources)
-        if f"{name}_" in random.FORMS or name in random.FORMS:
+        if f"{name}_" in RANDOM_RULES or name in RANDOM_RULES:
             in_front = all(at.axis == 0 and at.outer == 1 for at in sources.values())
             return in_front and name not in ("randperm", "multinomial") and self._aligned(node, sources)
         if name in RULES:
             return RULES[name](self, node, sources)
         if name.startswith("conv") or name in FIRST_AXIS:
-            return self._first_axis(node, sources, samples.BATCHED.get(name))
-        return name in ELEMENTWISE_OPS or (
-            self._aligned(node, sources) and (name in EXPAND_OPS or axes.is_pointwise(op))
-        )
+            return self._first_axis(node, sources, BATCHED.get(name))
+        return name in ELEMENTWISE_OPS or (self._aligned(node, sources) and (name in EXPAND_OPS or is_pointwise(op)))
 
     def _right(self, node: fx.Node, sources: Sources) -> int:
         """How many axes stand behind that of the samples."""
@@ -233,8 +264,8 @@ class SampleFlow:
     def _by_axis(self, node: fx.Node, name: str, sources: Sources) -> bool:
         """Whether the axes that an operation names are others than that of the samples."""
         op: Any = node.target
-        given = axes.bind_arguments(op, node.args, node.kwargs)
-        named = [value for key, value in given.items() if key in axes.DIMS]
+        given = bind_arguments(op, node.args, node.kwargs)
+        named = [value for key, value in given.items() if key in DIMS]
         dims = [dim for value in named for dim in (value if isinstance(value, list | tuple) else [value])]
         ranks = {len(_shape(each)) for each in sources}
         places = {at.axis for at in sources.values()}
@@ -335,8 +366,8 @@ def _by_instance(followed: SampleFlow, node: fx.Node, sources: Sources) -> bool:
 
 
 RULES: dict[str, Callable[[SampleFlow, fx.Node, Sources], bool]] = {
-    **dict.fromkeys(recurrent.CELLS, SampleFlow._recurrent),
-    **{f"{kind}_cell": SampleFlow._first_axis for kind in recurrent.CELLS},
+    **dict.fromkeys(CELLS, SampleFlow._recurrent),
+    **{f"{kind}_cell": SampleFlow._first_axis for kind in CELLS},
     **dict.fromkeys(("linear", "cdist"), _behind(lambda _: 1)),
     **dict.fromkeys(
         ("matmul", "mm", "bmm"), lambda the, node, sources: the._product(node.args[0], node.args[1], sources)

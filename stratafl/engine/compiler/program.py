@@ -1,8 +1,9 @@
 """A recording of a module as a program over all clients at once.
 
-Every operation that has to do with a client's values is done once for all clients, in the form that
-`forms` have for it. One without a form is mapped over the clients alone, and the program says
-which. What no step changes, such as a mask of the future, is computed once.
+Every operation that has to do with a client's values is done once for all clients, by its batching
+rule or by `torch.func.vmap` of this operation alone; where that has no rule, it is called for one
+client after another, and the program says so. What no step changes, such as a mask of the future,
+is computed once.
 
 A program runs where its inputs are. A module may make a tensor on the host and move it; here it is
 made where it will be needed, since a step that waits for the host cannot become a CUDA graph.
@@ -26,18 +27,28 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine import kernels
-from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
-from stratafl.engine.compiler.forms import axes, lookups, products, random, recurrent, samples
-from stratafl.engine.compiler.forms.stack import (
-    BatchingRule,
+from stratafl.engine.compiler.batching_rules import (
+    BATCHING_RULES,
+    RANDOM_RULES,
     Context,
     GradientPlaces,
     PerClient,
+    is_pointwise,
+    pointwise,
     tensor_arguments,
     wrap,
 )
-from stratafl.engine.compiler.fusion import FusedOp, fuse, is_pointwise_node, out_of_place, overwrites_alone
+from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
+from stratafl.engine.compiler.fusion import (
+    FusedOp,
+    functional_twin,
+    fuse,
+    is_pointwise_node,
+    out_of_place,
+    overwrites_alone,
+)
 from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, capture, op_name
+from stratafl.engine.compiler.recurrent_rules import RECURRENT_RULES
 from stratafl.engine.module_profile import written
 from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource
@@ -56,14 +67,11 @@ def vmap_fallback_disabled() -> Iterator[None]:
             functorch._set_vmap_fallback_enabled(before)
 
 
-FORMS: dict[str, BatchingRule] = {
-    **axes.FORMS, **products.FORMS, **lookups.FORMS, **samples.FORMS, **recurrent.FORMS, **random.FORMS,
-}  # fmt: skip
-
+RULES = {**BATCHING_RULES, **RECURRENT_RULES}
 
 CHANNELS_LAST_SAFE = {
     "conv2d", "batch_norm", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "linear", "dropout", "dropout_",
-    "feature_dropout", "feature_dropout_", "flatten", "view", "reshape", "mean",
+    "feature_dropout", "feature_dropout_", "prelu", "flatten", "view", "reshape", "mean",
 }  # fmt: skip
 """What is right for images that lie channels-last, besides what treats numbers one by one: of some
 others, such as instance norm of one sample, the library's own gradients are wrong then."""
@@ -115,7 +123,7 @@ class BatchedProgram:
         self.casts_inputs = all(node in by_kernels and len(node.users) == 1 for node in self.recording.inputs)
         """Whether only kernels see the inputs, which take 16 bits as well."""
         self.mapped: set[str] = set()
-        """Operations that had no form and were mapped over the clients."""
+        """Operations that were called for one client after another."""
         names = {op_name(node) for node in self.recording.nodes if not is_pointwise_node(node)}
         self._is_last = bool(self.filters) or ("max_pool2d" in names and names <= CHANNELS_LAST_SAFE)
         """Whether images lie channels-last: kernels leave them so, and a CPU's library pools them
@@ -190,14 +198,14 @@ class BatchedProgram:
             if node in self.recording.stacked:
                 raise UnsupportedModule(f"operation {getattr(op, '__name__', op)}")
             return lambda frame, args, kwargs: op(*args, **kwargs)
-        form = FORMS.get(_overload_name(op)) or (axes.pointwise if axes.is_pointwise(op) else None)
+        form = RULES.get(_overload_name(op)) or (pointwise if is_pointwise(op) else None)
         if form is None and torch.Tag.nondeterministic_seeded in op.tags and op_name(node) not in RANDOM_IF_DROPOUT:
             raise UnsupportedModule(f"operation {op_name(node)}, which draws")
         if node not in self.recording.stacked:
             return lambda frame, args, kwargs: op(*args, **kwargs)
         fallback = VmapFallback(op)
         alike = not any(each in self.recording.stacked for each in node.all_input_nodes)
-        makes = alike and op_name(node) not in random.FORMS and op_name(node) not in RANDOM_IF_DROPOUT
+        makes = alike and op_name(node) not in RANDOM_RULES and op_name(node) not in RANDOM_IF_DROPOUT
 
         def run(frame: Context, args: Any, kwargs: Any) -> Any:
             if makes:
@@ -215,38 +223,51 @@ class BatchedProgram:
 
 
 class VmapFallback:
-    """One operation that has no form, mapped over the clients."""
+    """One operation mapped over the clients: by vmap, or, where that has no rule for it either, by
+    one call for each."""
 
     def __init__(self, op: Any):
         # a gradient of one's own need not be one that can be mapped
         owned = isinstance(op, OpaqueFunction)
         self._op, self._name = op, op.__name__ if owned else op._opname
         self._writes = not owned and op._schema.is_mutable
-        self._maps = not owned and not self._writes
+        self._maps = not owned
+        # vmap has fewer rules for what writes
+        self._twin = functional_twin(op) if self._writes else None
 
     def __call__(self, frame: Context, args: Any, kwargs: Any) -> Any:
         op = self._op
-        frame.mapped.add(self._name)
+        if self._twin is not None and self._maps and isinstance(args[0], PerClient):
+            result = VmapFallback(self._twin)(Context(frame.clients, frame.source, mapped=frame.mapped), args, kwargs)
+            args[0].t.copy_(result.t)
+            return args[0]
         stacks = [each.t for each in tensor_arguments((args, kwargs)) if isinstance(each, PerClient)]
 
         def one(*own: Tensor) -> Any:
             values = iter(own)
-            return op(*_substitute(args, values), **_substitute(kwargs, values))
+            result = op(*_substitute(args, values), **_substitute(kwargs, values))
+            return () if self._writes else result
 
         if self._maps:
             try:
                 with vmap_fallback_disabled():
-                    return wrap(vmap(one)(*stacks))
+                    result = wrap(vmap(one)(*stacks))
+                return self._targets(args, kwargs) if self._writes else result
             except Exception as problem:
                 pass_on_no_room(problem)
                 self._maps = False  # the library has no rule for it
+        frame.mapped.add(self._name)
         results = [one(*(each[client] for each in stacks)) for client in range(frame.clients)]
         if self._writes:
-            targets = written(op, args, kwargs)
-            return targets[0] if len(op._schema.returns) == 1 else tuple(targets)
+            return self._targets(args, kwargs)
         if isinstance(results[0], Tensor):
             return PerClient(torch.stack(results))
         return tuple(PerClient(torch.stack(parts)) for parts in zip(*results, strict=True))
+
+    def _targets(self, args: Any, kwargs: Any) -> Any:
+        """What was written to, which is the result."""
+        targets = written(self._op, args, kwargs)
+        return targets[0] if len(self._op._schema.returns) == 1 else tuple(targets)
 
 
 def _fused_runner(op: FusedOp) -> Callable[[Context, Any, Any], Any]:

@@ -62,24 +62,24 @@ def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(modul
 
 
 def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = program.FORMS["batch_norm"]
+    right = program.RULES["batch_norm"]
 
     def forgetful(frame: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
         return right(frame, op, x, w, b, None, None, *more)
 
-    monkeypatch.setitem(program.FORMS, "batch_norm", forgetful)
+    monkeypatch.setitem(program.RULES, "batch_norm", forgetful)
     _, how = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     assert how == "loop: stacked does not give the module's own gradient; training changes the module's buffers"
 
 
 def test_a_form_that_draws_otherwise_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = program.FORMS["alpha_dropout"]
+    right = program.RULES["alpha_dropout"]
 
     def other(frame: Any, op: Any, *args: Any) -> Any:
         frame.draws().number()
         return right(frame, op, *args)
 
-    monkeypatch.setitem(program.FORMS, "alpha_dropout", other)
+    monkeypatch.setitem(program.RULES, "alpha_dropout", other)
     _, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how.startswith("loop: stacked does not give the module's own gradient")
 

@@ -1,4 +1,7 @@
-"""Recurrent layers of any depth and direction, and their cells.
+"""Batching rules of recurrent layers of any depth and direction, and of their cells.
+
+They draw where they drop out between layers, and taken apart by vmap they would be hundreds of
+small operations.
 
 Shape suffixes: C clients, T places, B samples, I features in, H hidden features, G gates.
 """
@@ -11,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.compiler.forms.random import dropped
-from stratafl.engine.compiler.forms.stack import BatchingRule, Context, PerClient
+from stratafl.engine.compiler.batching_rules import BatchingRule, Context, PerClient, dropped
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, "Weights"], State]
@@ -143,7 +145,7 @@ def cell_rule(frame: Context, op: Any, x: Any, hidden: Any, w: Any, v: Any, b: A
     return tuple(map(PerClient, end)) if kind == "lstm" else PerClient(end[0])
 
 
-FORMS: dict[str, BatchingRule] = {
+RECURRENT_RULES: dict[str, BatchingRule] = {
     **dict.fromkeys(CELLS, rnn_rule),
     **{f"{kind}_cell": cell_rule for kind in CELLS},
 }

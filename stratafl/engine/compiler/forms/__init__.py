@@ -1,1 +1,0 @@
-"""Batching rules: how an operation is run for many clients at a time."""
