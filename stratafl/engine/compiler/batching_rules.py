@@ -524,7 +524,7 @@ def dropped(frame: Context, x: Tensor, p: float) -> Tensor:
     """Some left out, and the others larger by as much."""
     # a kernel takes 16 bits as well as the rows' type
     rows = torch.float32 if x.dtype in precision.HALF_DTYPES.values() else x.dtype
-    kernel = kernels.backend_for(x.device, rows).functions["dropout"]
+    kernel = kernels.backend_for(x.device, rows).ops["dropout"]
     if is_channels_last(x):
         return kernel(x.movedim(2, -1), p, frame.draws(), True).movedim(-1, 2)
     return kernel(x, p, frame.draws(), False)
