@@ -18,8 +18,8 @@ from stratafl.data.inputs import Inputs, as_type, call_arguments, map_tensors, t
 from stratafl.engine import kernels, precision
 from stratafl.engine.batches import ClientBatches, group_by_length, upcast_inputs
 from stratafl.engine.chunk import CPU_ACTIVATION_BYTES, PLAIN_REQUEST, ClientGradients, GradientRequest, empty_rows
-from stratafl.engine.compiler.batching_rules import GradientPlaces
 from stratafl.engine.compiler.program import BatchedProgram, vmap_fallback_disabled
+from stratafl.engine.compiler.values import GradientPlaces
 from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.engine.precision import MixedPrecision

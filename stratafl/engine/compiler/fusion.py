@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, fx
 
 from stratafl.engine import kernels
-from stratafl.engine.compiler.batching_rules import Context, PerClient, bind_arguments, is_pointwise
+from stratafl.engine.compiler.batching_rules import bind_arguments, is_pointwise
 from stratafl.engine.compiler.graph import CapturedGraph, mutated_arguments, op_name, storage_id
+from stratafl.engine.compiler.values import Context, PerClient
 from stratafl.engine.kernels import reference
 
 Call = Callable[[Callable[..., Tensor], Tensor, list[Tensor | None], Context], Any]

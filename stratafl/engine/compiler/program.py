@@ -27,17 +27,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine import kernels
-from stratafl.engine.compiler.batching_rules import (
-    BATCHING_RULES,
-    RANDOM_RULES,
-    Context,
-    GradientPlaces,
-    PerClient,
-    is_pointwise,
-    pointwise,
-    tensor_arguments,
-    wrap,
-)
+from stratafl.engine.compiler.batching_rules import BATCHING_RULES, RANDOM_RULES, is_pointwise, pointwise
 from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
 from stratafl.engine.compiler.fusion import (
     FusedOp,
@@ -49,6 +39,7 @@ from stratafl.engine.compiler.fusion import (
 )
 from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, capture, op_name
 from stratafl.engine.compiler.recurrent_rules import RECURRENT_RULES
+from stratafl.engine.compiler.values import Context, GradientPlaces, PerClient, tensor_arguments, wrap
 from stratafl.engine.module_profile import written
 from stratafl.engine.precision import Precision
 from stratafl.engine.random_streams import RandomSource

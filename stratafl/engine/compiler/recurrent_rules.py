@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.compiler.batching_rules import BatchingRule, Context, PerClient, dropped
+from stratafl.engine.compiler.batching_rules import dropped
+from stratafl.engine.compiler.values import BatchingRule, Context, PerClient
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, "Weights"], State]

@@ -172,7 +172,7 @@ def test_what_mixes_samples_is_not_padded(name: str) -> None:
         (Of(lambda m, x: x * m.weight if x.sum() > 0 else -x * m.weight), "loop: what it does depends on values"),
         (
             Of(lambda m, x: m.weight * torch.cumulative_trapezoid(x, dim=1)[:, :1]),
-            "stacked: cumulative_trapezoid mapped over the clients",
+            "stacked",
         ),
         (nn.Sequential(nn.Linear(6, 2)), "stacked"),
     ],
