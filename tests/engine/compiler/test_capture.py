@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import leaf, simulate
+from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import graph, program
 from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.module_profile import profile_module
 from stratafl.engine.random_streams import ClientStream
 from stratafl.engine.selection import select_gradient_method
 
@@ -24,7 +27,9 @@ TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return select_gradient_method(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    flat, loss, samples = FlatModule(module), LossOnScores(F.cross_entropy), InMemorySamples(inputs, LABELS)
+    training = ClientTraining(flat, loss, samples, [torch.arange(len(LABELS))], leaf(), None, "epochs", 0)
+    return select_gradient_method(flat, loss, inputs, LABELS, labels=True, known=profile_module(training))
 
 
 def batch(lengths: list[int]) -> ClientBatches:
