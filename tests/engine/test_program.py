@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stratafl.core.client_training import ClientTraining
+from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
+from stratafl.data.dataset import InMemorySamples
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.gradients import Stacked
+from stratafl.engine.module_profile import profile_module
 from stratafl.engine.selection import select_gradient_method
 from stratafl.engine.trace.program import TracedProgram
 from stratafl.models.networks import lstm, resnet18_gn
@@ -180,7 +184,9 @@ def test_how_says_why(module: nn.Module, reason: str) -> None:
     flat = FlatModule(module)
     inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
     state = torch.get_rng_state()
-    _, how = select_gradient_method(flat, F.cross_entropy, inputs, targets)
+    samples = InMemorySamples(inputs, targets)
+    training = ClientTraining(flat, F.cross_entropy, samples, [torch.arange(5)], leaf(), None, "epochs", 0)
+    _, how = select_gradient_method(flat, F.cross_entropy, inputs, targets, known=profile_module(training))
     assert how.startswith(reason) and ("mapped" in how) == ("mapped" in reason)
     assert torch.equal(torch.get_rng_state(), state), "trying it out leaves the generator as it was"
 
