@@ -267,7 +267,7 @@ def _engine(given: Checked, shard: Sharded) -> LoopEngine | StackedEngine:
         return make_engine(name, shard.training, precision=given.precision)
     clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
-    if name in (None, "auto"):
+    if name is None or (name == "auto" and given.device.type == "cpu"):
         whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
         return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:

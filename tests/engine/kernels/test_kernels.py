@@ -257,7 +257,7 @@ for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
 @pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="a GPU has tests of its own")
 def test_the_engine_with_kernels_gives_the_loop_s_result() -> None:
-    """The whole of it in the interpreter: filters channels-last, sinks, corrections, clip."""
+    """All of it in the interpreter: channels-last filters, gradient buffers, corrections, clip."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", ENGINE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
