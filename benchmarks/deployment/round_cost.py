@@ -1,4 +1,4 @@
-"""What a deployed round costs, against Flower's own FedAvg on a star with the same leaves.
+"""Time of a deployed round against Flower's FedAvg on a star with the same clients.
 
     python -m benchmarks.deployment.round_cost [--rounds 10] [--only NAME] [--out FILE.json]
 
