@@ -31,8 +31,7 @@ EVERY_WAY = (
     "stacked:tf32", "graphed loop:bf16", "vmap:bf16", "graphed vmap:bf16", "compiled vmap:bf16", "jax:bf16",
     "stacked:bf16", "stacked:fp16", "stacked:fp32",
 )  # fmt: skip
-"""A plain loop waits for the host in every precision, so one is enough; in a CUDA graph it shows the
-GPU's time."""
+"""One precision of the plain loop is enough: it waits for the host in each."""
 
 
 def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) -> Callable[[], dict[str, Any]]:
