@@ -61,4 +61,4 @@ $(READY): pyproject.toml papers/pyproject.toml constraints.txt
 
 clean:
 	test ! -e $(OURS) -a ! -e $(READY) || rm -rf $(VENV)
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist *.egg-info papers/build papers/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -19,9 +19,9 @@ import stratafl
 PACKAGE = Path(stratafl.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-EVERYWHERE = [
-    path for room in ("stratafl", "tests", "benchmarks", "papers") for path in sorted((ROOT / room).rglob("*.py"))
-]
+OUTSIDE = ("benchmarks", "papers")
+"""What a checkout has beside the package."""
+EVERYWHERE = [path for folder in ("stratafl", "tests", *OUTSIDE) for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def module_name(path: Path) -> str:
@@ -105,6 +105,17 @@ def test_every_import_points_down(name: str) -> None:
     wrong = {each for each in IMPORTS[name] if each not in GATHERED and layer(each) > here}
     assert not wrong, f"{name} imports {wrong}"
     assert "stratafl" not in IMPORTS[name], f"{name} imports the whole package"
+
+
+def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
+    imported = {
+        name.partition(".")[0]
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert "torch" in imported and not imported & {*OUTSIDE, "tests"}
 
 
 def test_no_module_lies_at_the_top() -> None:

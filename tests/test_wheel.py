@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("datasets", "flwr", "pandas", "sklearn", "tensorboard", "transformers")
 """Packages that a plain installation does not have."""
+PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+             "--disable-pip-version-check"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "stratafl", source / "stratafl", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", built, source], check=True, timeout=300)
+    subprocess.run([*PIP_WHEEL, "-w", built, source], check=True, timeout=300)
+    (path,) = built.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the papers, from a copy, too."""
+    pytest.importorskip("setuptools")
+    source, built = tmp_path_factory.mktemp("source") / "papers", tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "papers", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    subprocess.run([*PIP_WHEEL, "-w", built, source], check=True, timeout=300)
     (path,) = built.glob("*.whl")
     return path
 
@@ -102,3 +114,28 @@ def test_a_plain_installation_runs_from_an_empty_folder(environment: Path, tmp_p
     assert "mtgc" in stratafl("runs", folder=study)
     stratafl("report", folder=study)
     assert "<html" in (study / "report.html").read_text()[:1000]
+
+
+def test_the_wheel_of_the_papers_has_every_paper_and_the_command(papers: Path) -> None:
+    with zipfile.ZipFile(papers) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("papers/")}
+        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        declared = archive.read(name).decode()
+    written = {path.relative_to(ROOT) for path in (ROOT / "papers").rglob("*.py")}
+    assert packed == {str(path) for path in written if "build" not in path.parts}
+    assert "[stratafl.commands]\nreproduce = papers.harness.cli:reproduce_command" in declared
+
+
+def test_the_papers_add_their_command(environment: Path, papers: Path, tmp_path: Path) -> None:
+    told = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
+    command = [environment / "bin" / "stratafl", "reproduce", "search", "--report-only", "--runs", tmp_path]
+
+    def reproduce() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=300)
+
+    before = reproduce()
+    assert before.returncode == 2 and before.stderr.count("\n") == 1 and "pip install ./papers" in before.stderr
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--disable-pip-version-check", papers], check=True, timeout=300)
+    after = reproduce()
+    assert after.returncode == 0 and "written to reproduced" in after.stdout, after.stderr

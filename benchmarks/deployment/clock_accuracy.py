@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.deployment.network_emulator import Hosts, Line
+from benchmarks.deployment.network_emulator import EmulatedNetwork, LinkConfig
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base.environment import environment
 from stratafl.base.topology import Tree
@@ -72,7 +72,7 @@ from stratafl.rules.registry import rules_for
 PERIODS = {"2x2": (2, 20), "2x2x2": (1, 1, 20)}
 MODELS = {"tiny": (4,), "small": (160,), "large": (480, 560)}
 """Hidden widths: of 1 kB, 48 kB and 1.2 MB."""
-BELOW, ABOVE = Line(delay=0.05, mbit_s=20.0), Line(delay=0.1, mbit_s=5.0)
+BELOW, ABOVE = LinkConfig(delay=0.05, mbit_s=20.0), LinkConfig(delay=0.1, mbit_s=5.0)
 """The leaves' links, and all others."""
 UNLIMITED = 1e7
 """Mbit/s that stand for no limit."""
@@ -115,7 +115,7 @@ class Price(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class RoundTimings:
     """A deployment's rounds."""
 
     seconds: list[float]
@@ -139,22 +139,22 @@ class Measured:
 # -- the deployment --------------------------------------------------------------------------------
 
 
-def lines_of(tree: Tree, limited: bool) -> dict[tuple[str, str], Line]:
+def lines_of(tree: Tree, limited: bool) -> dict[tuple[str, str], LinkConfig]:
     """The link of every child to its parent."""
     found = {}
     for level in range(1, tree.depth + 1):
         line = BELOW if level == tree.depth else ABOVE
         for name, parent in zip(tree.names[level], tree.parents[level], strict=True):
-            found[name, tree.names[level - 1][parent]] = line if limited else Line(line.delay)
+            found[name, tree.names[level - 1][parent]] = line if limited else LinkConfig(line.delay)
     return found
 
 
-def deployed(run: Run, folder: Path) -> Measured:
+def deployed(run: Run, folder: Path) -> RoundTimings:
     """Run a tree, every site on a host of its own."""
     config = run.config(folder)
     tree = Tree.of(config.tree.shape)
     names = [name for level in tree.names for name in level]
-    with Hosts(names, Line(0.0), lines_of(tree, run.limited)) as hosts:
+    with EmulatedNetwork(names, LinkConfig(0.0), lines_of(tree, run.limited)) as hosts:
         parents = "".join(f'"{name}" = "{hosts.addresses[name]}"\n' for level in tree.names[:-1] for name in level)
         (folder / "topology.toml").write_text(f'config = "run.toml"\n[hosts]\n{parents}')
         sites = provision(Topology.load(folder / "topology.toml"), folder / "sites")
@@ -173,7 +173,7 @@ def deployed(run: Run, folder: Path) -> Measured:
                     raise SystemExit(f"{run.name} has not ended: {shown}")
         counts = hosts.cut()
     seconds, wire = ([after - before for before, after in itertools.pairwise(each)] for each in (ends, sent))
-    return Measured(seconds, wire, step_s, counts, str(environment()["commit"]))
+    return RoundTimings(seconds, wire, step_s, counts, str(environment()["commit"]))
 
 
 def step_seconds(leaf: Path) -> float:
@@ -202,7 +202,7 @@ def step_seconds(leaf: Path) -> float:
 
 
 @contextlib.contextmanager
-def _running(sites: Mapping[str, Path], hosts: Hosts) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def _running(sites: Mapping[str, Path], hosts: EmulatedNetwork) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """All sites, stopped at the end of the block if they still run."""
     started = {}
     try:
@@ -266,7 +266,7 @@ def message_bytes(story: Workload) -> float:
     return arrays / (priced(story, False, 1.0, Overhead(0.0, 1.0)).wire_bytes - arrays)
 
 
-def overhead_of(story: Workload, measured: Measured) -> Overhead:
+def overhead_of(story: Workload, measured: RoundTimings) -> Overhead:
     """Of a message, from a run without limits of bandwidth: what the clock does not know of,
     divided by the messages on the critical path, and in bytes by all."""
     bare = priced(story, False, measured.step_s, NOTHING)
@@ -283,7 +283,7 @@ def between(one: tuple[float, Overhead], other: tuple[float, Overhead], size: fl
     return Overhead(*(first + share * (last - first) for first, last in zip(one[1], other[1], strict=True)))
 
 
-def compared(tree: str, runs: Mapping[Run, Measured]) -> list[dict[str, Any]]:
+def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]]:
     """What was measured and what the clock says, for every run on limited links that there is."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -324,14 +324,14 @@ def compared(tree: str, runs: Mapping[Run, Measured]) -> list[dict[str, Any]]:
 # -- the record ------------------------------------------------------------------------------------
 
 
-def read_runs(path: Path) -> dict[Run, Measured]:
+def read_runs(path: Path) -> dict[Run, RoundTimings]:
     """Those that a record has."""
     if not path.exists():
         return {}
-    return {Run(**each["run"]): Measured(**each["measured"]) for each in json.loads(path.read_text())["runs"]}
+    return {Run(**each["run"]): RoundTimings(**each["measured"]) for each in json.loads(path.read_text())["runs"]}
 
 
-def write(path: Path, runs: Mapping[Run, Measured]) -> list[dict[str, Any]]:
+def write(path: Path, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]]:
     """Everything measured so far, and what can be compared of it."""
     complete = [tree for tree in PERIODS if all(Run(tree, model, False) in runs for model in CALIBRATED)]
     table = [line for tree in complete for line in compared(tree, runs)]

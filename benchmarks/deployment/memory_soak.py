@@ -1,4 +1,4 @@
-"""Whether a deployment that runs for long keeps to its memory.
+"""Memory of a deployment over hundreds of rounds.
 
     python -m benchmarks.deployment.memory_soak [--rounds 300] [--out FILE.json]
 

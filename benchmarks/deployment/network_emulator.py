@@ -5,10 +5,10 @@ passes every IP packet on after a delay, as fast as the link between the two hos
 drops it. So TCP meets what it would meet on such a link, retransmissions and all, without the
 kernel's own emulation (netem), which not every kernel has.
 
-    python link.py SETTINGS
+    python network_emulator.py SETTINGS
 
-with the settings as JSON, see `Hosts`. It needs to be root; SIGUSR1 makes it tell its counts on
-stdout, SIGTERM ends it with them.
+with the settings as JSON, see `EmulatedNetwork`. It needs root; on SIGUSR1 it writes its counts to
+stdout, on SIGTERM likewise before it ends.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ LONGEST_QUEUE = 2.0
 """Seconds of sending that may wait before a line; what comes then is dropped."""
 
 
-class Refused(Exception):
+class NotPermitted(Exception):
     """This machine does not permit it, and why."""
 
 
 def _ip(*arguments: str) -> None:
     ran = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise Refused(f"ip {' '.join(arguments)}: {ran.stderr.strip()}")
+        raise NotPermitted(f"ip {' '.join(arguments)}: {ran.stderr.strip()}")
 
 
 def _enter(namespace: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if library.setns(namespace, NEW_NET):
-        raise Refused(f"setns: {os.strerror(ctypes.get_errno())}")
+        raise NotPermitted(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 def _open_device(namespace: str, address: str) -> int:
@@ -70,7 +70,7 @@ def _open_device(namespace: str, address: str) -> int:
             request = struct.pack("16sH22x", DEVICE.encode(), IS_TUN | NO_PACKET_INFO)
             fcntl.ioctl(end, SET_INTERFACE, request)
         except OSError as problem:
-            raise Refused(f"{TUN}: {problem.strerror}") from None
+            raise NotPermitted(f"{TUN}: {problem.strerror}") from None
         finally:
             _enter(here.fileno())
     _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", DEVICE)
@@ -79,8 +79,8 @@ def _open_device(namespace: str, address: str) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
-    """What a packet meets on its way from one host to another."""
+class LinkConfig:
+    """Delay, bandwidth and loss of an emulated link."""
 
     delay: float
     """Seconds one way."""
@@ -90,10 +90,12 @@ class Line:
     """The share of packets that is dropped."""
 
 
-class Link:
+class PacketForwarder:
     """Passes packets between the devices until it is told to stop."""
 
-    def __init__(self, hosts: Mapping[str, str], usual: Line, between: Mapping[tuple[str, str], Line], seed: int):
+    def __init__(
+        self, hosts: Mapping[str, str], usual: LinkConfig, between: Mapping[tuple[str, str], LinkConfig], seed: int
+    ):
         """hosts: addresses by namespace; between: pairs of addresses whose line is not the usual
         one, either way."""
         self.random, self.usual = random.Random(seed), usual
@@ -158,11 +160,15 @@ class Link:
         self.least_delay, self.latest = min(self.least_delay, now - taken), max(self.latest, now - due)
 
 
-class Hosts:
+class EmulatedNetwork:
     """Namespaces and the link between them, for the length of a block."""
 
     def __init__(
-        self, names: Sequence[str], usual: Line, between: Mapping[tuple[str, str], Line] | None = None, seed: int = 0
+        self,
+        names: Sequence[str],
+        usual: LinkConfig,
+        between: Mapping[tuple[str, str], LinkConfig] | None = None,
+        seed: int = 0,
     ):
         """between: pairs of hosts whose line is not the usual one, either way."""
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
@@ -175,10 +181,10 @@ class Hosts:
         }
         self._link: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self) -> EmulatedNetwork:
         for needed, there in (("ip", shutil.which("ip")), (TUN, os.path.exists(TUN))):
             if not there:
-                raise Refused(f"there is no {needed}")
+                raise NotPermitted(f"there is no {needed}")
         try:
             for namespace in self._namespaces.values():
                 _ip("netns", "add", namespace)
@@ -188,7 +194,7 @@ class Hosts:
             assert self._link.stdout is not None
             said = self._link.stdout.readline().strip()
             if said != "ready":
-                raise Refused(said or "the link ended at once")
+                raise NotPermitted(said or "the link ended at once")
         except BaseException:
             self.__exit__()
             raise
@@ -230,10 +236,10 @@ class Hosts:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    between = {(one, other): Line(**line) for one, other, line in settings["between"]}
+    between = {(one, other): LinkConfig(**line) for one, other, line in settings["between"]}
     try:
-        link = Link(settings["hosts"], Line(**settings["usual"]), between, settings["seed"])
-    except Refused as problem:
+        link = PacketForwarder(settings["hosts"], LinkConfig(**settings["usual"]), between, settings["seed"])
+    except NotPermitted as problem:
         print(problem, flush=True)
         sys.exit(1)
     with contextlib.suppress(PermissionError):

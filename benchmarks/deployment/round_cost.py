@@ -1,4 +1,4 @@
-"""What a deployed round costs, against Flower's own FedAvg on a star with the same leaves.
+"""Time of a deployed round against Flower's FedAvg on a star with the same clients.
 
     python -m benchmarks.deployment.round_cost [--rounds 10] [--only NAME] [--out FILE.json]
 
@@ -95,11 +95,11 @@ def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dic
 
 
 @dataclass
-class Measured:
+class DeploymentTimings:
     """One run: when each round ended, and the work of all its processes by then."""
 
     ends: list[float]
-    work: Work
+    work: CpuTime
 
     @property
     def seconds(self) -> list[float]:
@@ -110,7 +110,7 @@ class Measured:
         return (self.work.at(self.ends[-1]) - self.work.at(self.ends[0])) / (len(self.ends) - 1)
 
 
-class Work(threading.Thread):
+class CpuTime(threading.Thread):
     """Processor seconds of all marked processes. A process that ended is in the account of the one
     that started it."""
 
@@ -119,7 +119,7 @@ class Work(threading.Thread):
         self.seen: list[tuple[float, float]] = []
         self._over = threading.Event()
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> CpuTime:
         self.start()
         return self
 
@@ -152,15 +152,15 @@ def _processor_seconds(process: Path) -> float:
     return 0.0
 
 
-def ours(folder: Path, rounds: int, **settings: Any) -> Measured:
+def ours(folder: Path, rounds: int, **settings: Any) -> DeploymentTimings:
     provisioned(folder, rounds, **settings)
     ends: list[float] = []
-    with Work() as work:
+    with CpuTime() as work:
         this_machine.run(folder / "sites", lambda line: ends.append(time.monotonic()))
-    return Measured(ends, work)
+    return DeploymentTimings(ends, work)
 
 
-def flower(folder: Path, rounds: int) -> Measured:
+def flower(folder: Path, rounds: int) -> DeploymentTimings:
     config, sites = provisioned(folder, rounds, **OURS["star"])
     data = study_of(config).data
     for number, part in enumerate(data.partition.leaves):
@@ -175,7 +175,7 @@ def flower(folder: Path, rounds: int) -> Measured:
     tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
     superlink = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port), *tls, "--enable-supernode-auth"]
     command = [*superlink, "--disable-runtime-dependency-installation"]
-    with Work() as work, _running({root: command}, environment):
+    with CpuTime() as work, _running({root: command}, environment):
         _answers(port)
         (folder / "flower").mkdir(exist_ok=True)
         (folder / "flower" / "config.toml").write_text(
@@ -202,7 +202,7 @@ def flower(folder: Path, rounds: int) -> Measured:
                 if time.monotonic() > until:
                     raise SystemExit(f"Flower's run has not ended; see the logs in {folder}")
                 time.sleep(1.0)
-    return Measured(json.loads(ends.read_text())[1:], work)
+    return DeploymentTimings(json.loads(ends.read_text())[1:], work)
 
 
 def _store(path: Path, inputs: Any, targets: Any) -> None:
@@ -259,7 +259,7 @@ def _free_ports(count: int) -> int:
     raise SystemExit("no free ports")
 
 
-def summed_up(runs: dict[str, Measured]) -> dict[str, Any]:
+def summed_up(runs: dict[str, DeploymentTimings]) -> dict[str, Any]:
     """Seconds a round, the middle one; processor seconds a round, the mean; and what follows from
     them."""
     kinds = {
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("deploy.json"))
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", MARK: "1"})
-    runs: dict[str, Measured] = {}
+    runs: dict[str, DeploymentTimings] = {}
     for name in given.only or [FLOWER, *OURS]:
         with tempfile.TemporaryDirectory(prefix="stratafl-bench-") as folder:
             place = Path(folder)

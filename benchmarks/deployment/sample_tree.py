@@ -1,4 +1,4 @@
-"""A small tree on handwritten digits, which the deployment's benchmarks and its tests run."""
+"""A small federation on handwritten digits, for the deployment's benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small_tree(
     rounds: int = 2,
     keep_at_home: Sequence[str] = (),
 ) -> Config:
-    """Written to run.toml in the folder."""
+    """Write the config to run.toml in the folder and load it."""
     path, at_home = folder / "run.toml", f"keep_at_home = {list(keep_at_home)}" if keep_at_home else ""
     values = {"shape": json.dumps(shape), "periods": list(periods), "hidden": list(hidden)}
     path.write_text(CONFIG.format(**values, method=method, rounds=rounds, at_home=at_home))
@@ -52,8 +52,8 @@ def small_tree(
 
 
 def processes(site: Path) -> dict[str, int]:
-    """Those of a site that run now: its supervisor, and what it has started, each told by its
-    log."""
+    """Running processes of a site: its supervisor and what it started, by the names of their
+    logs."""
     if not is_locked(site):
         return {}
     supervisor = int((site / "lock").read_text())

@@ -1,5 +1,5 @@
-"""What keeping a run costs: writing a checkpoint beside a plain copy of its bytes, and its share of
-a run's time.
+"""Cost of checkpoints: time to write one against a plain copy of its bytes, and share of a run's
+time.
 
     python -m benchmarks.runtime.checkpoints [--folder DIR] [--out FILE.json]
 

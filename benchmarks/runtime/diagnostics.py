@@ -1,4 +1,4 @@
-"""What looking costs: the share of a round's time that drift diagnostics take.
+"""Share of a round's time that drift diagnostics take.
 
 python -m benchmarks.runtime.diagnostics [--device cuda]
 """
@@ -27,7 +27,7 @@ SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}
 def study(
     model: str, tree: str, periods: Sequence[int], engine: EngineName, device: str, diagnose: Diagnose
 ) -> Simulation:
-    """The paper's leaf: batches of 50, corrections, clip 10, weight decay."""
+    """A simulation with the paper's client: batches of 50, clipping at 10, weight decay."""
     clients = int(np.prod([int(part) for part in tree.split("x")]))
     maker = torch.Generator().manual_seed(0)
     inputs = torch.randn(clients * SAMPLES, *SHAPES[model], generator=maker)

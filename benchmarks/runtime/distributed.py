@@ -1,4 +1,4 @@
-"""Two ranks against one on two cores, and what ranks tell each other against what they must.
+"""Two processes against one on two cores, and the bytes they exchange against the minimum.
 
     python -m benchmarks.runtime.distributed [--ranks 2] [--rounds 5] [--out FILE.json]
 
@@ -6,9 +6,9 @@ Each process has one thread, so that one rank uses one core. The trees are 4 gro
 and groups of 14, 3 and 3, of which the first must be split; the model a multi-layer perceptron of
 0.2 million parameters; MTGC, E = 5, H = 10.
 
-The least that must be told: a parent whose children lie on several ranks needs one row from each of
-them, every time its children meet. `rows` is what ranks really gave to sums of rows, `numbers` and
-`values` are everything small.
+The minimum: an aggregator whose children are on several ranks needs one row from each rank at every
+synchronisation. `rows` is what ranks contributed to sums of rows; `numbers` and `values` are all
+small messages.
 """
 
 from __future__ import annotations

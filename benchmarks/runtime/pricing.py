@@ -1,4 +1,4 @@
-"""How long it takes to price a run: 1,000 clients and 1,000 global rounds, on several networks.
+"""Time to price a run of 1,000 clients and 1,000 global rounds on several networks.
 
 python -m benchmarks.runtime.pricing
 

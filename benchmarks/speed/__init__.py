@@ -1,1 +1,1 @@
-"""How fast the engines are: beside plain PyTorch and JAX, and beside what the device could do."""
+"""Speed of the engines beside plain PyTorch, JAX and the peak of the device."""

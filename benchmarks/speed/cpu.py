@@ -1,13 +1,13 @@
-"""The stacked engine beside the loop on this machine's processor, by kind of model, number of
-clients and batch: what the default engine of a CPU rests on.
+"""Time the stacked engine against the loop on a CPU, by model, number of clients and batch.
+
+The default engine on a CPU rests on these measurements.
 
 python -m benchmarks.speed.cpu [--out FILE.json] [--only KIND ...] [--threads N ...]
 
-The two take turns within one process, so that other work on the machine slows them alike; a ratio
-is the median of the turns'. On one thread processor time is counted, on several the time that
-passes. What is timed is the engine's part: samples, gradients, corrections, clip and update. The
-meeting is the same in both, and on a busy machine with several threads it hides them.
-Rows of other models that FILE has of this commit stay in it.
+The engines alternate within one process, so that other load slows both alike; a ratio is the
+median over the repetitions. With one thread CPU time is measured, with several wall-clock time. The
+synchronisation is not timed: it is the same for both, and with several threads on a busy machine it
+would dominate. Rows that FILE has of other models at the same commit are kept.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from stratafl.models.registry import build
 
 STEPS, ENGINES = 4, ("loop", "stacked")
 LONG = 0.1
-"""Seconds that a turn of the loop takes at least."""
+"""Minimal seconds of one timed repetition of the loop."""
 GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (80,)
 SIZES = ((2, 20), (10, 20), (100, 20), (10, 10), (10, 50))
-"""Clients and batch."""
+"""Numbers of clients and batch sizes."""
 IMAGES, LARGE = ((2, 20), (10, 20), (10, 10), (10, 50)), ((10, 20),)
 """For models that take longer."""
 
@@ -54,7 +54,7 @@ class Model(NamedTuple):
 
 
 def network(convolution: Callable[[int, int, bool], list[nn.Module]], pool: bool, drop: float = 0.0) -> nn.Module:
-    """Three convolutions; their images are halved by pooling, or by steps of two."""
+    """Three convolutions that halve their images by pooling or by strides of two."""
     layers: list[nn.Module] = []
     for channels, out in ((3, 16), (16, 32), (32, 64)):
         layers += [*convolution(channels, out, not pool and channels > 3), nn.ReLU()]
@@ -83,7 +83,7 @@ def depthwise(channels: int, out: int, halves: bool) -> list[nn.Module]:
 
 
 class Dropping(nn.Module):
-    """The library's encoder, small and with its usual dropout."""
+    """A small `nn.TransformerEncoder` with its default dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ MODELS = {
 
 
 def measured(job: TrainingJob, threads: int, turns: int) -> dict[str, Any]:
-    """How often as fast as the loop the stacked engine is."""
+    """Speed-up of the stacked engine over the loop."""
     clock = time.process_time if threads == 1 else time.perf_counter
     ready: dict[str, PreparedRun] = {}
     setup = {}
@@ -170,7 +170,7 @@ def measured(job: TrainingJob, threads: int, turns: int) -> dict[str, Any]:
 
 
 def chosen(job: TrainingJob) -> dict[str, Any]:
-    """What the default is, and by which properties."""
+    """The default engine, and the properties that decide it."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
         FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
@@ -182,7 +182,7 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
 
 
 def earlier(path: Path, commit: str, others: list[str]) -> list[dict[str, Any]]:
-    """The rows of a file that are of this commit and not of these models."""
+    """Rows of a file from the same commit, without those of these models."""
     stored: dict[str, Any] = {"environment": {"commit": ""}, "rows": []}
     if path.exists():
         stored = json.loads(path.read_text())

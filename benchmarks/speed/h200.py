@@ -1,12 +1,11 @@
-"""The engines' whole table on a GPU in one run: every model, every way to train it, many clients,
-and the meeting.
+"""Measure all engines on a GPU in one run: every model and contender, many clients, and the
+synchronisation.
 
 python -m benchmarks.speed.h200 --out benchmarks/results [--only cnn mlp ...]
 python -m benchmarks.speed.publish
 
-Writes one file per part as soon as it is measured, with the commit and the hardware, and prints
-what each part shows; what fails is named, and the rest goes on. The second command puts the numbers
-into the documents.
+Writes one file per part as soon as it is measured, with commit and hardware. A part that fails is
+named, and the others are still measured. The second command writes the numbers into the documents.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ EVERY_WAY = (
     "stacked:tf32", "graphed loop:bf16", "vmap:bf16", "graphed vmap:bf16", "compiled vmap:bf16", "jax:bf16",
     "stacked:bf16", "stacked:fp16", "stacked:fp32",
 )  # fmt: skip
-"""A plain loop is waiting for the host in every precision, so one is enough; in a CUDA graph it is
-the GPU's time. A mapping over clients is measured as it is, in a CUDA graph, and compiled in
-one."""
+"""One precision of the plain loop is enough: it waits for the host in each."""
 
 
 def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) -> Callable[[], dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Modules as people write them, on the stacked engine and beside it what a user would write.
+"""Time models as users write them, on the stacked engine and in plain PyTorch.
 
 python -m benchmarks.speed.modules --out FILE [--only gpt vit ...] [--ways stacked:bf16 ...]
 
-100 clients, batches of 20, MTGC with 10 steps between two meetings. Prints each row when it is
-measured; what fails is named, and the rest goes on.
+100 clients, batches of 20, MTGC with 10 steps between two synchronisations. Prints each row when it
+is measured; a contender that fails is named, and the others go on.
 """
 
 from __future__ import annotations

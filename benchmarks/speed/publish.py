@@ -1,5 +1,5 @@
-"""What is said about the engines' speed, from what was measured: the picture, a table, README's
-claim, recipes' rates.
+"""Write the measured speeds into the documents: figure, table, README's claim, and the rates of
+estimates.
 
 python -m benchmarks.speed.publish
 
@@ -48,7 +48,7 @@ PICTURED = ("tf32", "bf16")
 
 
 class BenchmarkResult(NamedTuple):
-    """One file of results."""
+    """Client-steps per second and their conditions from one file of results."""
 
     client_steps: dict[EnginePrecision, float]
     """A second."""

@@ -1,4 +1,4 @@
-"""What a synchronisation costs: 100 rows of 0.8 million parameters, 10x10, corrections on both
+"""Time of a synchronisation: 100 rows of 0.8 million parameters, 10x10, corrections on both
 levels.
 
 python -m benchmarks.speed.synchronisation [--device cuda]
@@ -22,7 +22,7 @@ PARAMETERS = 797_962
 
 
 def milliseconds(device: torch.device, method: str, top: int, shape: str = "10x10", times: int = 20) -> float:
-    """Median time of one meeting up to edge level `top`."""
+    """Median time of one synchronisation up to edge level `top`."""
     tree = Tree.of(shape)
     x_P = torch.randn(PARAMETERS, device=device)
     rules, everybody = place(method, tree.depth), (None,) * tree.depth

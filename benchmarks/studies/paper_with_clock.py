@@ -34,7 +34,7 @@ COLOURS = {"mtgc": "#0072b2", "group_correction": "#d55e00", "local_correction":
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedRun:
     """One run until one target on one network."""
 
     distribution: str
@@ -74,7 +74,7 @@ def first_round(run: StoredRun, target: float) -> int | None:
     return next(good, None)
 
 
-def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[Priced]:
+def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[PricedRun]:
     """All of them on all networks."""
     found = []
     for case, run in cases:
@@ -86,7 +86,7 @@ def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[Priced]:
                 end = first_round(run, target)
                 total = None if end is None else costs.until(end)
                 found.append(
-                    Priced(
+                    PricedRun(
                         distribution, periods, case.line, name, target, end,
                         *((None,) * 3 if total is None else (total.seconds, total.joules, total.bytes[0])),
                     )
@@ -97,7 +97,7 @@ def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[Priced]:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def page(found: Sequence[Priced]) -> str:
+def page(found: Sequence[PricedRun]) -> str:
     """The result as Markdown."""
     lines = ["# The paper's runs, with a clock", "", *INTRODUCTION, "", "![Time to 80 %](priced.png)", ""]
     lines += ["## Who is first", "", *_fastest(found), "", *_findings(found), ""]
@@ -121,7 +121,7 @@ run had, of which HFedAvg had 400 at (10, 20) and all methods 50 or 100 at (30, 
 """.strip().splitlines()
 
 
-def _best(found: Sequence[Priced]) -> Priced | None:
+def _best(found: Sequence[PricedRun]) -> PricedRun | None:
     return min((each for each in found if each.seconds is not None), key=lambda each: each.seconds or 0.0, default=None)
 
 
@@ -132,7 +132,7 @@ def _time(seconds: float | None) -> str:
     return f"{seconds / unit.factor:.3g} {unit.name}"
 
 
-def _fastest(found: Sequence[Priced]) -> list[str]:
+def _fastest(found: Sequence[PricedRun]) -> list[str]:
     lines = [
         "| network | data | target | fastest of all | fastest without MTGC | MTGC saves |",
         "|---|---|---|---|---|---|",
@@ -151,7 +151,7 @@ def _fastest(found: Sequence[Priced]) -> list[str]:
     return lines
 
 
-def _findings(found: Sequence[Priced]) -> list[str]:
+def _findings(found: Sequence[PricedRun]) -> list[str]:
     """Where MTGC is not the best choice at the same periods, said by the numbers."""
     lost, compared = [], 0
     for name in NETWORKS:
@@ -180,7 +180,7 @@ def _findings(found: Sequence[Priced]) -> list[str]:
     return [f"{heading} It is **not** the best choice here:", "", *lost, "", *chosen]
 
 
-def _chosen(found: Sequence[Priced]) -> list[str]:
+def _chosen(found: Sequence[PricedRun]) -> list[str]:
     """How MTGC's best periods change with the network."""
     lines = ["MTGC's own best periods change with the network (groups and clients both differ, 80 %):", ""]
     for name in NETWORKS:
@@ -190,7 +190,7 @@ def _chosen(found: Sequence[Priced]) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[Priced], name: str) -> list[str]:
+def _table(found: Sequence[PricedRun], name: str) -> list[str]:
     lines = ["| E, H | method | rounds to 75 % | time | rounds to 80 % | time | bytes of the root's links |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     here = [each for each in found if each.network == name and each.distribution == "both"]
@@ -202,7 +202,7 @@ def _table(found: Sequence[Priced], name: str) -> list[str]:
     return lines
 
 
-def table(found: Sequence[Priced]) -> str:
+def table(found: Sequence[PricedRun]) -> str:
     """Everything as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -216,7 +216,7 @@ def table(found: Sequence[Priced]) -> str:
     return text.getvalue()
 
 
-def picture(found: Sequence[Priced], path: Path) -> None:
+def picture(found: Sequence[PricedRun], path: Path) -> None:
     """A panel per network: time to 80 % where groups and clients differ, the fastest on top."""
     plt = pyplot()
     with plt.rc_context(STYLE):
@@ -238,7 +238,7 @@ def picture(found: Sequence[Priced], path: Path) -> None:
         save(figure, path)
 
 
-def results(archive: Path = RESULTS / "runs.tar.gz") -> list[Priced]:
+def results(archive: Path = RESULTS / "runs.tar.gz") -> list[PricedRun]:
     """What the committed records give."""
     with unpacked(archive) as folder:
         return priced(stored_cases(list_runs(folder)))

@@ -1,4 +1,4 @@
-"""The paper's theory in numbers: quadratics whose clients and groups disagree.
+"""The paper's theorems on quadratics with heterogeneous clients and groups.
 
 Two claims are measured. Theorem 4.1: MTGC's error does not depend on how different clients and
 groups are, while HFedAvg's grows with it. Corollary 4.1: with noisy gradients the error falls in

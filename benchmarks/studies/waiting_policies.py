@@ -1,4 +1,4 @@
-"""Whom to wait for: accuracy against simulated seconds, Fashion-MNIST on heavy-tailed devices.
+"""Waiting policies: accuracy over simulated seconds, Fashion-MNIST on heavy-tailed devices.
 
     python -m benchmarks.studies.waiting_policies          train what is missing, write the results
     python -m benchmarks.studies.waiting_policies --draw   write table and figure of stored results

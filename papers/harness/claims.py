@@ -14,21 +14,21 @@ NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
 Label = Callable[[Panel], str]
 """Names a panel for people, in the words of its paper."""
 SHOWN = 4
-"""Findings told in a sentence, those against the claim first; the table has all."""
+"""Findings quoted in a verdict's sentence, those against the claim first."""
 
 
 class Finding(NamedTuple):
-    """One panel's answer: None where it cannot be told."""
+    """Whether a claim holds in one panel; None where it cannot be told."""
 
     label: str
     holds: bool | None
     said: str
-    """What was found, in numbers."""
+    """The numbers behind it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim held, and what was found, in a sentence."""
+    """Status of a claim, and the findings as a sentence."""
 
     status: str
     sentence: str
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says about a table or a figure."""
+    """A statement of the paper about a table or a figure."""
 
     id: str
     series: str
@@ -76,13 +76,13 @@ class Claim:
 
 
 def _partial(results: Results, label: Label) -> str:
-    """A comparison of runs that did not get as far as the recipe asks says so."""
+    """Remark on panels whose runs have not reached the series' last round, or an empty string."""
     short = [f"{label(panel)} at {at}" for panel in results.panels if (at := results.unfinished(panel))]
     return "unfinished: " + ", ".join(short) if short else ""
 
 
 def percent(value: Value | None) -> str:
-    """An accuracy in per cent, with how many of its runs diverged."""
+    """Format an accuracy in per cent, with the number of diverged runs."""
     if value is None or value.diverged == DIVERGED:
         return "?" if value is None else DIVERGED
     return f"{100 * value.mean:.1f} %" + (f" ({value.diverged})" if value.diverged else "")

@@ -32,7 +32,7 @@ SAMPLES = {"mlp": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "resnet18_gn": ((
 
 @dataclass(frozen=True)
 class Rate:
-    """Client-steps a second, and where the number is from."""
+    """Client-steps per second, and the source of the number."""
 
     steps: float
     source: str
@@ -51,14 +51,13 @@ def expected_steps(paper: Paper, series: Series, cases: Sequence[Case]) -> float
 
 
 def needs(cases: Sequence[Case]) -> dict[str, str]:
-    """The data sets, each with its state."""
+    """Data sets of the cases, each with its state."""
     names = dict.fromkeys(case.config.data.name for case in cases)
     return {name: prepare.describe(name).state for name in names}
 
 
 class Rates:
-    """Each model's speed, measured at most once by a few steps of the engine that would train
-    it."""
+    """Training speed of each model, measured at most once by a few steps on its engine."""
 
     def __init__(self, options: Options):
         self.options = options
@@ -103,7 +102,7 @@ class Rates:
 
 
 def _short_run(config: Config, clients: int, steps: int) -> Simulation:
-    """Two rounds of the model on noise, a batch for each client."""
+    """Set up two rounds of a case's model on noise, with one batch per client."""
     name, params = name_and_params("model", config.model)
     shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
     batch = config.leaf.batch or 50

@@ -25,19 +25,18 @@ CLAIMS_ABOVE: dict[Scale, str] = {
     "quick": "The paper's claims, looked for in small, which is no evidence for or against them",
 }
 FAR = 0.3
-"""Ours over the paper's, less one: beyond this it is said."""
+"""Relative difference from the paper's number beyond which a page mentions it."""
 
 
 def stem(series: Series, options: Options) -> str:
-    """What the names of a recipe's files begin with; what is not the paper's own setting has a name
-    of its own."""
+    """Stem of a series' file names, which names options that differ from the paper's."""
     parts = [series.name, *([options.partition] if options.partition != PARTITIONS[0] else [])]
     parts += [*(options.methods or ()), *([f"{options.rounds}_rounds"] if options.rounds else [])]
     return "_".join([*parts, *(["quick"] if options.quick else [])])
 
 
 def describe(paper: Paper, results: Results, seeds: int) -> dict[str, Any]:
-    """Everything that was measured, as plain data."""
+    """Results of a series as plain data."""
     series, options = results.series, results.options
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -62,7 +61,7 @@ def describe(paper: Paper, results: Results, seeds: int) -> dict[str, Any]:
 
 
 def _variant(paper: Paper, options: Options) -> str:
-    """What is not the recipe's own."""
+    """Suffix of a title that names options which differ from the series' own."""
     parts = [] if options.partition == PARTITIONS[0] else ["with a true Dirichlet"]
     parts += [] if options.methods is None else [f"only {', '.join(paper.methods[name] for name in options.methods)}"]
     parts += [] if options.rounds is None else [f"at most {options.rounds} rounds"]
@@ -112,7 +111,7 @@ def _numbers(name: str, value: Value | None, digits: int) -> dict[str, Any]:
 
 
 def made_with(results: Results) -> dict[str, Any]:
-    """Commits, hardware, versions and precisions of the runs, and what they cost."""
+    """Commits, hardware, versions and precisions of the runs, with their steps and seconds."""
     curves = [(m.case, curve) for m in results.measured.values() for curve in m.curves]
     kept: dict[str, Any] = {}
     for key in ("commit", "gpu", "processor", "torch", "precision", "device"):
@@ -126,14 +125,16 @@ def made_with(results: Results) -> dict[str, Any]:
 
 
 def time_taken(curves: Sequence[RunCurve]) -> float:
-    """Seconds the runs took together; of those that were interrupted their rounds', as when these
-    were is not known."""
+    """Seconds that the runs took together.
+
+    Of an interrupted run only its rounds count, since the times of the parts are not known.
+    """
     whole = covered(curve.span for curve in curves if not curve.paused)
     return whole + sum(curve.seconds[-1] for curve in curves if curve.paused)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of the spans: runs that shared a machine count once."""
+    """Seconds in the union of the spans, so that runs at the same time count once."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(end - max(begin, reached), 0.0)
@@ -189,8 +190,7 @@ SHOWN = {
 def table(
     paper: Paper, found: dict[str, Any], name: Callable[[Panel], str] | None = None, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells; a column nobody has a value for is left out. `missing` stands where a
-    line has none."""
+    """Headings and cells of a table, without empty columns; `missing` fills unmeasured rows."""
     shown = SHOWN[paper.series[found["what"]].form]
     name = name or paper.heading
     keys = [key for key in (*shown, "diverged") if any(key in row for row in found["rows"])]
@@ -203,7 +203,7 @@ def table(
 
 
 def markdown(paper: Paper, found: dict[str, Any], pictures: Sequence[Path]) -> str:
-    """A recipe's results as a page in Markdown."""
+    """Page of a series' results in Markdown."""
     headings, rows = table(paper, found, missing=OPEN)
     lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
     lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
@@ -225,7 +225,7 @@ def markdown(paper: Paper, found: dict[str, Any], pictures: Sequence[Path]) -> s
 
 
 def as_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of Markdown, an empty one last."""
+    """Table as lines of Markdown, followed by an empty line."""
     return [
         "| " + " | ".join(headings) + " |",
         "|" + "---|" * len(headings),
@@ -235,7 +235,7 @@ def as_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def said(claim: dict[str, Any]) -> str:
-    """A claim in words, with what was found."""
+    """Text of a claim with its findings."""
     return f"{claim['text']} ({claim['sentence']})" if claim["sentence"] else claim["text"]
 
 
@@ -248,7 +248,7 @@ def _conditions(found: dict[str, Any]) -> str:
 
 
 def provenance(made: dict[str, Any]) -> str:
-    """With which code and on which machine results were computed, in a sentence."""
+    """Sentence about the code and hardware that results were computed with."""
     if not made["client_steps"]:
         return "Nothing was measured yet."
     where = (
@@ -263,7 +263,7 @@ def provenance(made: dict[str, Any]) -> str:
 
 
 def write(paper: Paper, found: dict[str, Any], folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
-    """JSON, CSV and Markdown."""
+    """Write results as JSON, CSV and Markdown."""
     make_folder(folder)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".csv", ".md")]
     write_json(paths[0], found, indent=1)
@@ -277,7 +277,7 @@ def write(paper: Paper, found: dict[str, Any], folder: Path, name: str, pictures
 
 
 def results_in(paper: Paper, folder: Path, scale: Scale) -> list[dict[str, Any]]:
-    """What the command wrote there before, in the order of the recipes."""
+    """Results in a folder, in the order of the paper's series."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -292,7 +292,7 @@ def results_in(paper: Paper, folder: Path, scale: Scale) -> list[dict[str, Any]]
 
 
 def overview(paper: Paper, folder: Path, scale: Scale) -> str:
-    """All claims and what was measured, as a page in Markdown."""
+    """Page of all claims and their verdicts in Markdown."""
     results = results_in(paper, folder, scale)
     main = {each["what"]: each for each in results if each["partition"] == PARTITIONS[0] and each["whole"]}
     lines = ["# The paper's claims, and what was measured", ""]
@@ -324,7 +324,7 @@ def overview(paper: Paper, folder: Path, scale: Scale) -> str:
 
 
 def _measured(paper: Paper, each: dict[str, Any]) -> list[str]:
-    """The rows there is something for, and the claims they are enough for."""
+    """Table of the measured rows, and the claims that could be judged."""
     rows = [row for row in each["rows"] if row["seeds"]]
     headings, cells = table(paper, {**each, "rows": rows})
     judged = [claim for claim in each["claims"] if claim["status"] != OPEN]
@@ -343,7 +343,7 @@ def _claim_row(paper: Paper, claim: Claim, found: dict[str, Any] | None, scale: 
 
 
 def write_overview(paper: Paper, folder: Path, scale: Scale) -> Path:
-    """Write the overview beside the results that it is of."""
+    """Write the page of claims beside the results."""
     path = folder / NAMES[scale]
     with atomic_write(path) as file:
         file.write(overview(paper, folder, scale).encode())

@@ -15,36 +15,35 @@ from stratafl.base.statistics import over_seeds
 from stratafl.metrics.evaluation import rounds_to
 
 WINDOW = 0.1
-"""The share of the rounds, the last ones, that a final accuracy is the mean of: one round is a
-throw of the dice."""
+"""Final accuracy is averaged over this last share of the rounds, as single rounds are noisy."""
 DIVERGED = "diverged"
-"""What is said of a line all of whose runs are."""
+"""Text for a value all of whose runs diverged."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A mean over seeds; `beyond` says that the true one is larger, such as rounds to a target not
-    reached by all."""
+    """Mean over seeds.
+
+    With `beyond` it is a lower bound, for example rounds to a target that some runs did not reach.
+    """
 
     mean: float
     deviation: float | None = None
-    """None for fewer than two."""
+    """Standard deviation of the sample; None for fewer than two seeds."""
     beyond: bool = False
     diverged: str = ""
-    """How many of the seeds count as nothing, since their runs had diverged by then."""
+    """Text that says how many seeds had diverged and count as 0."""
 
     @staticmethod
     def of(values: Sequence[float], beyond: bool = False) -> Value:
-        """The mean and deviation over seeds, where NaN counts as 0: a model without scores gets
-        nothing right."""
+        """Mean and deviation over seeds; NaN counts as 0, as a diverged model predicts nothing."""
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
         told = "" if not dead else DIVERGED if dead == len(values) else f"{dead} of {len(values)} diverged"
         return Value(*over_seeds(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
-        """The number as the paper writes it: ">T" where the target was not reached within T
-        rounds."""
+        """Format as in the paper: ">T" where the target was not reached within T rounds."""
         if self.diverged == DIVERGED:
             return DIVERGED
         return self._number(digits, unit) + (f" ({self.diverged})" if self.diverged else "")
@@ -68,7 +67,7 @@ def is_below(a: Value | None, b: Value | None) -> bool | None:
 
 
 def ratio(base: Value | None, value: Value | None) -> Value | None:
-    """How many times larger the base is; None where not even a bound is known."""
+    """Ratio of the base to the value, maybe a bound; None where not even a bound is known."""
     if base is None or value is None or value.beyond or value.mean == 0:
         return None
     return Value(base.mean / value.mean, beyond=base.beyond)
@@ -76,7 +75,7 @@ def ratio(base: Value | None, value: Value | None) -> Value | None:
 
 @dataclass(frozen=True)
 class MeasuredLine:
-    """One line of a panel: a curve for each seed there is."""
+    """Learning curves of one line of a panel, one per stored seed."""
 
     case: Case
     curves: tuple[RunCurve, ...]
@@ -87,12 +86,11 @@ class MeasuredLine:
 
     @property
     def last(self) -> int:
-        """The last round all its curves have."""
+        """Last round that all curves have."""
         return min((curve.rounds[-1] for curve in self.curves), default=0)
 
     def accuracy(self, until: int) -> Value | None:
-        """The mean over the last tenth of the rounds up to this one; NaN for a run that has
-        diverged there."""
+        """Mean accuracy over the last tenth of the rounds up to a round; NaN for a diverged run."""
         finals = []
         for curve in self.curves:
             seen = zip(curve.rounds, curve.accuracy, strict=True)
@@ -102,7 +100,7 @@ class MeasuredLine:
         return Value.of(finals) if finals else None
 
     def best(self, until: int) -> Value | None:
-        """The highest accuracy of any round up to this one."""
+        """Highest accuracy of all rounds up to a round."""
         finals = [
             max(_known(a for round, a in zip(curve.rounds, curve.accuracy, strict=True) if round <= until), default=0.0)
             for curve in self.curves
@@ -111,8 +109,8 @@ class MeasuredLine:
         return Value.of(finals) if finals else None
 
     def round_to_round_change(self, until: int) -> float | None:
-        """How far the accuracy jumps from round to round, on average over the second half of the
-        rounds; None where it is not known in all of them."""
+        """Mean absolute change of the accuracy between rounds of the second half; None if any round
+        of it has no accuracy."""
         jumps = [
             abs(b - a)
             for curve in self.curves
@@ -156,13 +154,13 @@ def _known(values: Iterable[float]) -> list[float]:
 
 
 def span(counts: Iterable[int]) -> str:
-    """The numbers from the least to the most, as a text."""
+    """Format the smallest and largest of the counts, such as "1 to 3"."""
     found = sorted(counts)
     return " to ".join(str(each) for each in dict.fromkeys((found[0], found[-1])))
 
 
 class Results:
-    """A recipe's cases with what was measured; panels and lines in the recipe's order."""
+    """Measured values of all cases of a series; panels and lines are in its order."""
 
     def __init__(self, series: Series, options: Options, measured: Iterable[MeasuredLine]):
         self.series, self.options = series, options
@@ -175,7 +173,7 @@ class Results:
 
     @property
     def divided_by(self) -> list[str]:
-        """The partitions that make nodes differ: not every recipe has the one asked for."""
+        """Partitions that make nodes differ; some series have their own instead of the option's."""
         levels = [level for m in self.measured.values() for level in m.case.config.data.partition]
         return [name for name in dict.fromkeys(level["name"] for level in levels) if name != "iid"]
 
@@ -183,11 +181,11 @@ class Results:
         return [line for each, line in self.measured if each == panel]
 
     def data(self, panel: Panel) -> str:
-        """The data set that the panel's lines were trained on."""
+        """Data set of a panel."""
         return self.measured[panel, self.lines(panel)[0]].case.config.data.name
 
     def method(self, panel: Panel, line: str) -> str:
-        """What a line was trained with; its name may say something else, such as E and H."""
+        """Method of a line, whose name may be that of another setting, such as E and H."""
         return str(self.measured[panel, line].case.config.method["name"])
 
     def get(self, panel: Panel, line: str) -> MeasuredLine | None:
@@ -196,8 +194,7 @@ class Results:
 
     @property
     def comparable(self) -> bool:
-        """Whether any panel has two lines to compare, or all it is to have: another recipe's run
-        alone says nothing."""
+        """Whether any panel has two measured lines, or all of its lines."""
         found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
         return any(sum(lines) >= min(2, len(lines)) for lines in found)
 
@@ -206,13 +203,12 @@ class Results:
         return any(self.get(panel, line) for line in self.lines(panel))
 
     def until(self, *panels: Panel) -> int:
-        """The last round that every line of these panels has, of those that were measured at
-        all."""
+        """Last round that all measured lines of these panels have."""
         found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
         return min((m.last for m in found if m is not None), default=0)
 
     def limit(self, panel: Panel) -> int:
-        """The last round that the recipe asks for."""
+        """Last round that the series asks for."""
         return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
 
     def unfinished(self, panel: Panel) -> str:
@@ -233,7 +229,7 @@ class Results:
 
 
 def measure(series: Series, cases: Sequence[Case], options: Options, seeds: int, stored: StoredRuns) -> Results:
-    """What the stored runs say about the cases of a recipe."""
+    """Collect the stored runs of the cases of a series."""
     measured = []
     for case in cases:
         curves = [stored.curve(case.seeded(number)) for number in range(seeds)]

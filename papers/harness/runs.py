@@ -28,31 +28,31 @@ SETTING_UP = 120.0
 
 @dataclass(frozen=True)
 class RunCurve:
-    """One run as far as it was wanted: a value per evaluated round."""
+    """Values of a run per evaluated round, up to the end of the config it serves."""
 
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
     """NaN where the scores were not finite."""
     sent: tuple[float, ...]
-    """Bytes sent and received by a client so far."""
+    """Cumulative bytes sent and received by a client."""
     seconds: tuple[float, ...]
     """Seconds since the start."""
     limit: int
-    """Rounds it was to have."""
+    """Planned rounds."""
     complete: bool
-    """Whether it has them, or reached the accuracy to stop at."""
+    """Whether the run has all planned rounds or reached its target."""
     steps: int = 0
     """Local steps of a client."""
     span: tuple[float, float] = (0.0, 0.0)
-    """When it was computed: begin and end, in seconds since 1970."""
+    """Begin and end of the computation, in seconds since 1970."""
     made_with: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    """The environments it was computed in, each with the precision."""
+    """Environments of the computation, each with device and precision."""
     diverged: int | None = None
-    """The round from which on its test loss is not finite."""
+    """First round whose test loss is not finite."""
 
     @property
     def paused(self) -> bool:
-        """Whether it was interrupted on the way."""
+        """Whether the run was interrupted."""
         return self.span[1] - self.span[0] > self.seconds[-1] + SETTING_UP
 
     @property
@@ -63,7 +63,7 @@ class RunCurve:
 
 
 class StoredRuns:
-    """What a folder of runs has to offer."""
+    """Stored runs of a folder, found by what they compute."""
 
     def __init__(self, runs: Iterable[StoredRun]):
         self._by_identity: dict[str, list[tuple[Config, StoredRun]]] = defaultdict(list)
@@ -79,28 +79,27 @@ class StoredRuns:
         return StoredRuns(list_runs(folder) if folder.is_dir() else ())
 
     def curve(self, wanted: Config) -> RunCurve | None:
-        """The newest that is complete, wherever it was computed, or the longest: of two that
-        reached their target, the slower is no better."""
+        """Curve of the newest complete run on any device, otherwise of the longest run."""
         found = [_cut(config, run, wanted) for config, run in self._offered(wanted)]
         newest = reversed([curve for curve in found if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
     def has(self, wanted: Config) -> bool:
-        """Whether all of it is there, computed in the same place and precision."""
+        """Whether there is a complete run on the same device and in the same precision."""
         return any(
             is_computed_alike(run, wanted) and _cut(config, run, wanted).complete
             for config, run in self._offered(wanted)
         )
 
     def _offered(self, wanted: Config) -> Iterator[tuple[Config, StoredRun]]:
-        """The runs that are still what the config would compute, however far they go."""
+        """Runs of any length that compute the same as the config would compute today."""
         for config, run in self._by_identity[identity(wanted)]:
             if not changed_files_since(run, wanted):
                 yield config, run
 
 
 def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:
-    """A run's records up to where the wanted one would end."""
+    """Cut a run's records where the wanted config would end."""
     goal, limit = wanted.run.stop_at, wanted.run.rounds
     elapsed = list(accumulate(record["seconds"] for record in run.rounds))
     kept = []
@@ -126,18 +125,18 @@ def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:
 
 
 def required_runs(cases: Sequence[Case], seeds: int) -> list[Config]:
-    """One config per run, in the order they are to be done."""
+    """Configs of all runs, in the order of training."""
     return [case.seeded(number) for case, number in runs_of(cases, seeds)]
 
 
 def missing_runs(configs: Iterable[Config], folder: Path) -> list[Config]:
-    """The configs of which there is no stored run that is long enough."""
+    """Configs without a complete stored run."""
     stored = StoredRuns.of(folder)
     return [config for config in configs if not stored.has(config)]
 
 
 def missing_names(configs: Iterable[Config], folder: Path) -> set[str]:
-    """The names of the runs that are missing; recipes share some."""
+    """Names of the missing runs; several series may share one."""
     return {run_name(config) for config in missing_runs(configs, folder)}
 
 
@@ -149,7 +148,7 @@ def train(
     say: Callable[[str], None] = lambda text: None,
     seconds: float | None = None,
 ) -> list[Outcome]:
-    """Do what is missing.
+    """Train missing runs.
 
     Runs that go all the way come first, since one of them may serve a recipe that would have
     stopped it at a target.
@@ -170,7 +169,7 @@ def train(
 
 
 def longest_of_equal(configs: Iterable[Config]) -> dict[str, Config]:
-    """All runs by name; where two want the same run to different lengths, the longer."""
+    """Configs by the name of their run; of configs that differ in length only, the longest."""
     found: dict[str, Config] = {}
     for config in configs:
         name = run_name(config)
@@ -186,5 +185,5 @@ def longest_of_equal(configs: Iterable[Config]) -> dict[str, Config]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The runs that failed."""
+    """Outcomes of failed runs."""
     return [outcome for outcome in outcomes if outcome.status == format.FAILED]

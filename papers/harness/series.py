@@ -27,14 +27,14 @@ PARTITIONS = ("release_dirichlet", "dirichlet")
 
 @dataclass(frozen=True)
 class Options:
-    """How a recipe is to be made."""
+    """Options of a reproduction."""
 
     scale: Scale = "paper"
     partition: str = "release_dirichlet"
     methods: tuple[str, ...] | None = None
-    """Instead of the recipe's own."""
+    """Methods, instead of those of the series."""
     rounds: int | None = None
-    """Instead of the recipe's limit."""
+    """Number of rounds, instead of that of the series."""
     device: str = "cpu"
     precision: str = "fp32"
 
@@ -54,13 +54,13 @@ class Options:
 
     @property
     def whole(self) -> bool:
-        """Whether a recipe is made with its own methods, as far as it goes."""
+        """Whether a series has its own methods and number of rounds."""
         return self.methods is None and self.rounds is None
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a panel: all its runs differ in their seed only."""
+    """One line of a panel; its runs differ in their seed only."""
 
     panel: Panel
     line: str
@@ -87,27 +87,27 @@ class Case:
         return self.steps_per_round * self.config.run.rounds
 
     def seeded(self, offset: int) -> Config:
-        """The config with the seed that many further on."""
+        """Config with the seed increased by an offset."""
         return replace(self.config, run=replace(self.config.run, seed=self.config.run.seed + offset))
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A table or a figure of the paper."""
+    """Series of experiments behind a table or a figure of a paper."""
 
     name: str
     title: str
     where: str
-    """Where it is in the paper."""
+    """Place in the paper."""
     form: Form
     make: Callable[[Options], Sequence[Case]]
     note: str = ""
-    """What the paper leaves open here, and what was chosen."""
+    """Settings that the paper leaves open, and the choices made here."""
     target: Mapping[Scale, float] | None = None
-    """A test accuracy: what the rounds, or the time, to it are reported for."""
+    """Test accuracy to which rounds and time are reported, by scale."""
 
     def cases(self, options: Options, only: Sequence[str] = ()) -> list[Case]:
-        """The recipe's cases, or those whose name has one of these texts in it."""
+        """Cases of the series; with `only` those whose name contains one of these texts."""
         made = list(self.make(options))
         if options.methods is not None and not made:
             raise InvalidInput("--methods", list(options.methods), f"{self.name} has none of them")
@@ -115,19 +115,17 @@ class Series:
 
     @property
     def figure(self) -> str:
-        """The recipe's number in the paper, without the section."""
+        """Number of the table or figure, without the section."""
         return self.where.split(" (")[0]
 
     def fitting(self, options: Options) -> Options:
-        """The options, with the usual partition where the recipe has its own and no use for the one
-        asked for."""
+        """Options with the default partition if the series has a partition of its own."""
         levels = [level for case in self.make(options) for level in case.config.data.partition]
         used = options.partition in {level["name"] for level in levels}
         return options if used else replace(options, partition=PARTITIONS[0])
 
     def titled(self, scale: Scale) -> str:
-        """The recipe's title; that of a small one promises neither the paper's data nor its
-        targets."""
+        """Title of the series; at quick scale without the paper's data and targets."""
         return self.title if scale == "paper" else f"{self.figure}, scaled down to embedded digits"
 
     def goal(self, scale: Scale) -> float | None:
@@ -135,22 +133,22 @@ class Series:
 
 
 def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
-    """One seed of everything comes before the next: what there is when time runs out is a whole
-    comparison."""
+    """Cases with seed offsets, all cases of one seed before the next.
+
+    Whenever time runs out, the finished runs then form a whole comparison.
+    """
     for seed in range(seeds):
         for case in cases:
             yield case, seed
 
 
 def identity(config: Config | Mapping[str, Any]) -> str:
-    """What a run computes, whatever computes it and however far it goes: equal texts mean equal
-    histories."""
+    """Text that is equal for runs with equal histories, without device and length."""
     return json.dumps(provenance.essence(config, extent=False), sort_keys=True)
 
 
 def run_name(config: Config) -> str:
-    """The name of a case's run, the same for all recipes that want this run, so that they share
-    it."""
+    """Name of a case's run, which is the same in all series that share the run."""
     periods = config.schedule.periods or config.schedule.steps_per_sync
     parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
              *periods, f"s{config.run.seed}")  # fmt: skip

@@ -20,13 +20,13 @@ def _settings(results: Results) -> list[str]:
 
 
 def _chains(results: Results) -> list[list[str]]:
-    """The settings in which H grows, and those in which E does; both begin with the base."""
+    """Settings with growing H, and those with growing E; both begin with the base setting."""
     base, h2, h3, e2, e3 = _settings(results)
     return [[base, h2, h3], [base, e2, e3]]
 
 
 def speedup(results: Results, distribution: str, eh: str, line: str = "mtgc") -> Value | None:
-    """How many times fewer rounds a line takes to the target than HFedAvg does."""
+    """Speed-up of a line over HFedAvg in rounds to the target."""
     panel = (distribution, eh)
     return ratio(results.reach(panel, "hfedavg"), results.reach(panel, line))
 
@@ -48,8 +48,7 @@ def _fewest(results: Results) -> list[Finding]:
 
 
 def _monotone(labels: str, values: Sequence[Value | None], rising: bool) -> Finding:
-    """Somewhere it moves the right way and nowhere it certainly moves the other; it may stand
-    still."""
+    """Whether values are monotone: none moves the wrong way for certain, and at least one moves."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Finding(labels, None, "")
@@ -87,8 +86,7 @@ def _hfedavg_suffers(results: Results) -> list[Finding]:
 
 
 def _mtgc_is_stable(results: Results) -> list[Finding]:
-    """From the easier of the two one-level settings to both levels, its rounds grow by a smaller
-    factor."""
+    """Whether MTGC's rounds grow by a smaller factor from one non-i.i.d. level to both."""
     found = []
     for eh in _settings(results):
         growth = {line: _growth(results, eh, line) for line in ("mtgc", "hfedavg")}
@@ -120,8 +118,10 @@ SMALL_OVERHEAD = 1.25
 
 
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
-    """Whether the line ends with the highest accuracy of all, or of these, in every panel. One that
-    is higher is enough to say no, whatever those do that were not measured."""
+    """Claim that a line ends with the highest accuracy of all, or of `others`, in every panel.
+
+    One higher line refutes it, whatever the lines would do that were not measured.
+    """
 
     def findings(results: Results) -> list[Finding]:
         found = []
@@ -149,7 +149,7 @@ def ends_above(panel: Panel, high: str, low: str, results: Results) -> Finding:
 
 
 def extra_models(ours: MeasuredLine, plain: MeasuredLine, e: int) -> float:
-    """How many models more a client exchanges in a round; HFedAvg's are e up and e down."""
+    """Additional models that a client exchanges in a round; HFedAvg's are e up and e down."""
     last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
     return (last - base) / (base / (2 * e))
 
@@ -165,8 +165,7 @@ def _data(results: Results) -> list[str]:
 def _gap(
     results: Results, panel: Panel, line: str, others: Sequence[str], beside: Sequence[Panel] = ()
 ) -> float | None:
-    """How far a line ends above the best of the others, at a round that panels it is compared with
-    have too."""
+    """Lead of a line over the best of the others, at the last round all compared panels have."""
     ours, *theirs = (results.accuracy(panel, each, beside) for each in (line, *others))
     if ours is None or not theirs or None in theirs:
         return None
@@ -178,7 +177,7 @@ def _points(value: float | None) -> str:
 
 
 def _at(results: Results, panels: Sequence[Panel]) -> str:
-    """Where panels that did not come equally far are compared."""
+    """Name the round of a comparison of panels that are not equally far."""
     return f" at round {results.until(*panels)}" if len({results.until(panel) for panel in panels}) > 1 else ""
 
 
@@ -197,7 +196,7 @@ def _largest_for_cifar100(results: Results) -> list[Finding]:
 
 
 def _lowest(line: str, among: Sequence[str]) -> Callable[[Results], list[Finding]]:
-    """One line ends below all others of these."""
+    """Claim that a line ends below all others of `among`."""
 
     def findings(results: Results) -> list[Finding]:
         found = []
@@ -216,8 +215,10 @@ def _lowest(line: str, among: Sequence[str]) -> Callable[[Results], list[Finding
 
 
 def _restless(high: str, among: Sequence[str]) -> Callable[[Results], list[Finding]]:
-    """One line jumps more than all others of these; while they still climb, that says how fast they
-    do."""
+    """Claim that a line changes most from round to round.
+
+    Judged for finished runs only: unfinished ones change because they still improve.
+    """
 
     def findings(results: Results) -> list[Finding]:
         found = []
@@ -280,7 +281,7 @@ def _gain_is_largest(results: Results) -> list[Finding]:
 
 
 def _clients_matter_more(results: Results) -> list[Finding]:
-    """With every increase of the clients in a group, correcting them gains on correcting groups."""
+    """Whether local correction gains on group correction as groups have more clients."""
     panels = sorted(results.panels, key=lambda panel: int(panel[0].partition("x")[2]))
     leads = [_gap(results, panel, "local_correction", ["group_correction"], panels) for panel in panels]
     return [
@@ -309,8 +310,7 @@ def _faster_with(what: str) -> Callable[[Results], list[Finding]]:
 
 
 def _sends(results: Results) -> list[Finding]:
-    """What a client exchanges in a round, counted in models: HFedAvg's E up and E down, and MTGC's
-    one more."""
+    """Whether MTGC exchanges one model more per round than HFedAvg, which has E up and E down."""
     found = []
     for panel in results.panels:
         ours, plain = results.get(panel, "mtgc"), results.get(panel, "hfedavg")

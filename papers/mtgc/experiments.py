@@ -145,7 +145,7 @@ FIG7B = Series(
 
 
 SEARCH_SEED = 1000
-"""The seed of searches, which is not one of those that results are reported for."""
+"""Seed of searches, none of the seeds that results are reported for."""
 
 
 SHIFTED = {"paper": ((30, 20), (10, 20)), "quick": ((2, 20),)}

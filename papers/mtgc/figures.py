@@ -29,18 +29,18 @@ COLOUR = {
 }
 MARKER = {"hfedavg": "o", "local_correction": "s", "group_correction": "^", "mtgc": "D"}
 DASHED = tuple(TUNED)
-"""Lines beside one of the same method and colour, with another value."""
+"""Lines that share method and colour with another, at another value of their parameter."""
 INK = "#444444"
 LADDER = ("#f4a3bd", "#d6517f", "#7d1238", "#3d0519")
-"""Colours for lines of one method: the more, the darker."""
+"""Colours for lines of one method, from few to many steps."""
 
 
 CLIMB = 3
-"""How many times the spread of the later rounds an axis shows at most."""
+"""Largest range of an axis, as a multiple of the range of the later rounds."""
 
 
 def draw(results: Results, stem: Path) -> list[Path]:
-    """A PNG and an SVG; none where nothing was measured."""
+    """Draw a PNG and an SVG; none where nothing was measured."""
     if not any(measured.curves for measured in results.measured.values()):
         return []
     make = {"rounds": _rounds, "curves": _curves, "communication": _communication, "time": _time}[results.series.form]
@@ -113,8 +113,7 @@ def _panels(results: Results, x: str, along: Callable[[RunCurve], Sequence[float
 
 
 def _focus(axes: Any, curves: Sequence[RunCurve], target: float | None) -> None:
-    """Leave room for what tells the lines apart: the first rounds' climb, alike for all, may begin
-    below the axis, but not the target."""
+    """Set the axis so that lines can be told apart; it may cut off the first rounds."""
     halves = [accuracy for curve in curves for accuracy in curve.accuracy[len(curve.accuracy) // 2 :]]
     later = [accuracy for accuracy in halves if not math.isnan(accuracy)]
     if not later:
@@ -141,8 +140,7 @@ def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
 
 
 def _legend_width(titles: Sequence[str], columns: int) -> float:
-    """The width of a legend in inches, about, at the size of type it has: a column is as wide as
-    its longest title, and has a sample."""
+    """Approximate width of a legend in inches: each column has a sample and its longest title."""
     rows = -(-len(titles) // columns)
     return sum(0.55 + 0.06 * max(map(len, titles[at : at + rows])) for at in range(0, len(titles), rows))
 
@@ -150,8 +148,7 @@ def _legend_width(titles: Sequence[str], columns: int) -> float:
 def _line(
     axes: Any, measured: MeasuredLine, along: Callable[[RunCurve], Sequence[float]], colour: str, line: str
 ) -> None:
-    """The mean over seeds as far as all have come, and the range between them; a cross where it
-    ends since one of them diverged."""
+    """Plot mean and range over seeds up to the last common round, with a cross at a divergence."""
     curves, bold = measured.curves, line == "mtgc"
     style = {"linestyle": "--" if line in DASHED else "-", "linewidth": 2.2 if bold else 1.5}
     shortest = min(len(curve.rounds) for curve in curves)
@@ -174,8 +171,7 @@ def _title(line: str) -> str:
 
 
 def _grid(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Distributions one below the other where a figure has several, everything else side by
-    side."""
+    """Arrange panels: one row per distribution if there are several, otherwise one row."""
     kinds = list(dict.fromkeys(panel[1] for panel in panels if len(panel) > 1))
     if len(kinds) < 2 or len(panels) == len(kinds):
         return [list(panels)]

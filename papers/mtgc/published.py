@@ -12,8 +12,7 @@ from papers.mtgc.settings import CORRECTIONS
 
 
 class Rounds(NamedTuple):
-    """Global rounds to the target: mean and standard deviation of 3 trials, or that more than so
-    many are needed."""
+    """Global rounds to the target: mean and standard deviation of 3 trials, or a lower bound."""
 
     mean: float
     deviation: float | None
@@ -65,7 +64,7 @@ WHY_FAR = {
         "here 0.40 and 0.02: a harder split, in which groups differ too, so its rounds are more."
     ),
 }
-"""What is known of the reasons for numbers far from the paper's, by distribution."""
+"""Known reasons for numbers far from the paper's, by distribution."""
 
 
 def table1(panel: tuple[str, ...], method: str) -> Rounds | None:

@@ -38,11 +38,11 @@ CANDIDATES: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 TUNED = {"fedprox": "FedProx", "feddyn": "FedDyn"}
-"""Methods with a strength that the paper does not name."""
+"""Methods with a parameter whose value the paper does not name."""
 
 
 def _valued(name: str, whose: str, params: dict[str, Any]) -> str:
-    """A tuned method's title, with its strength and where that is from."""
+    """Title of a method with the value of its parameter and the source of the value."""
     parameter, _ = CANDIDATES[name]
     return f"{TUNED[name]} ({whose}: {parameter} = {params[parameter]:g})"
 
@@ -70,18 +70,17 @@ DISTRIBUTIONS = {
 }
 
 PERIODS = {"quick": (2, 20), "paper": (30, 20)}
-"""E and H, unless a table or figure says otherwise."""
+"""Default E and H."""
 ROUNDS = {"quick": 12, "paper": 100}
-"""The length of a figure's runs; the paper says 100 for Fig. 7b, and leaves the others to their
-axes."""
+"""Default number of rounds; the paper names 100 for Fig. 7b only."""
 GROUPS = {"quick": (3, 8), "paper": (10, 10)}
 ALPHA = {"quick": 0.01, "paper": 0.1}
-"""The Dirichlet parameter; so few digits over so few clients are nearly alike with the paper's."""
+"""Dirichlet parameter; with the paper's value the few digits of quick scale are nearly i.i.d."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set with the model and the learning rate the paper uses for it."""
+    """Model, augmentation and learning rate that the paper uses for a data set."""
 
     title: str
     model: str
@@ -102,34 +101,33 @@ TITLES = {"digits": "Digits", **{name: task.title for name, task in TASKS.items(
 
 
 def eh_name(e: int, h: int) -> str:
-    """A part of a panel's name."""
+    """Name of a setting (E, H) within a panel's name."""
     return f"E{e}H{h}"
 
 
 def label(panel: Panel) -> str:
-    """A panel's name for people."""
+    """Short name of a panel."""
     return " ".join(TITLES.get(part, part) for part in panel)
 
 
 def heading(panel: Panel) -> str:
-    """A panel's name in the words of the paper."""
+    """Name of a panel in the words of the paper."""
     return ", ".join(DISTRIBUTIONS.get(part) or word(part) for part in panel)
 
 
 def word(part: str) -> str:
-    """A data set's title, or a setting such as E10H20 spelt out."""
+    """Title of a data set, or a setting such as E10H20 spelt out."""
     e, _, h = part.removeprefix("E").partition("H")
     return f"E = {e}, H = {h}" if e.isdigit() and h.isdigit() else TITLES.get(part, part)
 
 
 def sets(options: Options, names: Sequence[str]) -> Sequence[str]:
-    """The data sets. At quick scale all are one, and a figure has one panel where the paper has one
-    per data set."""
+    """Data sets of a figure; at quick scale the digits stand for all of them, in one panel."""
     return ("digits",) if options.quick else names
 
 
 def split(distribution: str, options: Options, depth: int = 2) -> list[dict[str, Any]]:
-    """Which levels are non-i.i.d.: those of the clients, those above, or all."""
+    """Partitions per level: non-i.i.d. at the clients, at the levels above, or at all levels."""
     apart: dict[str, Any] = {"name": options.partition, "alpha": ALPHA[options.scale]}
     alike: dict[str, Any] = {"name": "iid"}
     above, clients = {"client": (alike, apart), "group": (apart, alike), "both": (apart, apart)}[distribution]
@@ -137,8 +135,7 @@ def split(distribution: str, options: Options, depth: int = 2) -> list[dict[str,
 
 
 def method(name: str) -> dict[str, Any]:
-    """A method's table, where the paper names no strength with the one released or the one chosen
-    here."""
+    """Config table of a method, with the released or searched value of an unnamed parameter."""
     if name not in METHODS:
         raise unknown_name("--methods", name, METHODS)
     plain = name.removesuffix("_released")
@@ -146,7 +143,7 @@ def method(name: str) -> dict[str, Any]:
 
 
 def methods(options: Options, usual: Sequence[str]) -> Sequence[str]:
-    """The methods that were asked for, or the usual ones; an unknown one is refused."""
+    """Methods of the options, checked, or the default ones."""
     chosen = usual if options.methods is None else options.methods
     for name in chosen:
         method(name)
@@ -167,7 +164,7 @@ def case(
     stop_at: float | None = None,
     rotation: dict[str, Any] | None = None,
 ) -> Case:
-    """One line of a figure; what is not given is as in most of the paper's experiments."""
+    """Case of a figure; omitted settings are those of most of the paper's experiments."""
     task = TASKS.get(data, TASKS["fashion_mnist"])
     scale = options.scale
     tree = "x".join(map(str, shape or GROUPS[scale]))

@@ -12,8 +12,8 @@ from benchmarks.deployment.clock_accuracy import (
     ABOVE,
     BELOW,
     PERIODS,
-    Measured,
     Overhead,
+    RoundTimings,
     Run,
     between,
     compared,
@@ -22,16 +22,16 @@ from benchmarks.deployment.clock_accuracy import (
     priced,
     story_of,
 )
-from benchmarks.deployment.network_emulator import Line
+from benchmarks.deployment.network_emulator import LinkConfig
 from stratafl.base.topology import Tree
 
 STEP = 0.002
 
 
-def as_priced(run: Run, overhead: Overhead, folder: Path) -> Measured:
+def as_priced(run: Run, overhead: Overhead, folder: Path) -> RoundTimings:
     """A deployment that takes exactly as long as the clock says."""
     price = priced(story_of(run.config(folder)), run.limited, STEP, overhead)
-    return Measured([9.0] + [price.seconds] * 3, [9.0] + [price.wire_bytes] * 3, STEP, {}, "")
+    return RoundTimings([9.0] + [price.seconds] * 3, [9.0] + [price.wire_bytes] * 3, STEP, {}, "")
 
 
 @pytest.mark.parametrize("tree", PERIODS)
@@ -59,4 +59,4 @@ def test_a_size_between_two_costs_something_between() -> None:
 def test_every_child_has_a_line_to_its_parent() -> None:
     lines = lines_of(Tree.of("2x2"), limited=True)
     assert lines["0", "root"] == ABOVE and lines["1/0", "1"] == BELOW and len(lines) == 6
-    assert lines_of(Tree.of("2x2"), limited=False)["1/0", "1"] == Line(BELOW.delay)
+    assert lines_of(Tree.of("2x2"), limited=False)["1/0", "1"] == LinkConfig(BELOW.delay)

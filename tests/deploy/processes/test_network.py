@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from benchmarks.deployment.network_emulator import Hosts, Line, Refused
+from benchmarks.deployment.network_emulator import EmulatedNetwork, LinkConfig, NotPermitted
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base import files
 from stratafl.cli.main import app
@@ -35,16 +35,16 @@ ON = {"root": ["root"], "0": ["0", "0/0", "0/1"], "1": ["1", "1/0", "1/1"]}
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
+def hosts() -> Iterator[EmulatedNetwork]:
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(Hosts(list(ON), Line(DELAY, loss=LOSS), seed=1))
-        except Refused as problem:
+            made = stack.enter_context(EmulatedNetwork(list(ON), LinkConfig(DELAY, loss=LOSS), seed=1))
+        except NotPermitted as problem:
             pytest.skip(f"hosts need network namespaces and TUN devices: {problem}")
         yield made
 
 
-def provisioned(folder: Path, hosts: Hosts) -> Path:
+def provisioned(folder: Path, hosts: EmulatedNetwork) -> Path:
     lines = "".join(f'{name} = "{address}"\n' for name, address in hosts.addresses.items())
     small_tree(folder, hidden=[100], rounds=3)
     (folder / "topology.toml").write_text(f'config = "run.toml"\n[hosts]\n{lines}')
@@ -55,7 +55,7 @@ def provisioned(folder: Path, hosts: Hosts) -> Path:
 
 
 @contextlib.contextmanager
-def running(out: Path, hosts: Hosts) -> Iterator[list[subprocess.Popen[bytes]]]:
+def running(out: Path, hosts: EmulatedNetwork) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Every host's sites, started there, and stopped at the end of the block if they still run."""
     folders, started = this_machine.sites(out), []
     try:
@@ -80,7 +80,9 @@ def statuses(out: Path) -> dict[str, dict[str, Any]]:
     return {name: status(folder / "state") for name, folder in this_machine.sites(out).items()}
 
 
-def test_a_run_over_a_slow_link_that_loses_packets_ends_where_the_simulation_ends(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_run_over_a_slow_link_that_loses_packets_ends_where_the_simulation_ends(
+    tmp_path: Path, hosts: EmulatedNetwork
+) -> None:
     out = provisioned(tmp_path, hosts)
     began = time.monotonic()
     with running(out, hosts) as started:
