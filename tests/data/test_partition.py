@@ -155,9 +155,9 @@ def test_release_dirichlet_agrees_with_the_literal_procedure():
         # over early ones), and the distance to the even split.
         distance = np.abs(counts / 40 - 1 / 6).sum(axis=2).mean() / 2
         shape[fill.__name__] = np.append(counts.max(axis=1).mean(axis=0) / 40, distance)
-    difference = np.abs(shape["flattening"] - shape["literal_release"])
+    difference = np.abs(shape["fill_released_code"] - shape["literal_release"])
     assert difference.max() < 0.08 and difference[-1] < 0.03
-    assert shape["keeping"][-1] - shape["flattening"][-1] > 0.05
+    assert shape["fill_fixed_priors"][-1] - shape["fill_released_code"][-1] > 0.05
 
 
 def test_a_kept_prior_survives_the_end_of_its_favourite_class():
