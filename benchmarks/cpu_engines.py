@@ -31,7 +31,7 @@ from stratafl.bench.engines import LR, SEED, Contender, make
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.factory import default_engine_name
 from stratafl.engine.module_profile import count_operations
 from stratafl.models.registry import build
@@ -173,7 +173,8 @@ def chosen(job: Job) -> dict[str, Any]:
     """What the default is, and by which properties."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
-        FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
+        FlatModule(job.module), F.cross_entropy, supply, ClientIndex.from_lists(job.partition),
+        leaf(LR), job.batch, "epochs", SEED,
     )  # fmt: skip
     seen = count_operations(training, job.partition[0][: job.batch])
     assert seen is not None

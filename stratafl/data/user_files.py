@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,11 @@ from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
-from stratafl.data.dataset import Columns
+from stratafl.data.dataset import FederatedData
 from stratafl.data.formats.archive import Files, open_files
 from stratafl.data.formats.hub import load
 from stratafl.data.formats.images import picture
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
-    """Data to train and to test on, in any of the forms that `simulate` takes."""
-
-    train: object
-    test: object = None
-    classes: tuple[str, ...] = ()
-    """The names of the classes; empty where they have none, or where targets are no classes."""
-    owner: Sequence[object] | np.ndarray | None = None
-    """Whose each sample is."""
-    partition: object = None
-    """Each client's sample numbers, where the data comes with them."""
-    stored: StoredDataset | None = None
-    """The whole as one of the library's own data sets, where it can be one."""
+from stratafl.data.loading import Columns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -64,23 +49,26 @@ def missing_test_error(field: str, path: Path) -> InvalidInput:
 ARRAY_SUFFIXES = (".npz",)
 
 
-def read_arrays(path: Path, test: object) -> Found:
-    """The arrays as they are."""
+def read_arrays(path: Path, test: object) -> FederatedData:
+    """Read an .npz file, whose arrays are taken as they are."""
     arrays = _arrays("data.name", path)
     part = "_train" if "x_train" in arrays else ""
     x, y = _pair("data.name", path, arrays, part)
     owner = arrays.get(f"owner{part}")
     if owner is not None and owner.shape != y.shape[:1]:
         raise InvalidInput("data.name", str(path), f"must have as many of owner{part} as of y{part}")
+    train, tested = (x, y), None
     if "x_test" in arrays:
         if test is not None:
             raise InvalidInput("data.test", test, f"{path.name} has an x_test of its own")
-        return Found(train=(x, y), test=_pair("data.name", path, arrays, "_test"), owner=owner)
-    if test is None or isinstance(test, str):
-        tested = None if test is None else _pair("data.test", Path(test), _arrays("data.test", Path(test)))
-        return Found(train=(x, y), test=tested, owner=owner)
-    first, second = train_test_split("data.test", len(y), test)
-    return Found(train=(x[first], y[first]), test=(x[second], y[second]), owner=None if owner is None else owner[first])
+        tested = _pair("data.name", path, arrays, "_test")
+    elif isinstance(test, str):
+        tested = _pair("data.test", Path(test), _arrays("data.test", Path(test)))
+    elif test is not None:
+        first, second = train_test_split("data.test", len(y), test)
+        train, tested = (x[first], y[first]), (x[second], y[second])
+        owner = None if owner is None else owner[first]
+    return replace(load_data(train, tested), owners=owner)
 
 
 def _arrays(field: str, path: Path) -> dict[str, np.ndarray]:
@@ -102,8 +90,10 @@ TESTED = ("test", "validation")
 """The splits a model is tested on unless one is named, the first that there is."""
 
 
-def read_hub(name: str, test: object, columns: Columns, arguments: Mapping[str, Any]) -> Found:
-    """Read a data set's split `train`, and one to test on."""
+def read_hub(
+    name: str, test: object, columns: Columns, arguments: Mapping[str, Any], lazy: bool, seed: int
+) -> FederatedData:
+    """Read the split `train` of a Hugging Face data set, and one to test on."""
     splits = _splits(name, arguments)
     if "train" not in splits:
         raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
@@ -113,7 +103,8 @@ def read_hub(name: str, test: object, columns: Columns, arguments: Mapping[str, 
     train = splits["train"]
     target = columns.target("data", list(train.column_names))
     classes = getattr(train.features[target], "names", None) or ()
-    return Found(train=train, test=None if tested is None else splits[tested], classes=tuple(classes))
+    data = load_data(train, None if tested is None else splits[tested], columns=columns, lazy=lazy, seed=seed)
+    return replace(data, classes=tuple(classes))
 
 
 @contextmanager
@@ -155,8 +146,8 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 IMAGE_KINDS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def read_images(path: Path, test: object) -> Found:
-    """The images of all classes, which must be of one size, as a data set of the library's own."""
+def read_images(path: Path, test: object) -> StoredDataset:
+    """Read a folder with a folder of images for each class; all images must have one size."""
     inside = {each.name for each in path.iterdir() if each.is_dir()}
     if {"train", "test"} <= inside and test is None:
         train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
@@ -180,8 +171,7 @@ def read_images(path: Path, test: object) -> Found:
     samples = DatasetArrays(
         kind="image", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes
     )
-    stored = add_statistics(path.name, "image folder", samples)
-    return Found(train=(x_train, y_train), test=(x_test, y_test), classes=classes, stored=stored)
+    return add_statistics(path.name, "image folder", samples)
 
 
 def _images(field: str, path: Path) -> dict[str, np.ndarray]:
@@ -227,8 +217,8 @@ TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "tex
 NUMBERS = ("f", "i", "u", "b")
 
 
-def read_table(path: Path, test: object, columns: Columns) -> Found:
-    """Numbers in some columns, the targets in another; and whose a row is, perhaps, in one more.
+def read_table(path: Path, test: object, columns: Columns) -> FederatedData:
+    """Read a table: inputs from columns of numbers, targets from one column, owners from another.
 
     Targets that are whole numbers or texts are classes; real numbers are what they are.
     """
@@ -254,7 +244,7 @@ def read_table(path: Path, test: object, columns: Columns) -> Found:
         first, second = train_test_split("data.test", len(frame), test)
     owner = None if columns.owner is None else _values(frame, columns.owner)[first]
     tested = None if test is None else (x[second], y[second])
-    return Found(train=(x[first], y[first]), test=tested, classes=classes, owner=owner)
+    return replace(load_data((x[first], y[first]), tested), classes=classes, owners=owner)
 
 
 def _frame(field: str, path: Path) -> Any:

@@ -45,9 +45,9 @@ def default_engine_name(whole: ClientTraining, clients: float, precision: Precis
     # a stage of one's own may look at all rows it is given, and the loop gives it one
     if StandardChain.of(whole.leaf.stages) is None:
         return "loop"
-    longest = max(whole.partition, key=len)
+    longest, size_N = whole.clients.largest(), whole.clients.sizes
     places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
-    if sum(min(len(part), places) for part in whole.partition) < MIN_BATCH_FILL * places * len(whole.partition):
+    if np.minimum(size_N, places).sum() < MIN_BATCH_FILL * places * len(size_N):
         return "loop"
     seen = count_operations(whole, longest[:places])
     return "stacked" if seen is not None and (seen.small or seen.pools) else "loop"
@@ -55,7 +55,7 @@ def default_engine_name(whole: ClientTraining, clients: float, precision: Precis
 
 def mean_distinct_batch_lengths(whole: ClientTraining) -> float:
     """How many lengths the clients' batches have in a step, on average over the longest pass."""
-    size_N = np.array([len(part) for part in whole.partition])
+    size_N = whole.clients.sizes
     steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), whole.batch))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
     length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
@@ -116,7 +116,7 @@ def make_engine(
     if key in _timings:
         return make_engine(_timings[key], training, chunk=chunk, precision=precision)
     engines |= {"stacked": stacked, "vmap": make_engine("vmap", training, chunk=chunk, precision=precision)}
-    clients = min(len(training.partition), stacked.chunk or CLIENTS, CLIENTS)
+    clients = min(len(training.clients), stacked.chunk or CLIENTS, CLIENTS)
     seconds = {name: _time_engine(engine, training, clients) for name, engine in engines.items()}
     _timings[key] = min(seconds, key=lambda name: seconds[name])
     return engines[_timings[key]]
@@ -174,9 +174,9 @@ def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision
 
 def _timing_key(training: ClientTraining, precision: Precision) -> object:
     flat, batch = training.flat, training.batch
-    largest = max(len(part) for part in training.partition)
+    largest = int(training.clients.sizes.max())
     shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
-    clients = len(training.partition)
+    clients = len(training.clients)
     return (
         str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,
         torch.get_num_threads(),

@@ -111,7 +111,7 @@ class LoopEngine:
         return own | {name: own[name] + step * more for name, more in self._counters.items()}
 
     def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
-        given, mine = self.training, self.training.partition[client]
+        given, mine = self.training, self.training.clients[client]
         for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
             some = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
             chosen = batch_indices(

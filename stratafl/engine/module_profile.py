@@ -174,7 +174,7 @@ def reproducibility_notes(known: ModuleProfile) -> list[str]:
 def is_random(training: ClientTraining) -> bool:
     """Whether the module or the loss draws from torch's generator in training."""
     flat, device = training.flat, training.supply.device
-    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
+    few = training.clients.largest()[:PROBE_SAMPLES].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
     with preserve_rng(device):
@@ -199,7 +199,7 @@ def counter_increments(training: ClientTraining) -> dict[str, Tensor]:
     if not counts[0]:
         return {}
     device = training.supply.device
-    few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
+    few = training.clients.largest()[:PROBE_SAMPLES].to(device)
     x_P, b_B = (row.to(device) for row in flat.row(flat.module))
     flat.train()
     with preserve_rng(device):

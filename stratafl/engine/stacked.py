@@ -95,11 +95,11 @@ class StackedEngine:
         flat, supply, augment = training.flat, training.supply, training.augment
         device = self._device = supply.device
         self._capture = capture and device.type == "cuda" and supply.resident
-        self._sizes = [len(part) for part in training.partition]
+        self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
         self._places = longest if training.batch is None else min(longest, training.batch)
-        self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
-        self._samples = torch.cat(list(training.partition)).to(device)
+        self._start_N = torch.as_tensor(training.clients.offsets[:-1], device=device)
+        self._samples = training.clients.order.to(device)
         self._ops = table(device, flat.dtype)
         self._clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._captured: dict[object, CapturedStep] = {}

@@ -16,7 +16,7 @@ from stratafl.core import schedule
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import Leaf, corrections, leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import MIN_CLIENTS, default_engine_name, make_default_engine, mean_distinct_batch_lengths
 from stratafl.models.registry import build
@@ -74,7 +74,7 @@ def training(
     random = torch.Generator().manual_seed(0)
     data = torch.randn(clients * each, *shape, generator=random), torch.arange(clients * each) % 3
     module(data[0][:2])  # sizes that are found out
-    parts = list(torch.arange(clients * each).split(each))
+    parts = ClientIndex.from_lists(torch.arange(clients * each).split(each))
     return ClientTraining(
         FlatModule(module), F.cross_entropy, InMemorySamples(*data), parts, chain or leaf(), BATCH, "epochs", 0
     )
@@ -120,8 +120,9 @@ def test_what_is_left_to_the_loop() -> None:
     assert default_engine_name(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
     assert default_engine_name(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
-    uneven = [given.partition[0], *(part[:1] for part in given.partition[1:])]
-    assert default_engine_name(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
+    first, *others = given.clients
+    uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])
+    assert default_engine_name(replace(given, clients=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
     deciding = training(Deciding(64, 3))
     assert default_engine_name(deciding, CLIENTS, "fp32") == "stacked"
     assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
@@ -131,7 +132,7 @@ def test_what_is_left_to_the_loop() -> None:
 
 def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
     given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, each=8)
-    ragged = replace(given, partition=[part[: 7 + n % 2] for n, part in enumerate(given.partition)])
+    ragged = replace(given, clients=ClientIndex.from_lists([part[: 7 + n % 2] for n, part in enumerate(given.clients)]))
     assert make_default_engine(given, given, 2 * MIN_CLIENTS).how == "stacked"
     assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"
@@ -145,7 +146,7 @@ def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
 
 def test_a_rank_chooses_by_the_whole_tree() -> None:
     whole = training(build("mlp", IMAGE, 3))
-    part = replace(whole, partition=whole.partition[:3])
+    part = replace(whole, clients=whole.clients.part(0, 3))
     assert default_engine_name(part, 3, "fp32") == "loop"
     engine = make_default_engine(part, whole, CLIENTS)
     assert engine.name == "stacked" and engine.training is part

@@ -11,7 +11,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import make_engine
 
@@ -23,7 +23,7 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(name: str, module: nn.Module | None = None, **more):
     flat = FlatModule(module or nn.Linear(3, 2))
-    parts = list(torch.arange(12).split(4))
+    parts = ClientIndex.from_lists(torch.arange(12).split(4))
     data = torch.randn(12, 3), torch.randint(2, (12,))
     return make_engine(
         name, ClientTraining(flat, F.cross_entropy, InMemorySamples(*data), parts, leaf(), 2, "epochs", 0), **more

@@ -17,7 +17,7 @@ from stratafl.base import errors
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import batches, module_profile, ops, selection
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
@@ -57,7 +57,14 @@ def raising(problem: BaseException) -> Callable[..., Any]:
 
 def training(problem: BaseException) -> ClientTraining:
     return ClientTraining(
-        FlatModule(Failing(problem)), LOSS, InMemorySamples(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0
+        FlatModule(Failing(problem)),
+        LOSS,
+        InMemorySamples(X, LABELS),
+        ClientIndex.from_lists([torch.arange(6)]),
+        leaf(0.1),
+        None,
+        "epochs",
+        0,
     )
 
 

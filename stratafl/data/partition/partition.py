@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.rng import Stream, generator
 from stratafl.base.topology import Tree, balanced_hint, groups_of
 from stratafl.base.validation import check_integer, check_number
+from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
 from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
 
@@ -316,8 +315,8 @@ def _whole(field: str, values: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def check_partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
-    """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
+def check_partition(given: Sequence | ClientIndex, tree: Tree, samples: int) -> ClientIndex:
+    """Check each client's sample numbers: at least one, within the data, none used twice."""
     try:
         count = len(given)
     except TypeError:
@@ -345,8 +344,8 @@ def check_partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
         owner[mine] = client
-        parts.append(torch.as_tensor(mine))
-    return parts
+        parts.append(mine)
+    return ClientIndex.from_lists(parts)
 
 
 def check_sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
