@@ -165,7 +165,7 @@ def flower(folder: Path, rounds: int) -> Measured:
     assert data.clients is not None and data.test is not None
     for number, part in enumerate(data.clients):
         _store(folder / f"{number}.npz", *data.samples.batch(part, BatchKey(0, number, 0)))
-    _store(folder / "test.npz", data.test.samples.first(1), data.test.samples.targets_N)
+    _store(folder / "test.npz", data.test.samples.head(1), data.test.samples.targets_N)
     _app(folder / "app")
     root, port = sites.pop("root"), _free_ports(8)
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flower")}

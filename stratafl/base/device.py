@@ -28,13 +28,13 @@ class DeviceCache:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._held: dict[tuple[object, torch.dtype | None], tuple[np.ndarray, Tensor]] = {}
+        self._tensors: dict[tuple[object, torch.dtype | None], tuple[np.ndarray, Tensor]] = {}
 
     def __call__(self, name: object, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         key = name, dtype
-        if key not in self._held or not np.array_equal(self._held[key][0], values):
-            self._held[key] = values.copy(), to_device(values, self.device, dtype)
-        return self._held[key][1]
+        if key not in self._tensors or not np.array_equal(self._tensors[key][0], values):
+            self._tensors[key] = values.copy(), to_device(values, self.device, dtype)
+        return self._tensors[key][1]
 
 
 def check_device(device: str | torch.device, field: str = "device") -> torch.device:

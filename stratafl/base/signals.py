@@ -13,9 +13,9 @@ class Interrupted(Exception):
     """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a
     word."""
 
-    def __init__(self, signal_number: int, note: str = ""):
-        self.number, self.note = signal_number, note
-        super().__init__(note or "interrupted")
+    def __init__(self, signal_number: int, message: str = ""):
+        self.number, self.message = signal_number, message
+        super().__init__(message or "interrupted")
 
     @property
     def exit_code(self) -> int:
@@ -28,18 +28,18 @@ class InterruptExit(KeyboardInterrupt, SystemExit):
     traceback, unless it catches a `KeyboardInterrupt`."""
 
     def __init__(self, interrupted: Interrupted):
-        super().__init__(interrupted.note)
+        super().__init__(interrupted.message)
         self.code = interrupted.exit_code
 
 
 class InterruptHandler:
-    """While it is open, `asked` holds the first signal that came (0 for none); a second raises
+    """While it is open, `signal` holds the first signal that came (0 for none); a second raises
     `Interrupted`."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, say: Callable[[str], None] = lambda text: None):
-        self.asked = 0
+        self.signal = 0
         self._say = say
         self._before: dict[int, object] = {}
 
@@ -60,9 +60,9 @@ class InterruptHandler:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.signal:
             raise Interrupted(number)
-        self.asked = number
+        self.signal = number
         # the signal may have come in the middle of a print, and files refuse a second one inside it
         with contextlib.suppress(RuntimeError):
             self._say("stopping when the clients next synchronise; once more to stop at once")

@@ -21,7 +21,7 @@ from stratafl.config.schema import DataConfig
 from stratafl.data import user_files
 from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.dataset import FederatedData
-from stratafl.data.loading import Columns, load_data
+from stratafl.data.loading import DataColumns, load_data
 from stratafl.data.partition.partition import Partition, check_partition
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
@@ -41,7 +41,7 @@ def is_function(name: str) -> bool:
 
 def load_user_data(config: DataConfig, tree: Tree, seed: int) -> FederatedData | StoredDataset:
     """Load the file, folder or function that a config names; images come as a `StoredDataset`."""
-    name, columns = config.name, Columns.of("data.columns", config.columns)
+    name, columns = config.name, DataColumns.of("data.columns", config.columns)
     if is_function(name):
         refuse(config, "is not for a function", "test")
         return _call(config, tree, seed)

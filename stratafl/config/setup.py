@@ -271,7 +271,7 @@ def _workload(
     """The workload of leaves that have their parts of the config's data."""
     return measured(
         subject,
-        data.samples.to(CPU, subject.flat.dtype).first(1),
+        data.samples.to(CPU, subject.flat.dtype).head(1),
         home.first(subject.x_P, subject.b_B)[:2],
         rules_for(rules_of(config), tree.depth),
         config.leaf.chain(config.run.rounds),

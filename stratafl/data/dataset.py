@@ -60,7 +60,7 @@ class SampleSource(Protocol):
         ...
 
     @property
-    def resident(self) -> bool:
+    def is_on_device(self) -> bool:
         """Whether a batch is an index into the device's memory, as a CUDA graph needs it."""
         ...
 
@@ -75,14 +75,14 @@ class SampleSource(Protocol):
         """One client's samples of one step."""
         ...
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
         """Several clients', with their axis in front; what is beyond a client's length is
         padding."""
         ...
 
-    def first(self, count: int) -> Inputs:
+    def head(self, count: int) -> Inputs:
         """Inputs to try a model on, from sample 0 on: so many at least, if there are."""
         ...
 
@@ -93,7 +93,7 @@ class InMemorySamples:
 
     inputs_N: Inputs
     targets_N: Tensor
-    resident = True
+    is_on_device = True
 
     @property
     def device(self) -> torch.device:
@@ -105,12 +105,12 @@ class InMemorySamples:
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
         return self.inputs_N[index_B], self.targets_N[index_B]
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
         return self.inputs_N[index_CB], self.targets_N[index_CB]
 
-    def first(self, count: int) -> Inputs:
+    def head(self, count: int) -> Inputs:
         return self.inputs_N
 
 
@@ -125,7 +125,7 @@ class LazySamples:
     dtype: torch.dtype | None = None
     classes: Classes | None = None
     """What labels must be, whenever they are read."""
-    resident = False
+    is_on_device = False
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +142,7 @@ class LazySamples:
             return inputs, targets
         return as_type(inputs, self.dtype, self.place), as_type(targets, self.dtype, self.place)
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
         longest, step = index_CB.shape[1], int(step)
@@ -168,7 +168,7 @@ class LazySamples:
             told = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
             raise InvalidInput(f"data[{int(index_B[place])}] label", label, told)
 
-    def first(self, count: int) -> Inputs:
+    def head(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]
 
 
@@ -259,7 +259,7 @@ class FederatedData:
     @property
     def inputs(self) -> Inputs:
         """Inputs of all samples; of a few if they are read for every batch."""
-        return self.samples.first(FEW_SAMPLES)
+        return self.samples.head(FEW_SAMPLES)
 
     @property
     def shape(self) -> Shape:

@@ -32,7 +32,7 @@ TARGETS = ("labels", "label")
 WANTED = "must be (inputs, targets) or a map-style data set of such pairs"
 
 
-class Columns(NamedTuple):
+class DataColumns(NamedTuple):
     """Which parts of a table, or of an item that is one, are what."""
 
     inputs: str | tuple[str, ...] | None = None
@@ -42,15 +42,15 @@ class Columns(NamedTuple):
     """Whose sample it is, for a natural partition."""
 
     @staticmethod
-    def of(field: str, given: object) -> Columns:
+    def of(field: str, given: object) -> DataColumns:
         """Read the columns from a table of them, or from None."""
-        if given is None or isinstance(given, Columns):
-            return given or Columns()
+        if given is None or isinstance(given, DataColumns):
+            return given or DataColumns()
         if not isinstance(given, Mapping):
             raise InvalidInput(field, given, "must be a table: inputs, targets, owner")
         for key in given:
-            if key not in Columns._fields:
-                raise unknown_name(f"{field} key", key, Columns._fields)
+            if key not in DataColumns._fields:
+                raise unknown_name(f"{field} key", key, DataColumns._fields)
         named = dict(given)
         inputs = named.get("inputs")
         if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str) for each in inputs):
@@ -60,9 +60,9 @@ class Columns(NamedTuple):
         for key in ("targets", "owner"):
             if named.get(key) is not None and not isinstance(named[key], str):
                 raise InvalidInput(f"{field}.{key}", named[key], "must be a column's name")
-        return Columns(**named)
+        return DataColumns(**named)
 
-    def target(self, field: str, known: Sequence[str]) -> str:
+    def find_targets(self, field: str, known: Sequence[str]) -> str:
         """The targets' column, of those there are."""
         found = next((name for name in TARGETS if name in known), None) if self.targets is None else self.targets
         if found is None:
@@ -71,13 +71,13 @@ class Columns(NamedTuple):
             )
         return _known(field, found, known)
 
-    def chosen(self, field: str, known: Sequence[str]) -> str | tuple[str, ...]:
+    def find_inputs(self, field: str, known: Sequence[str]) -> str | tuple[str, ...]:
         """The inputs' columns, of those there are."""
         if isinstance(self.inputs, str):
             return _known(field, self.inputs, known)
         if self.inputs is not None:
             return tuple(_known(field, name, known) for name in self.inputs)
-        others = {self.target(field, known), self.owner}
+        others = {self.find_targets(field, known), self.owner}
         return tuple(name for name in known if name not in others)
 
 
@@ -139,7 +139,7 @@ def load_dataset(
 ) -> FederatedData:
     """Load one data set of all clients; with `lazy` its items are read anew for every batch."""
     if is_map_style(data):
-        items = _ItemReader(field, data, Columns.of(f"{field} columns" if field == "test" else "columns", columns))
+        items = _ItemReader(field, data, DataColumns.of(f"{field} columns" if field == "test" else "columns", columns))
         return _read(field, [items], lazy, seed)
     if lazy:
         raise InvalidInput("lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}")
@@ -154,7 +154,7 @@ def load_per_client(
         raise InvalidInput(field, type(datasets).__name__, "must be a list, one data set per client")
     fields = [f"{field}[{client}]" for client in range(len(datasets))]
     if all(map(is_map_style, datasets)):
-        data_columns = Columns.of("columns", columns)
+        data_columns = DataColumns.of("columns", columns)
         readers = [_ItemReader(name, data, data_columns) for name, data in zip(fields, datasets, strict=True)]
         whole, sizes = _read(field, readers, lazy, seed), list(map(len, readers))
     else:
@@ -211,7 +211,7 @@ def _way(data: object) -> str:
 class _ItemReader:
     """A map-style data set, read item by item."""
 
-    def __init__(self, field: str, data: Any, columns: Columns):
+    def __init__(self, field: str, data: Any, columns: DataColumns):
         self.field, self.data, self.columns = field, data, columns
         self.kind = type(data).__name__
         if len(self) == 0:
@@ -229,7 +229,7 @@ class _ItemReader:
             features, format = getattr(data, "features", None) or {}, getattr(data, "format", None) or {}
             if not features or format.get("type") == "custom":
                 return {}
-            names = getattr(features[self.columns.target(self.field, list(features))], "names", None)
+            names = getattr(features[self.columns.find_targets(self.field, list(features))], "names", None)
             return dict(enumerate(map(str, names or ())))
         numbers = getattr(data, "class_to_idx", None)
         if not isinstance(numbers, Mapping) or getattr(data, "target_transform", None) is not None:
@@ -242,10 +242,10 @@ class _ItemReader:
         field, columns = self.field, self.columns
         if isinstance(item, Mapping):
             known = list(item)
-            chosen = columns.chosen(field, known)
+            chosen = columns.find_inputs(field, known)
             inputs = item[chosen] if isinstance(chosen, str) else {name: item[name] for name in chosen}
             owner = None if columns.owner is None else item[_known(field, columns.owner, known)]
-            return Sample(parse_inputs(field, inputs), targets(field, item[columns.target(field, known)]), owner)
+            return Sample(parse_inputs(field, inputs), targets(field, item[columns.find_targets(field, known)]), owner)
         if not isinstance(item, Sequence) or len(item) != 2:
             raise InvalidInput(field, self.kind, WANTED)
         return Sample(parse_inputs(field, item[0]), targets(field, item[1]))

@@ -15,10 +15,10 @@ from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import FederatedData
-from stratafl.data.formats.archive import Files, open_files
+from stratafl.data.formats.archive import FileTree, open_files
 from stratafl.data.formats.hub import load
 from stratafl.data.formats.images import picture
-from stratafl.data.loading import Columns, load_data
+from stratafl.data.loading import DataColumns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -91,7 +91,7 @@ TESTED = ("test", "validation")
 
 
 def read_hub(
-    name: str, test: object, columns: Columns, arguments: Mapping[str, Any], lazy: bool, seed: int
+    name: str, test: object, columns: DataColumns, arguments: Mapping[str, Any], lazy: bool, seed: int
 ) -> FederatedData:
     """Read the split `train` of a Hugging Face data set, and one to test on."""
     splits = _splits(name, arguments)
@@ -101,7 +101,7 @@ def read_hub(
         check_choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
     )
     train = splits["train"]
-    target = columns.target("data", list(train.column_names))
+    target = columns.find_targets("data", list(train.column_names))
     classes = getattr(train.features[target], "names", None) or ()
     data = load_data(train, None if tested is None else splits[tested], columns=columns, lazy=lazy, seed=seed)
     return replace(data, classes=tuple(classes))
@@ -179,10 +179,10 @@ def _images(field: str, path: Path) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
     for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
-        files: Files = open_files(folder)
+        files: FileTree = open_files(folder)
         names = sorted(name for name in files.names if name.lower().endswith(IMAGE_KINDS) and not _is_hidden(name))
         pictures = {}
-        for name, data in files.each(names):
+        for name, data in files.read_many(names):
             pictures[name] = picture(files, name, data, size)
             size = size or (pictures[name].shape[1], pictures[name].shape[0])
         if pictures:
@@ -217,15 +217,15 @@ TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "tex
 NUMBERS = ("f", "i", "u", "b")
 
 
-def read_table(path: Path, test: object, columns: Columns) -> FederatedData:
+def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
     """Read a table: inputs from columns of numbers, targets from one column, owners from another.
 
     Targets that are whole numbers or texts are classes; real numbers are what they are.
     """
     frame = _frame("data.name", path)
     known = [str(name) for name in frame.columns]
-    target = columns.target("data", known)
-    chosen = columns.chosen("data", known)
+    target = columns.find_targets("data", known)
+    chosen = columns.find_inputs("data", known)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
     for name in inputs if columns.inputs is None else ():
         if name.startswith(NO_NAME):

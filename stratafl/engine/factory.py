@@ -175,7 +175,7 @@ def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision
 def _timing_key(training: ClientTraining, precision: Precision) -> object:
     flat, batch = training.flat, training.batch
     largest = int(training.clients.sizes.max())
-    shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
+    shape = str(shape_of(training.supply.head(1))), largest if batch is None else min(batch, largest)
     clients = len(training.clients)
     return (
         str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,

@@ -94,7 +94,7 @@ class StackedEngine:
         self.training, self.leaf = training, training.leaf
         flat, supply, augment = training.flat, training.supply, training.augment
         device = self._device = supply.device
-        self._capture = capture and device.type == "cuda" and supply.resident
+        self._capture = capture and device.type == "cuda" and supply.is_on_device
         self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
         self._places = longest if training.batch is None else min(longest, training.batch)
@@ -120,9 +120,9 @@ class StackedEngine:
             # a label below zero is one to ignore, and one that is read anew may become so
             targets = supply.targets_N
             classes = not (targets.is_floating_point() or targets.is_complex())
-            labels = supply.resident and classes and int(targets.min()) >= 0
+            labels = supply.is_on_device and classes and int(targets.min()) >= 0
             found, self.how = select_gradient_method(flat, training.loss, sample, few_targets, precision, labels, ways)
-        reads = augment is not None or not supply.resident
+        reads = augment is not None or not supply.is_on_device
         if found is not None and training.leaf.epochs is not None and reads:
             found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: BatchedGradients | None = found
@@ -302,7 +302,7 @@ class StackedEngine:
         if self._images is not None and self._ops.fetch is not None:
             images_CB = self._ops.fetch(self._images, index_CB, given.seed, client_C, step, self.precision)
             return images_CB, given.supply.targets_N[index_CB]
-        inputs_CB, targets_CB = given.supply.stack(index_CB, length_C, given.seed, client_C, step)
+        inputs_CB, targets_CB = given.supply.client_batches(index_CB, length_C, given.seed, client_C, step)
         if given.augment is None:
             return inputs_CB, targets_CB
         if self._augments:

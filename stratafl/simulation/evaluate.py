@@ -114,7 +114,7 @@ def evaluate_level(
     """The metrics of all nodes of a level that this process answers for, by name; of those that
     have test data, where each has its own."""
     found = {}
-    for node in map(int, np.flatnonzero(tree.counted(level))):
+    for node in map(int, np.flatnonzero(tree.owned(level))):
         name = tree.names[level][node]
         pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, ClientTestData) else test
         if len(pair[1]):

@@ -122,7 +122,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     own = _own_pairs(given, test, flat.dtype)
     subject = ModelUnderTest(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
-    classes = validation.check_forward("data", subject, train.first(PROBE_SAMPLES), train.targets_N, unnamed)
+    classes = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
     if isinstance(train, LazySamples):
         train = replace(train, classes=classes)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
@@ -154,7 +154,7 @@ def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientT
 def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pair:
     """All inputs and targets on a device, real numbers in the model's own type."""
     samples = samples.to(device, dtype)
-    return samples.first(len(samples.targets_N)), samples.targets_N
+    return samples.head(len(samples.targets_N)), samples.targets_N
 
 
 # -- sharded ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_only_training_images_are_turned_each_group_by_its_own_angle() -> None:
     expected = rotate(torch.tensor(digits.x_train[turn]), 90.0)
     assert torch.equal(turned.inputs[turn], normalise(channels_first(expected), digits.mean, digits.std))
     assert turned.test is not None and plain.test is not None
-    assert torch.equal(turned.test.samples.first(1), plain.test.samples.first(1))
+    assert torch.equal(turned.test.samples.head(1), plain.test.samples.head(1))
 
 
 def test_augmented_batches_are_what_a_client_trains_on() -> None:

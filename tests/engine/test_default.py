@@ -100,7 +100,7 @@ def test_neither_threads_nor_samples_matter() -> None:
             torch.set_num_threads(count)
             found |= {default_engine_name(given, CLIENTS, "fp32")}
         huge = replace(
-            given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
+            given, supply=InMemorySamples(torch.full_like(given.supply.head(60), 1e30), given.supply.targets_N)
         )
         found |= {default_engine_name(huge, CLIENTS, "fp32")}
     finally:

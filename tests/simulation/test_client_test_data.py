@@ -200,13 +200,13 @@ def test_its_images_are_turned_as_the_client_s_are() -> None:
     held = prepared(data, Tree.of("2x1"), 0)
     upright = prepared(DataConfig(), Tree.of("2x1"), 0)
     assert held.client_test is not None and held.client_test.clients is not None
-    images, (first, second) = held.client_test.samples.first(400), held.client_test.clients
-    straight = upright.test.samples.first(400)
+    images, (first, second) = held.client_test.samples.head(400), held.client_test.clients
+    straight = upright.test.samples.head(400)
     assert torch.equal(images[first], straight[first])
     assert not torch.equal(images[second], straight[second])
     turned = torch.rot90(straight[second], 1, (2, 3)), torch.rot90(straight[second], -1, (2, 3))
     assert any(torch.allclose(images[second], each, atol=0.05) for each in turned)
-    assert torch.equal(held.test.samples.first(400), straight), "the root's stay upright"
+    assert torch.equal(held.test.samples.head(400), straight), "the root's stay upright"
 
 
 def test_an_unknown_one_is_refused() -> None:

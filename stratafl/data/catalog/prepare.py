@@ -23,7 +23,7 @@ from stratafl.data.catalog.storage import (
     read_meta,
     write,
 )
-from stratafl.data.formats.archive import Files, open_files
+from stratafl.data.formats.archive import FileTree, open_files
 
 NAMES = ("digits", *SOURCES, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
@@ -111,7 +111,7 @@ def _known(name: str) -> None:
         raise unknown_name("data set", name, NAMES)
 
 
-def _find(name: str, root: Path) -> Files:
+def _find(name: str, root: Path) -> FileTree:
     for place in usual_places(name, root):
         files = open_files(place)
         if _detect_format(name, files):
@@ -124,11 +124,11 @@ def _find(name: str, root: Path) -> Files:
     )
 
 
-def _detect_format(name: str, files: Files) -> PublishedFormat | None:
+def _detect_format(name: str, files: FileTree) -> PublishedFormat | None:
     return next((form for form in SOURCES[name].forms if form.fits(files)), None)
 
 
-def _unrecognised(name: str, files: Files) -> InvalidInput:
+def _unrecognised(name: str, files: FileTree) -> InvalidInput:
     forms = ", ".join(form.name for form in SOURCES[name].forms)
     some = ", ".join(files.names[:5]) + (", ..." if len(files.names) > 5 else "")
     return InvalidInput(
@@ -198,7 +198,7 @@ def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
 
 def _advice(name: str) -> str:
     """How to come by a set that is not there."""
-    return f"{SOURCES[name].obtain}; or `stratafl data prepare {name} --from hub`"
+    return f"{SOURCES[name].how_to_get}; or `stratafl data prepare {name} --from hub`"
 
 
 def _measured(dataset: StoredDataset) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import Files
+from stratafl.data.formats.archive import FileTree
 from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
 
 
@@ -21,12 +21,12 @@ class HubColumns(NamedTuple):
     label: str
 
 
-def fits(files: Files) -> bool:
+def fits(files: FileTree) -> bool:
     """A folder of parquet files named after their split, as a clone of a hub repository has."""
     return files.path.is_dir() and all(files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test"))
 
 
-def fits_roles(files: Files) -> bool:
+def fits_roles(files: FileTree) -> bool:
     """The hub's Shakespeare has a single table, split by nobody yet."""
     return files.path.is_dir() and bool(files.matching(r"(?:train.*\.parquet|shakespeare\.csv)"))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import Files
+from stratafl.data.formats.archive import FileTree
 
 LENGTH = 80
 TRAIN_PER_ROLE = 1_500
@@ -141,31 +141,31 @@ def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _document(files: Files, name: str) -> dict[str, Any]:
+def _document(files: FileTree, name: str) -> dict[str, Any]:
     try:
         document = json.loads(files.read(name))
     except ValueError as error:
-        raise files.broken(name, "a JSON document", error) from error
+        raise files.corrupt(name, "a JSON document", error) from error
     if not isinstance(document, dict):
-        raise files.broken(name, "a JSON object", type(document).__name__)
+        raise files.corrupt(name, "a JSON object", type(document).__name__)
     return document
 
 
-def fits_roles(files: Files) -> bool:
+def fits_roles(files: FileTree) -> bool:
     """One JSON document that maps each role to its whole text."""
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
 
 
-def read_roles(files: Files) -> DatasetArrays:
+def read_roles(files: FileTree) -> DatasetArrays:
     """{"roles": {name: text}}"""
-    name = files.one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
+    name = files.find_one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
     roles = _document(files, name).get("roles")
     if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):
-        raise files.broken(name, '"roles" mapping each role to its text', type(roles).__name__)
+        raise files.corrupt(name, '"roles" mapping each role to its text', type(roles).__name__)
     return split_roles(windows(role, text) for role, text in sorted(roles.items()) if len(text) > LENGTH)
 
 
-def _leaf_parts(files: Files) -> dict[str, list[str]]:
+def _leaf_parts(files: FileTree) -> dict[str, list[str]]:
     """LEAF's documents by the part they hold: by folder, else by name."""
     names = files.matching(r".*\.json")
     return {
@@ -178,13 +178,13 @@ def _leaf_parts(files: Files) -> dict[str, list[str]]:
     }
 
 
-def fits_leaf(files: Files) -> bool:
+def fits_leaf(files: FileTree) -> bool:
     """LEAF's all_data, or its train and test documents."""
     parts = _leaf_parts(files)
     return bool(parts["all_data"] or (parts["train"] and parts["test"]))
 
 
-def read_leaf(files: Files) -> DatasetArrays:
+def read_leaf(files: FileTree) -> DatasetArrays:
     """LEAF's own split where there is one, else ours."""
     parts = _leaf_parts(files)
     if parts["train"] and parts["test"]:
@@ -195,20 +195,20 @@ def read_leaf(files: Files) -> DatasetArrays:
     return split_roles(role for _, role in sorted(_leaf_users(files, parts["all_data"])))
 
 
-def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
+def _leaf_users(files: FileTree, names: list[str]) -> Iterator[tuple[str, Role]]:
     seen: set[str] = set()
     for name in names:
         document = _document(files, name)
         users, data = document.get("users"), document.get("user_data")
         if not isinstance(users, list) or not isinstance(data, dict):
-            raise files.broken(name, "users and user_data, as LEAF writes them", sorted(document))
+            raise files.corrupt(name, "users and user_data, as LEAF writes them", sorted(document))
         for user in users:
             pairs = data.get(user)
             if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
-                raise files.broken(name, f"x and y of {user!r}", "no such entry")
+                raise files.corrupt(name, f"x and y of {user!r}", "no such entry")
             if not all(isinstance(pairs[field], list) for field in ("x", "y")):
-                raise files.broken(name, f"x and y of {user!r} as lists", "something else")
+                raise files.corrupt(name, f"x and y of {user!r} as lists", "something else")
             if user in seen:
-                raise files.broken(name, f"{user!r} once", "a second time")
+                raise files.corrupt(name, f"{user!r} once", "a second time")
             seen.add(user)
             yield user, from_pairs(user, pairs["x"], pairs["y"])

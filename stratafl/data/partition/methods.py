@@ -116,7 +116,7 @@ class PartitionMethod(NamedTuple):
     name: str
     params: Mapping[str, Any]
     sizes: Sizes | None  # as asked for
-    otherwise: Sizes | None  # where nothing was asked for; None: as the method makes them
+    default_sizes: Sizes | None  # where no sizes are asked for; None: as the method makes them
     assign: Callable[[NodeSamples, np.random.Generator], np.ndarray]
 
     @property

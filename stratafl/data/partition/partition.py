@@ -238,7 +238,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Partition
         elif counts is not None:
             methods[level - 1] = method._replace(sizes=sizing.GivenSizes(tuple(counts.tolist())))
         else:
-            methods[level - 1] = method._replace(sizes=method.otherwise)
+            methods[level - 1] = method._replace(sizes=method.default_sizes)
         if counts is not None:
             counts = np.bincount(tree[level], weights=counts).astype(np.int64)
     return methods

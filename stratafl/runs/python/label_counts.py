@@ -38,7 +38,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
 def _inputs(supply: SampleSource) -> list[str]:
     """Digests of the inputs: of all samples that are held, and of a few where they are read anew
     for every batch."""
-    inputs = supply.inputs_N if isinstance(supply, InMemorySamples) else supply.first(FEW_SAMPLES)
+    inputs = supply.inputs_N if isinstance(supply, InMemorySamples) else supply.head(FEW_SAMPLES)
     return [f"{name} {digest(each)}" for name, each in tensors_of(inputs).items()]
 
 
