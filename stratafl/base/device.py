@@ -14,7 +14,7 @@ from stratafl.base.errors import InvalidInput, first_line_of
 def to_device(
     values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The values on the device; a GPU is not waited for, whatever it is doing."""
+    """Copy values to a device, without waiting for work that a GPU has queued."""
     here = torch.as_tensor(np.asarray(values), dtype=dtype)
     if torch.device(device).type != "cuda":
         return here.to(device)
@@ -23,8 +23,7 @@ def to_device(
 
 
 class DeviceCache:
-    """Arrays on a device under names; one that has not changed since it was last asked for stays
-    where it is."""
+    """Cache of small arrays on a device by name; unchanged arrays are not copied again."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -38,7 +37,7 @@ class DeviceCache:
 
 
 def check_device(device: str | torch.device, field: str = "device") -> torch.device:
-    """Where a tensor that is made there lies, if it can hold values."""
+    """Return the device that tensors created on `device` are on, if it can hold values."""
     try:
         made = torch.zeros(1, device=device)
         float(made)

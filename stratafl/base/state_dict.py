@@ -1,4 +1,4 @@
-"""Nested state as plain data and tensors, and loading one that fits."""
+"""Nested state as JSON and tensors, and loading into a state of the same structure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ROWS = 1 << 32
 
 AT_ONCE = 1 << 26
-"""Numbers of rows that are compared in one go."""
+"""Rows that are compared in one operation."""
 
 
 def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A state as JSON, and the tensors that it names."""
+    """Split a state into JSON data and the tensors that it refers to."""
     tensors: dict[str, Tensor] = {}
     known: dict[tuple, list] = {}
 
@@ -46,7 +46,7 @@ def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The state again. A repeated row takes no memory before it is copied to where it fits."""
+    """Build the state again; rows that were stored once are expanded without a copy."""
     expanded: dict[tuple[str, int], Tensor] = {}
 
     def value(part: Any) -> Any:
@@ -72,7 +72,7 @@ def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _repeat_count(rows_NP: Tensor) -> int:
-    """How many rows there are if they all have the same bits, otherwise 0."""
+    """Number of rows of a tensor if all of them have the same bits, otherwise 0."""
     if rows_NP.dim() != 2 or len(rows_NP) < 2 or rows_NP.dtype.itemsize not in BY_SIZE:
         return 0
     if rows_NP.stride(0) == 0:  # one row, seen several times
@@ -87,12 +87,12 @@ def _repeat_count(rows_NP: Tensor) -> int:
 StateDict = dict[str, Any]
 
 LARGEST = 1 << 53
-"""Of whole numbers: counts of rounds and bytes, to which others are added."""
+"""Integer types, such as counts of rounds and bytes; loaded values are converted to Python's int.
+"""
 
 
 def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
-    """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it
-    must have."""
+    """Copy `saved` to the devices of `like`, whose structure, shapes and dtypes it must have."""
     copies: dict[int, Tensor] = {} if _copies is None else _copies
     if isinstance(like, Tensor):
         _check(where, _form(saved), _form(like))

@@ -1,5 +1,4 @@
-"""A user's own Python code, loaded and called so that what goes wrong in it is a line that names
-it."""
+"""Load and call a user's own Python code; errors in it name the function that raised."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import user_frames
 
 FunctionNames = Mapping[CodeType, str]
-"""Whose a function of the user's is, in words, by its code."""
+"""Descriptions of user functions by their code objects."""
 
 
 def load_module(field: str, path: Path) -> ModuleType:
-    """A Python file of the user's, as a module."""
+    """Import a user's Python file as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, str(path))
     # os.path, since to pathlib a name that is too long is an error and not a file that is absent
     if spec is None or spec.loader is None or not os.path.isfile(path):
@@ -43,7 +42,7 @@ def load_module(field: str, path: Path) -> ModuleType:
 
 
 def import_module(field: str, value: str, name: str) -> ModuleType:
-    """An installed module of the user's, by its import path, which is part of the value given."""
+    """Import an installed module by its import path, which is part of `value`."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         # importing or calling one may open a browser, wait for a key or end the process
         allowed = f"{name} is a part of Python itself; a file of the same name can be given with its .py"
@@ -53,15 +52,14 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
 
 
 def _alike() -> AbstractContextManager[None]:
-    """Have what a file draws be the same wherever it is imported."""
+    """Seed the generators while a file is imported: it draws the same numbers everywhere."""
     from stratafl.base.rng import ALIKE, seeded_rng  # torch takes a second to import
 
     return seeded_rng(ALIKE)
 
 
 def load_attribute(field: str, path: str) -> Any:
-    """What "package.module:attribute" or "file.py:attribute" names, which must be something to
-    call."""
+    """Load the callable that "package.module:attribute" or "file.py:attribute" names."""
     source, _, attribute = path.rpartition(":")
     module = load_module(field, Path(source)) if source.endswith(".py") else import_module(field, path, source)
     found = getattr(module, attribute, None)
@@ -74,8 +72,10 @@ def load_attribute(field: str, path: str) -> Any:
 
 @contextmanager
 def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "") -> Iterator[None]:
-    """Watch over what is done in here: what a user's own code raises becomes a complaint that names
-    the function. `owners` is asked whose it is only then; `when` is a part of the complaint."""
+    """Turn what user code raises in this block into an error that names the function.
+
+    owners: describes the functions, and is called only after an error; when: part of the message.
+    """
     try:
         yield
     except (InvalidInput, MissingExtra, Interrupted):
@@ -92,7 +92,7 @@ def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "")
 
 
 def _owned(problem: BaseException, owners: FunctionNames) -> Iterator[str]:
-    """Whose the functions are that were called when this was raised, outermost first."""
+    """Descriptions of the user functions on an exception's traceback, outermost first."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         if frame.f_code in owners:
             yield owners[frame.f_code]

@@ -1,4 +1,4 @@
-"""Samples of a run: where they are held, which client holds which, and what is tested on."""
+"""Samples of a run: their source, the samples of each client, and test data."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from stratafl.data.inputs import Inputs, Pair, Shape, as_type, combine, shape_of
 
 
 class Classes(NamedTuple):
-    """The labels that a loss of classes takes."""
+    """Labels that a classification loss accepts."""
 
     size: int
-    """They are numbered from 0 on."""
+    """Number of classes; labels go from 0 to `size - 1`."""
     ignored: int
-    """The label that the loss passes over."""
+    """Label that the loss ignores."""
 
     def outside(self, labels: Tensor) -> Tensor:
-        """Which labels are neither a class nor the one that is passed over."""
+        """Mask of the labels that are neither a class nor ignored."""
         wide = labels.long()  # in a narrow type the one that is passed over may be another's number
         return ((wide < 0) | (wide >= self.size)) & (wide != self.ignored)
 
     def check(self, field: str, labels: Tensor) -> None:
-        """Refuse labels that the loss cannot take: on a CPU it would stop in some round, and on a
-        GPU it may not even do that."""
+        """Refuse labels that the loss does not accept.
+
+        On a CPU the loss would raise in some later round, and on a GPU it may not raise at all.
+        """
         if not bool(self.outside(labels).any()):
             return
         counted = labels[labels.long() != self.ignored]
@@ -44,7 +46,7 @@ class Classes(NamedTuple):
 
 
 class BatchKey(NamedTuple):
-    """Whose batch it is, and of which step."""
+    """Identity of a batch: seed of the run, client and step."""
 
     seed: int
     client: int
@@ -52,44 +54,46 @@ class BatchKey(NamedTuple):
 
 
 class SampleSource(Protocol):
-    """The samples of a run, by their numbers."""
+    """Samples of a run, addressed by their numbers."""
 
     @property
     def targets_N(self) -> Tensor:
-        """Every sample's, as they were read once."""
+        """Targets of all samples."""
         ...
 
     @property
     def is_on_device(self) -> bool:
-        """Whether a batch is an index into the device's memory, as a CUDA graph needs it."""
+        """Whether a batch is an index into device memory, as a CUDA graph requires."""
         ...
 
     @property
     def device(self) -> torch.device: ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SampleSource:
-        """The samples on a device, real numbers in this type."""
+        """Copy the samples to a device, floating-point values with this dtype."""
         ...
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
-        """One client's samples of one step."""
+        """Samples of one client's batch."""
         ...
 
     def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
-        """Several clients', with their axis in front; what is beyond a client's length is
-        padding."""
+        """Batches of several clients, stacked along a first axis.
+
+        Positions beyond a client's `length_C` are padding.
+        """
         ...
 
     def head(self, count: int) -> Inputs:
-        """Inputs to try a model on, from sample 0 on: so many at least, if there are."""
+        """Inputs to try a model on: at least the first `count` samples, if there are as many."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class InMemorySamples:
-    """Samples that are held in memory: a batch is an index."""
+    """Samples in memory: a batch is an index into tensors."""
 
     inputs_N: Inputs
     targets_N: Tensor
@@ -116,15 +120,15 @@ class InMemorySamples:
 
 @dataclass(frozen=True, eq=False)
 class LazySamples:
-    """Read anew for every batch."""
+    """Samples that are read anew for every batch."""
 
     read: Callable[[Sequence[int]], Pair]
-    """The samples of these numbers, one after another."""
+    """Reads the samples of these numbers."""
     targets_N: Tensor
     place: torch.device = CPU
     dtype: torch.dtype | None = None
     classes: Classes | None = None
-    """What labels must be, whenever they are read."""
+    """Labels that the loss accepts, checked in every batch."""
     is_on_device = False
 
     @property
@@ -157,8 +161,7 @@ class LazySamples:
         return combine(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
 
     def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
-        """Refuse a label that is no class: a sample may have another one than when all were
-        read."""
+        """Refuse a label that is no class; a sample may be read with another label than before."""
         if self.classes is None or targets_B.is_floating_point() or targets_B.is_complex():
             return
         outside = self.classes.outside(targets_B)
@@ -273,4 +276,4 @@ class FederatedData:
 
 
 FEW_SAMPLES = 4
-"""Samples that stand for all of a data set that is not held in memory."""
+"""Samples that represent a data set which is not held in memory."""

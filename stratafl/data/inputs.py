@@ -1,8 +1,7 @@
-"""What a model takes: one tensor, or several with names; a sample is a place in the first axis of
-each.
+"""Inputs of a model: one tensor, or several by name; samples are along the first axis.
 
-`Fields` is taken, moved and copied like a tensor, so that few have to know which of the two they
-have: those who map over it, and whoever calls a module.
+`NamedInputs` supports indexing, moving and copying like a tensor, so that most code works with
+both.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stratafl.base.errors import InvalidInput
 
 
 class NamedInputs:
-    """Tensors of the same samples by name, such as a text's codes and its mask."""
+    """Tensors of the same samples by name, such as token codes and their mask."""
 
     def __init__(self, named: Mapping[str, Tensor]):
         self.named = dict(named)
@@ -52,18 +51,18 @@ Kind = TypeVar("Kind", bound=Inputs)
 Pair = tuple[Inputs, Tensor]
 """Inputs and targets."""
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
-"""A sample's; by name where inputs have names."""
+"""Shape of one sample; by name if inputs have names."""
 AS_GIVEN = (torch.bool, torch.uint8, torch.int64)
-"""Whole numbers that are left as they are: masks, and what losses take."""
+"""Integer dtypes that are not converted: masks, and the types that losses accept."""
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
-    """A function of a tensor, of each tensor there is."""
+    """Apply a function to every tensor of the inputs."""
     return cast(Kind, inputs.map(function) if isinstance(inputs, NamedInputs) else function(inputs))
 
 
 def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
-    """One of several alike, by a function such as `torch.cat`."""
+    """Combine several inputs by a function such as `torch.cat`."""
     tables = [each.named for each in several if isinstance(each, NamedInputs)]
     if not tables:
         return function([each for each in several if isinstance(each, Tensor)])
@@ -71,17 +70,17 @@ def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Every tensor there is by its name; one alone has none."""
+    """All tensors of the inputs by name; the name of a single tensor is empty."""
     return inputs.named if isinstance(inputs, NamedInputs) else {"": inputs}
 
 
 def call_arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """What a module is called with: one argument, or keywords."""
+    """Positional and keyword arguments to call a module with."""
     return ((), inputs.named) if isinstance(inputs, NamedInputs) else ((inputs,), {})
 
 
 def as_type(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
-    """Real numbers in this type, on a device."""
+    """Convert floating-point tensors to a dtype, and move all tensors to a device."""
 
     def changed(each: Tensor) -> Tensor:
         return each.to(device or each.device, dtype if each.is_floating_point() else each.dtype)
@@ -90,18 +89,18 @@ def as_type(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """The shape of a sample."""
+    """Shape of one sample."""
     shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
     return shapes if isinstance(inputs, NamedInputs) else shapes[""]
 
 
 def sample_bytes(inputs: Inputs) -> int:
-    """The bytes of one sample."""
+    """Size of one sample in bytes."""
     return sum(each[:1].nbytes for each in tensors_of(inputs).values())
 
 
 def as_tensor(field: str, value: object) -> Tensor:
-    """A dense tensor with values, from one, from an array, from an image or from a pandas table."""
+    """Convert a tensor, an array, an image or a pandas table to a dense tensor."""
     if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
@@ -120,13 +119,15 @@ def as_tensor(field: str, value: object) -> Tensor:
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array, or gives itself as one: an image, or a table of pandas. A number of
-    NumPy's does, too, and is none."""
+    """Whether a value is an array or converts itself to one, as images and pandas tables do.
+
+    A NumPy scalar is not an array.
+    """
     return hasattr(value, "__array__") and not isinstance(value, np.generic)
 
 
 def targets(field: str, value: object) -> Tensor:
-    """Targets; whole numbers in the type that PyTorch's losses take class numbers in."""
+    """Convert targets to a tensor; integers get a dtype that PyTorch's losses accept."""
     if _are_texts(value):
         allowed = "are texts: number the classes, as numpy.unique(targets, return_inverse=True)[1] does"
         raise InvalidInput(f"{field} targets", type(value).__name__, allowed)
@@ -144,7 +145,7 @@ def _are_texts(value: object) -> bool:
 
 
 def unusable_because(given: Tensor) -> str:
-    """What keeps a tensor from being used like any other, if anything does."""
+    """Reason why a tensor cannot be used; empty if it can."""
     if given.is_nested:
         return "is nested: pad its rows to one length"
     if given.is_meta:
@@ -157,7 +158,7 @@ def unusable_because(given: Tensor) -> str:
 
 
 def parse_inputs(field: str, value: object) -> Inputs:
-    """Inputs from a tensor or an array, or from a table of them by name."""
+    """Convert a tensor or an array, or a table of these by name, to inputs."""
     if not isinstance(value, Mapping):
         return as_tensor(field, value)
     for name in value:

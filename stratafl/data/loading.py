@@ -27,23 +27,23 @@ from stratafl.data.inputs import (
 )
 
 TARGETS = ("labels", "label")
-"""What the targets' column is called unless it is named."""
+"""Default names of the target column."""
 
 WANTED = "must be (inputs, targets) or a map-style data set of such pairs"
 
 
 class DataColumns(NamedTuple):
-    """Which parts of a table, or of an item that is one, are what."""
+    """Roles of the columns of a table, or of the keys of items that are tables."""
 
     inputs: str | tuple[str, ...] | None = None
-    """One by itself, or several that the model gets by name: all others unless given."""
+    """One column, or several that the model gets by name; by default all other columns."""
     targets: str | None = None
     owner: str | None = None
-    """Whose sample it is, for a natural partition."""
+    """Column with the owner of each sample, for a natural partition."""
 
     @staticmethod
     def of(field: str, given: object) -> DataColumns:
-        """Read the columns from a table of them, or from None."""
+        """Read the columns from a table or None."""
         if given is None or isinstance(given, DataColumns):
             return given or DataColumns()
         if not isinstance(given, Mapping):
@@ -63,7 +63,7 @@ class DataColumns(NamedTuple):
         return DataColumns(**named)
 
     def find_targets(self, field: str, known: Sequence[str]) -> str:
-        """The targets' column, of those there are."""
+        """Column of the targets among the known columns."""
         found = next((name for name in TARGETS if name in known), None) if self.targets is None else self.targets
         if found is None:
             raise InvalidInput(
@@ -72,7 +72,7 @@ class DataColumns(NamedTuple):
         return _known(field, found, known)
 
     def find_inputs(self, field: str, known: Sequence[str]) -> str | tuple[str, ...]:
-        """The inputs' columns, of those there are."""
+        """Columns of the inputs among the known columns."""
         if isinstance(self.inputs, str):
             return _known(field, self.inputs, known)
         if self.inputs is not None:
@@ -88,7 +88,7 @@ def _known(field: str, name: str, known: Sequence[str]) -> str:
 
 
 class Sample(NamedTuple):
-    """One item of a user's data set, taken apart."""
+    """One item of a user's data set."""
 
     inputs: Inputs
     target: Tensor
@@ -96,7 +96,7 @@ class Sample(NamedTuple):
 
 
 def is_map_style(data: object) -> bool:
-    """Whether data is read item by item."""
+    """Whether a data set is read item by item."""
     return _is_set(data) and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
 
@@ -105,7 +105,7 @@ def _is_set(data: object) -> bool:
 
 
 def is_per_client(data: object) -> bool:
-    """Whether these are the data sets of several clients."""
+    """Whether a list has one data set per client."""
     if not isinstance(data, list | tuple) or not data:
         return False
     return all(is_map_style(each) or _is_pair(each) for each in data)
@@ -187,7 +187,7 @@ def _pair(field: str, data: Any) -> Pair:
 
 
 def _unusable(field: str, data: object) -> InvalidInput:
-    """The complaint about what is no data set: of a list, about the first entry that is none."""
+    """Build the error about an object that is no data set; for a list, about a wrong entry."""
     is_list = isinstance(data, list)
     for place, each in enumerate(data if isinstance(data, list | tuple) else ()):
         if _way(each) or (is_list and not (is_map_style(each) or _is_pair(each))):
@@ -198,7 +198,7 @@ def _unusable(field: str, data: object) -> InvalidInput:
 
 
 def _way(data: object) -> str:
-    """A way to the data set that is in something; empty where none is known."""
+    """Hint on how to get a data set out of an object; empty if there is none."""
     if isinstance(data, DataLoader):
         return "give loader.dataset: a run draws its own batches"
     if isinstance(data, str | Path):
@@ -209,7 +209,7 @@ def _way(data: object) -> str:
 
 
 class _ItemReader:
-    """A map-style data set, read item by item."""
+    """Reader of a map-style data set."""
 
     def __init__(self, field: str, data: Any, columns: DataColumns):
         self.field, self.data, self.columns = field, data, columns
@@ -222,8 +222,10 @@ class _ItemReader:
 
     @property
     def class_names(self) -> dict[int, str]:
-        """What class numbers stand for, as Hugging Face's data sets and folders of images tell;
-        nothing where a transform may give others."""
+        """Class names by number, as Hugging Face data sets and image folders declare them.
+
+        Empty if a transform may change the numbers.
+        """
         data = self.data
         if hasattr(data, "column_names"):
             features, format = getattr(data, "features", None) or {}, getattr(data, "format", None) or {}
@@ -252,7 +254,7 @@ class _ItemReader:
 
 
 def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> FederatedData:
-    """Everything once; of what is lazy, only the targets are kept."""
+    """Read all items once; of lazy data only the targets are kept."""
     where = [(items, number) for items in sets for number in range(len(items))]
     kind = sets[0].kind
 
@@ -332,7 +334,7 @@ def _warn_frozen_transforms(field: str, kind: str) -> str:
 
 
 def _warn_unseeded(field: str, kind: str, sample: Callable[[int], Sample], key: int) -> tuple[str, ...]:
-    """What keeps a run that reads lazily from being repeated, if anything does."""
+    """Warn if a lazily read run cannot be repeated, because items draw from other generators."""
     found = []
     for _ in range(2):
         with seeded_rng(key):

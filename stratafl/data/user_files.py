@@ -1,4 +1,4 @@
-"""Data sets in a user's files: arrays, tables, image folders, Hugging Face data sets."""
+"""Readers of users' files: arrays, tables, image folders, Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratafl.data.loading import DataColumns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each value as its place among all that occur, and what they are called."""
+    """Replace each value by its index among the sorted distinct values, and return their names."""
     array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
     if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
         raise InvalidInput(field, array, "must be all numbers or all texts, and none missing")
@@ -31,8 +31,7 @@ def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np
 
 
 def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the samples to train and to test on; the same in every run, whatever its
-    seed."""
+    """Numbers of the training and test samples; the same in every run, whatever its seed."""
     tested = round(check_number(field, share, above=0, below=1) * count)
     if not 0 < tested < count:
         raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
@@ -41,7 +40,7 @@ def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray,
 
 
 def missing_test_error(field: str, path: Path) -> InvalidInput:
-    """The complaint about data with which nothing says what to test on."""
+    """Build the error about data without test data."""
     allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
     return InvalidInput(field, str(path), allowed)
 
@@ -87,7 +86,7 @@ def _pair(field: str, path: Path, arrays: dict[str, np.ndarray], part: str = "")
 
 
 TESTED = ("test", "validation")
-"""The splits a model is tested on unless one is named, the first that there is."""
+"""Default names of the test split, in order of preference."""
 
 
 def read_hub(
@@ -109,7 +108,7 @@ def read_hub(
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Have the package look nowhere but in its cache; it has no argument for that."""
+    """Make Hugging Face's `datasets` use its cache only; it has no argument for that."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
@@ -121,7 +120,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A data set's splits by their names."""
+    """Splits of a data set by name."""
     try:
         import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -175,7 +174,7 @@ def read_images(path: Path, test: object) -> StoredDataset:
 
 
 def _images(field: str, path: Path) -> dict[str, np.ndarray]:
-    """All images of a folder, by class."""
+    """Images of a folder, by class."""
     found: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
     for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
@@ -193,7 +192,7 @@ def _images(field: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether it is a file that an editor or a file system keeps for itself."""
+    """Whether a file or its folder is hidden, such as those of editors and file systems."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
@@ -206,13 +205,13 @@ def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[
 TABLE_SUFFIXES = (".csv", ".parquet")
 
 NO_NAME = "Unnamed: "
-"""How pandas begins the name of a column that has none."""
+"""Prefix that pandas gives to the name of an unnamed column."""
 
 
 WHOLE, REAL = "whole numbers", "decimal numbers"
 
 TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "texts", "M": "dates"}
-"""NumPy's kinds of values that a column may have."""
+"""NumPy's kinds of dtype that a column may have, in words."""
 
 NUMBERS = ("f", "i", "u", "b")
 
@@ -220,7 +219,7 @@ NUMBERS = ("f", "i", "u", "b")
 def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
     """Read a table: inputs from columns of numbers, targets from one column, owners from another.
 
-    Targets that are whole numbers or texts are classes; real numbers are what they are.
+    Targets that are integers or texts are classes; decimal numbers are regression targets.
     """
     frame = _frame("data.name", path)
     known = [str(name) for name in frame.columns]
@@ -271,7 +270,7 @@ def _column(frame: Any, name: str) -> Any:
 
 
 def _values(frame: Any, name: str) -> np.ndarray:
-    """A column as an array of one of the kinds."""
+    """Values of a column as an array of one of the accepted kinds."""
     column = _column(frame, name)
     plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
@@ -295,8 +294,10 @@ def _numbers(frame: Any, name: str) -> np.ndarray:
 
 
 def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Targets and the names of their classes, of the kind that the file to train on has: the
-    first."""
+    """Join the targets of the training and the test file, and name their classes.
+
+    The training file, the first, decides whether they are classes.
+    """
     kind, *others = [TABLE_KINDS[part.dtype.kind] for part in parts]
     for other in others:
         # 3 is a real number, too, but 3.0 is no name of a class

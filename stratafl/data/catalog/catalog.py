@@ -1,4 +1,4 @@
-"""The data sets known by name: their published files, and the digits that ship."""
+"""Catalog of data sets: their published files, and the digits that ship with the package."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _NPZ = r"emnist[-_]letters\.npz"
 
 
 class PublishedFormat(NamedTuple):
-    """One way a set is published: how to tell, how to read it, and how large it is when whole."""
+    """A published format of a data set: its detection, its reader and its complete sizes."""
 
     name: str
     fits: Callable[[FileTree], bool]
@@ -92,14 +92,14 @@ class PublishedFormat(NamedTuple):
 
 
 class HubRepository(NamedTuple):
-    """A set on the hub; the same reader serves a local copy of the repository."""
+    """Repository of the Hugging Face hub; its reader also reads a local clone."""
 
     repository: str
     read: Callable[[str | Path], DatasetArrays]
     sizes: Sizes = ()
 
     def local(self, fits: Callable[[FileTree], bool] = hub.fits) -> PublishedFormat:
-        """The form of a clone of the repository."""
+        """Format of a local clone of the repository."""
         return PublishedFormat("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
 
 
@@ -111,10 +111,10 @@ class DatasetInfo(NamedTuple):
     forms: tuple[PublishedFormat, ...]
     remote: HubRepository
     usual_names: tuple[str, ...]
-    """Names that its downloads usually have."""
+    """Usual names of the downloaded files."""
     how_to_get: str
     system_paths: tuple[str, ...] = ()
-    """Places where packages of an operating system put it."""
+    """Folders that operating system packages install it into."""
 
 
 def _images(
@@ -244,7 +244,7 @@ SOURCES: dict[str, DatasetInfo] = {
 
 
 def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
-    """Existing places where a set's files may lie: folders of originals, then system folders."""
+    """Existing places of a data set's files: folders of originals, then system folders."""
     source = SOURCES[name]
     folders = [Path(f) for f in os.environ.get(ORIGINALS_VARIABLE, "").split(os.pathsep) if f]
     for folder in (*folders, data_root(root) / "originals"):
@@ -262,7 +262,7 @@ FILE = Path(__file__).with_name("digits.npz")
 
 @cache
 def digits() -> StoredDataset:
-    """Every fifth image of each class, in the order of the file, is for testing."""
+    """Every fifth image of each class, in the order of the file, is a test image."""
     with np.load(FILE) as stored:
         x, y = stored["images"], stored["labels"].astype(np.int64)
     test = np.zeros(len(y), bool)

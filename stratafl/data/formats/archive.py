@@ -1,7 +1,7 @@
-"""A folder, an archive or a single file, all seen as named byte strings.
+"""Folders, archives and single files as named byte strings.
 
-Archives are read in place and never unpacked, so no member can land anywhere; one that would leave
-its folder is refused all the same, since nothing honest is packed that way.
+Archives are read in place and never unpacked, so that no member can be written anywhere. An archive
+with a member outside its folder is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipf
 
 
 class FileTree(ABC):
-    """Named files under one place."""
+    """Named files in a folder or an archive."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -44,19 +44,19 @@ class FileTree(ABC):
     def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]: ...
 
     def read_many(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """The wanted files as they are stored, which is the only fast order in a .tar.gz."""
+        """Read several files, in stored order: any other order is slow in a .tar.gz."""
         try:
             yield from self._iterate(frozenset(wanted))
         except (*_BROKEN, RuntimeError, NotImplementedError) as error:
             raise self.corrupt(self.path.name, "a whole, readable file", error) from error
 
     def read(self, name: str) -> bytes:
-        """One file, uncompressed if its name ends in .gz or .xz."""
+        """Read one file; it is decompressed if its name ends in .gz or .xz."""
         (data,) = (data for _, data in self.read_many([name]))
         return self.unpacked(name, data)
 
     def unpacked(self, name: str, data: bytes) -> bytes:
-        """Undo a file's own compression, if its name says it has one."""
+        """Decompress a file's data if its name ends in .gz or .xz."""
         if not name.endswith((".gz", ".xz")):
             return data
         raw = io.BytesIO(data)
@@ -70,18 +70,18 @@ class FileTree(ABC):
         return plain
 
     def matching(self, pattern: str) -> list[str]:
-        """Names whose last part matches a pattern in full."""
+        """Names whose last part matches a regular expression in full."""
         return [name for name in self.names if re.fullmatch(pattern, name.rsplit("/", maxsplit=1)[-1])]
 
     def find_one(self, pattern: str, what: str) -> str:
-        """The only name that matches."""
+        """The only name that matches a regular expression."""
         found = self.matching(pattern)
         if len(found) != 1:
             raise self.corrupt(what, "one such file", f"{len(found)}: {', '.join(found[:4])}")
         return found[0]
 
     def _safe(self, name: str, size: int) -> str:
-        """The name of an archive's member, if it stays inside and is of sane size."""
+        """Check that an archive member stays inside the archive and is not too large."""
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or re.match("[A-Za-z]:", name):
             raise self.corrupt(name, "an archive whose members stay inside it", "one that leaves it")
@@ -90,7 +90,7 @@ class FileTree(ABC):
         return name
 
     def corrupt(self, name: str, expected: str, found: object) -> InvalidInput:
-        """The complaint about a file that is not what it should be."""
+        """Build the error about a file with wrong contents."""
         text = " ".join(str(found).split()) or type(found).__name__
         return InvalidInput("source", str(self.path), f"{name}: expected {expected}, found {text}")
 
@@ -144,7 +144,7 @@ class _Zip(FileTree):
 
 
 def open_files(path: Path) -> FileTree:
-    """See a path as named files, whatever kind of thing it is."""
+    """Open a folder, an archive or a single file as named files."""
     if path.is_dir():
         return _Folder(path)
     if not path.is_file():
@@ -157,7 +157,7 @@ def open_files(path: Path) -> FileTree:
 
 
 def numpy_archive(files: FileTree, name: str, keys: Collection[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz; object arrays, which hold pickles, are refused."""
+    """Read named arrays of an .npz file; object arrays, which contain pickles, are refused."""
     data = files.read(name)
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:

@@ -18,7 +18,7 @@ _PARTS = {"train": "train", "test": "(?:t10k|test)"}
 
 
 def fits_idx(files: FileTree, prefix: str) -> bool:
-    """Do all four files of a set lie here?"""
+    """Whether all four IDX files of a data set are there."""
     return all(
         files.matching(pattern.format(prefix=prefix, part=part))
         for pattern in (_IMAGES, _LABELS)
@@ -27,7 +27,7 @@ def fits_idx(files: FileTree, prefix: str) -> bool:
 
 
 def read_idx(files: FileTree, prefix: str, classes: tuple[str, ...], nist: bool = False) -> DatasetArrays:
-    """The four files; NIST stores EMNIST's images transposed and counts letters from 1."""
+    """Read the four IDX files; NIST stores EMNIST's images transposed and counts letters from 1."""
     arrays: dict[str, Any] = {}
     for part, spelled in _PARTS.items():
         image_name = files.find_one(_IMAGES.format(prefix=prefix, part=spelled), f"{part} images")
@@ -47,7 +47,7 @@ def read_idx(files: FileTree, prefix: str, classes: tuple[str, ...], nist: bool 
 
 
 def array(files: FileTree, name: str, rank: int) -> np.ndarray:
-    """One IDX file of unsigned bytes of the rank expected."""
+    """Read one IDX file of unsigned bytes with the expected number of dimensions."""
     data = files.read(name)
     header = 4 + 4 * rank
     magic = 0x800 + rank
@@ -72,13 +72,13 @@ _LAYOUTS = {
 
 
 def fits_cifar(files: FileTree, classes: tuple[str, ...]) -> bool:
-    """Do the record files of a set lie here?"""
+    """Whether the record files of a data set are there."""
     train, test, _, _ = _LAYOUTS[len(classes)]
     return bool(files.matching(train) and files.matching(test))
 
 
 def read_cifar(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
-    """All record files; the archive's own list of class names, if it is there, must agree."""
+    """Read all record files; a list of class names in the archive must agree with `classes`."""
     train, test, label_bytes, listing = _LAYOUTS[len(classes)]
     for name in files.matching(listing):
         found = tuple(files.read(name).decode("utf-8", "replace").split())

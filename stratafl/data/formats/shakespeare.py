@@ -1,8 +1,8 @@
-"""Shakespeare's roles as sequences of 80 characters, each with the character that follows.
+"""Shakespeare's roles as sequences of 80 characters with the next character as target.
 
-Sequences are taken at every position, so neighbours share 79 characters and a random split would
-put almost every test character into training. Each role is therefore split in time, with a
-sequence length left out between.
+Sequences start at every position, so that neighbours share 79 characters and a random split would
+put almost every test character into training. Each role is therefore split in time, with a gap of
+one sequence length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 class Role(NamedTuple):
-    """A role's sequences (N, 80) in time order and the characters after; `test` if given apart."""
+    """Sequences (N, 80) of a role in time order, and the next characters.
+
+    `test` holds the test sequences, if the source has them separately.
+    """
 
     name: str
     x: np.ndarray
@@ -39,19 +42,19 @@ class Role(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    """Codes of a text; 255 where a character is not in the alphabet."""
+    """Codes of a text; 255 for a character outside the alphabet."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return np.where(points < 128, _CODES[np.minimum(points, 127)], _OUTSIDE).astype(np.uint8)
 
 
 def windows(name: str, text: str) -> Role:
-    """Every sequence of a text, without copying it; the text must be longer than one sequence."""
+    """All sequences of a text, as a view; the text must be longer than one sequence."""
     view = np.lib.stride_tricks.sliding_window_view(encode(text), LENGTH + 1)
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 
 
 def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
-    """A role given as sequences and next characters, as LEAF writes them."""
+    """Build a role from sequences and next characters, as LEAF writes them."""
     if len(xs) != len(ys) or not xs:
         raise InvalidInput("role", name, f"as many x as y expected, found {len(xs)}, {len(ys)}")
     # A table may hold gaps or numbers where text belongs.
@@ -63,16 +66,17 @@ def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
 
 
 def in_time_order(x: np.ndarray, y: np.ndarray) -> bool:
-    """Does each sequence start one character after the last? Only then does a gap separate.
+    """Whether each sequence starts one character after the one before.
 
-    Early versions of LEAF start anew at each line of a role, with nothing but spaces before it.
+    Only then does a gap separate training from test. Early versions of LEAF start anew at each line
+    of a role, after spaces only.
     """
     follows = (x[1:, :-1] == x[:-1, 1:]).all(1) & (x[1:, -1] == y[:-1])
     return bool((follows | (x[1:] == ALPHABET.index(" ")).all(1)).all())
 
 
 def split_roles(roles: Iterable[Role]) -> DatasetArrays:
-    """Keep roles long enough; the first 1,500 sequences train, up to 300 later ones test."""
+    """Keep roles that are long enough; up to 1,500 sequences train, 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     seen = 0
     given = False
@@ -152,12 +156,12 @@ def _document(files: FileTree, name: str) -> dict[str, Any]:
 
 
 def fits_roles(files: FileTree) -> bool:
-    """One JSON document that maps each role to its whole text."""
+    """Whether one JSON document maps each role to its whole text."""
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
 
 
 def read_roles(files: FileTree) -> DatasetArrays:
-    """{"roles": {name: text}}"""
+    """Read a document {"roles": {name: text}}."""
     name = files.find_one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
     roles = _document(files, name).get("roles")
     if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):
@@ -166,7 +170,7 @@ def read_roles(files: FileTree) -> DatasetArrays:
 
 
 def _leaf_parts(files: FileTree) -> dict[str, list[str]]:
-    """LEAF's documents by the part they hold: by folder, else by name."""
+    """LEAF's documents by their part, told from the folder or else from the name."""
     names = files.matching(r".*\.json")
     return {
         part: [name for name in names if f"/{name}".rpartition("/")[0].endswith(f"/{part}")] or files.matching(pattern)
@@ -179,13 +183,13 @@ def _leaf_parts(files: FileTree) -> dict[str, list[str]]:
 
 
 def fits_leaf(files: FileTree) -> bool:
-    """LEAF's all_data, or its train and test documents."""
+    """Whether LEAF's all_data, or its train and test documents, are there."""
     parts = _leaf_parts(files)
     return bool(parts["all_data"] or (parts["train"] and parts["test"]))
 
 
 def read_leaf(files: FileTree) -> DatasetArrays:
-    """LEAF's own split where there is one, else ours."""
+    """Read LEAF's documents, with LEAF's own split if it has one, else ours."""
     parts = _leaf_parts(files)
     if parts["train"] and parts["test"]:
         train, test = (dict(_leaf_users(files, parts[part])) for part in ("train", "test"))

@@ -19,7 +19,7 @@ from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
 
 
 class Labels(NamedTuple):
-    """The targets of all samples, and whose they are where that is known."""
+    """Targets of all samples, and their owners if known."""
 
     y_train: np.ndarray
     y_test: np.ndarray
@@ -28,7 +28,7 @@ class Labels(NamedTuple):
 
 
 def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """The test samples of each leaf, whose training samples these are."""
+    """Test samples of each client, divided like the training samples in `leaves`."""
     leaf_T = _by_owner(data, leaves)
     if leaf_T is None:
         leaf_T = _by_class(data, leaves, seed)
@@ -36,7 +36,7 @@ def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np
 
 
 def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The leaf of each test sample's owner, -1 for nobody; None where owners are divided."""
+    """Client of each test sample's owner, -1 for none; None if an owner has several clients."""
     if data.owner_train is None or data.owner_test is None:
         return None
     last = int(max(data.owner_train.max(initial=0), data.owner_test.max(initial=0)))
@@ -66,8 +66,10 @@ def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarr
 
 
 def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """How many each gets of so many, in proportion to what is held: whole numbers, what is left
-    over to those who lack the most, by lot where that is the same."""
+    """Divide `total` in proportion to `held_N` into integers, by largest remainders.
+
+    Equal remainders are decided at random.
+    """
     exact_N = total * held_N / held_N.sum()
     whole_N = np.floor(exact_N).astype(np.int64)
     order = np.lexsort((draw.permutation(len(held_N)), whole_N - exact_N))
@@ -76,7 +78,7 @@ def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.nda
 
 
 MOST_DEGREES = 1e6
-"""Beyond it the last turn has no exact place left in a number."""
+"""Largest rotation in degrees; beyond it float64 does not resolve the angle of a turn."""
 
 
 def leaf_angles(
@@ -85,9 +87,9 @@ def leaf_angles(
     step: float = 10.0,
     level: int = 1,
 ) -> np.ndarray:
-    """Each leaf's angle in degrees: node i (from 0) of the level turns its own by start + step * i.
+    """Angle of each client in degrees: node i (from 0) of the level has start + step * i.
 
-    The defaults are the paper's; where its groups are counted from 1, start is -40.
+    The defaults are the paper's; if its groups are counted from 1, start is -40.
     """
     depth = len(parents) - 1
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= depth:
@@ -107,10 +109,10 @@ ROTATION = ("start", "step", "level")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of each leaf, in leaf order; a leaf's own are ascending, as in the data set.
+    """Samples of each client, in order of the tree's leaves; each client's are ascending.
 
-    `methods` says in words what was done on each level, root first. `angles` are the degrees by
-    which each leaf's training images are turned, None where they stay upright.
+    `methods` describes how each level was divided, root first. `angles` are the degrees by which
+    each client's training images are rotated; None if they are not.
     """
 
     leaves: tuple[np.ndarray, ...]
@@ -133,17 +135,17 @@ def partition(
     owner: np.ndarray | None = None,
     rotation: Mapping[str, object] | None = None,
 ) -> Partition:
-    """Divide samples over the leaves of a tree; the same seed gives the same partition.
+    """Divide samples over the clients of a tree; the same seed gives the same partition.
 
     labels     the class of each sample, a whole number, at least 0
     parents    `parents[m][i]` is the parent, on level m - 1, of node i of level m; entry 0 is empty
-    levels     one split per edge level, root first: `{"name": "dirichlet", "alpha": 0.1}`, a bare
-               name, or what a function of `splits` returned. All but natural and lognormal take
+    levels     one method per edge level, root first: `{"name": "dirichlet", "alpha": 0.1}`, a bare
+               name, or what a function of `methods` returned. All but natural and lognormal take
                `sizes`: "equal" (the default; for classes, what the classes give),
                {"lognormal": sigma}, or one count per node of the level. Counts on a level also set
                the sizes of the levels above it that ask for none.
     owner      the owner of each sample, for `natural`
-    rotation   turn training images by node: `{"start": -50, "step": 10, "level": 1}`
+    rotation   rotate training images by node: `{"start": -50, "step": 10, "level": 1}`
     """
     labels, seed = _whole("labels", labels), check_integer("seed", seed)
     owner = None if owner is None else _whole("owner", owner)
@@ -182,8 +184,11 @@ def partition(
 def _children(
     samples: np.ndarray, node: NodeSamples, method: PartitionMethod, stream: np.random.Generator, where: str, first: int
 ) -> list[np.ndarray]:
-    """A node's samples, divided over its children; `where` is the method's place in the config, and
-    `first` the number of the first child, for complaints."""
+    """Divide a node's samples over its children.
+
+    For error messages, `where` is the method's place in the config and `first` the number of the
+    first child.
+    """
     try:
         child_S = method.assign(node, stream)
     except InvalidInput as error:
@@ -256,10 +261,10 @@ def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarra
 def _owners_wanted(
     methods: list[PartitionMethod], tree: list[np.ndarray], below: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Per edge level: how many owners each node holds, and how many samples each of them needs.
+    """Owners that each node holds, and samples that each owner needs, per edge level.
 
-    Owners count the nodes of the last level of a run of `natural` levels, and must feed the leaves
-    below it.
+    Owners belong to nodes of the last of consecutive `natural` levels, and need a sample for each
+    client below.
     """
     owners: list[np.ndarray] = []
     least: list[int] = []
@@ -301,7 +306,7 @@ def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
 
 
 def _leaves_below(tree: list[np.ndarray]) -> list[np.ndarray]:
-    """How many leaves each node of each level has below it; a leaf counts itself."""
+    """Number of clients below each node of each level; a client counts itself."""
     below = [np.ones(len(tree[-1]), dtype=np.int64)]
     for level in range(len(tree) - 1, 0, -1):
         below.insert(0, np.bincount(tree[level], weights=below[0]).astype(np.int64))
@@ -349,7 +354,7 @@ def check_partition(given: Sequence | ClientIndex, tree: Tree, samples: int) -> 
 
 
 def check_sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
-    """A list of numbers of samples, of which there are so many; it may be empty."""
+    """Check a list of sample numbers below `samples`; it may be empty."""
     try:
         numbers = np.asarray(given)
     except Exception:
