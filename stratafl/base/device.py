@@ -15,11 +15,11 @@ def to_device(
     values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Copy values to a device, without waiting for work that a GPU has queued."""
-    here = torch.as_tensor(np.asarray(values), dtype=dtype)
+    tensor = torch.as_tensor(np.asarray(values), dtype=dtype)
     if torch.device(device).type != "cuda":
-        return here.to(device)
+        return tensor.to(device)
     # from ordinary memory a copy begins when the device is idle, and the host waits for it
-    return here.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class DeviceCache:
@@ -39,8 +39,8 @@ class DeviceCache:
 def check_device(device: str | torch.device, field: str = "device") -> torch.device:
     """Return the device that tensors created on `device` are on, if it can hold values."""
     try:
-        made = torch.zeros(1, device=device)
-        float(made)
+        tensor = torch.zeros(1, device=device)
+        float(tensor)
     except Exception as problem:
         raise InvalidInput(field, device, first_line_of(problem) or "is no device of this machine") from None
-    return made.device
+    return tensor.device

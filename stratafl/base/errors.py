@@ -54,13 +54,13 @@ class UserCodeError(InvalidInput):
     exit_code = 4
 
     def __init__(
-        self, field: str, value: object, allowed: str, frames: Sequence[UserFrame] = (), told: str | None = None
+        self, field: str, value: object, allowed: str, frames: Sequence[UserFrame] = (), message: str | None = None
     ):
-        """frames: the user's own; told: the message, unless it is built from field and value."""
+        """frames: the user's own; message: built from field and value unless given."""
         super().__init__(field, value, allowed)
         self.frames = tuple(frames)
-        if told is not None:
-            self.args = (one_line(told, LONGEST_TOLD),)
+        if message is not None:
+            self.args = (one_line(message, LONGEST_TOLD),)
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -73,8 +73,8 @@ class UserCodeError(InvalidInput):
         exception's own class still does.
         """
         kind: Any = type(problem)
-        made: type[UserCodeError] = _of_kind(kind)
-        return made
+        combined: type[UserCodeError] = _of_kind(kind)
+        return combined
 
 
 @functools.cache
@@ -83,11 +83,11 @@ def _of_kind(kind: type[BaseException]) -> type[UserCodeError]:
     if issubclass(UserCodeError, kind) or issubclass(kind, ends):
         return UserCodeError
     try:
-        made = type(UserCodeError.__name__, (UserCodeError, kind), {"__module__": UserCodeError.__module__})
-        made("field", "value", "allowed")
-    except Exception:  # two kinds that do not go together, or one that is made in a way of its own
+        combined = type(UserCodeError.__name__, (UserCodeError, kind), {"__module__": UserCodeError.__module__})
+        combined("field", "value", "allowed")
+    except Exception:  # classes that cannot be combined, or one with a constructor of its own
         return UserCodeError
-    return made
+    return combined
 
 
 class MissingExtra(ImportError):
@@ -95,8 +95,8 @@ class MissingExtra(ImportError):
 
     def __init__(self, feature: str, package: str, extra: str | None = None):
         """`extra` is empty for a package that every installation has."""
-        wanted = package if extra is None else f"'stratafl[{extra}]'"
-        super().__init__(f"{feature} needs the package {package}: pip install {wanted}")
+        package_name = package if extra is None else f"'stratafl[{extra}]'"
+        super().__init__(f"{feature} needs the package {package}: pip install {package_name}")
 
 
 def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput:
@@ -125,11 +125,14 @@ def format_value(value: object) -> str:
 
 def escape_control(text: object) -> str:
     """Escape characters of a line that would control a terminal or cannot be encoded."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in str(text))
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in str(text)
+    )
 
 
 def one_line(text: str, longest: int | None = None) -> str:
-    """Format a text as one printable line, cut if it is longer than `most` characters."""
+    """Format a text as one printable line, cut to `longest` characters."""
     if longest is not None and len(text) > longest:
         text = f"{text[: longest - 3]}..."
     if text.isprintable():
@@ -211,13 +214,13 @@ def _pieces(value: object) -> Iterator[str]:
     elif type(value) in BRACKETS and isinstance(value, Collection):
         brackets = BRACKETS[type(value)]
         yield brackets[0]
-        for number, each in enumerate(value):
+        for number, item in enumerate(value):
             if number:
                 yield ", "
-            yield from _pieces(each)
+            yield from _pieces(item)
             if isinstance(value, Mapping):
                 yield ": "
-                yield from _pieces(value[each])
+                yield from _pieces(value[item])
         if isinstance(value, tuple) and len(value) == 1:
             yield ","
         yield brackets[1]

@@ -101,11 +101,11 @@ def read_bytes(path: Path, largest: int | None = None) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
                 raise cannot_read(path, "not a plain file")
-            if largest is not None and found.st_size > largest:
-                raise cannot_read(path, _too_large(found.st_size, largest))
+            if largest is not None and status.st_size > largest:
+                raise cannot_read(path, _too_large(status.st_size, largest))
             return file.read()
     except OSError as problem:
         raise cannot_read(path, problem.strerror or str(problem)) from None

@@ -21,23 +21,23 @@ AT_ONCE = 1 << 26
 def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Split a state into JSON data and the tensors that it refers to."""
     tensors: dict[str, Tensor] = {}
-    known: dict[tuple, list] = {}
+    stored: dict[tuple, list] = {}
 
     def plain(value: Any, name: str) -> Any:
         if isinstance(value, Tensor):
             key = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
-            if value.numel() == 0 or key not in known:
+            if value.numel() == 0 or key not in stored:
                 rows = _repeat_count(value)
                 tensors[name] = value[:1] if rows else value
-                known[key] = ["tensor", name, rows]
-            return known[key]
+                stored[key] = ["tensor", name, rows]
+            return stored[key]
         if isinstance(value, np.ndarray):
             tensors[name] = torch.from_numpy(value)
             return ["array", name]
         if isinstance(value, dict):
-            return {key: plain(each, f"{name}.{key}" if name else str(key)) for key, each in value.items()}
+            return {key: plain(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return ["list", *(plain(each, f"{name}.{i}") for i, each in enumerate(value))]
+            return ["list", *(plain(item, f"{name}.{i}") for i, item in enumerate(value))]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise InvalidInput(f"state.{name}", type(value).__name__, "is nothing a checkpoint can hold")
@@ -51,12 +51,12 @@ def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
 
     def value(part: Any) -> Any:
         if isinstance(part, dict):
-            return {key: value(each) for key, each in part.items()}
+            return {key: value(item) for key, item in part.items()}
         if not isinstance(part, list):
             return part
         match part:
             case ["list", *inside]:
-                return [value(each) for each in inside]
+                return [value(item) for item in inside]
             case ["array", str(name)] if name in tensors:
                 return tensors[name].numpy()
             case ["tensor", str(name), int(rows)] if name in tensors and not isinstance(rows, bool):
@@ -108,7 +108,7 @@ def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | No
         return {key: load_like(value, saved[key], f"{where}.{key}", copies) for key, value in like.items()}
     if isinstance(like, list):
         _check(where, len(saved) if isinstance(saved, list) else type(saved).__name__, len(like))
-        return [load_like(each, saved[i], f"{where}.{i}", copies) for i, each in enumerate(like)]
+        return [load_like(item, saved[i], f"{where}.{i}", copies) for i, item in enumerate(like)]
     if like is not None and not isinstance(like, bool | int | float | str):
         raise InvalidInput(where, type(like).__name__, "is nothing a state can hold")
     _check(where, type(saved).__name__, type(like).__name__)
@@ -123,6 +123,6 @@ def _form(value: Any) -> str:
     return type(value).__name__
 
 
-def _check(where: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise InvalidInput(f"state.{where}", found, f"does not fit this run, which has {wanted}")
+def _check(where: str, value: object, expected: object) -> None:
+    if value != expected:
+        raise InvalidInput(f"state.{where}", value, f"does not fit this run, which has {expected}")

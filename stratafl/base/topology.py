@@ -142,10 +142,10 @@ class Tree:
 
     def subtree(self, level: int, number: int) -> frozenset[str]:
         """Names of a node and of all nodes below it."""
-        names, mine = {self.names[level][number]}, np.arange(self.sizes[level]) == number
+        names, inside = {self.names[level][number]}, np.arange(self.sizes[level]) == number
         for below in range(level + 1, self.depth + 1):
-            mine = mine[self.parents[below]]
-            names.update(self.names[below][each] for each in np.flatnonzero(mine))
+            inside = inside[self.parents[below]]
+            names.update(self.names[below][i] for i in np.flatnonzero(inside))
         return frozenset(names)
 
     def ancestors(self, level: int) -> np.ndarray:
@@ -172,13 +172,13 @@ class Tree:
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers')
         else:
             try:
-                given = [plain(each) for each in _in_order(weights)]
-                nested = bool(given) and isinstance(given[0], Sequence) and not isinstance(given[0], str)
-                arrays = [np.asarray(_in_order(w), dtype=float) for w in (given if nested else [given])]
+                levels = [plain(value) for value in _in_order(weights)]
+                nested = bool(levels) and isinstance(levels[0], Sequence) and not isinstance(levels[0], str)
+                arrays = [np.asarray(_in_order(w), dtype=float) for w in (levels if nested else [levels])]
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
-            if nested and len(given) != self.depth:
-                raise InvalidInput("weights", given, f"needs one list per level, {self.depth} of them")
+            if nested and len(levels) != self.depth:
+                raise InvalidInput("weights", levels, f"needs one list per level, {self.depth} of them")
             per_level = [np.ones(1), *arrays] if nested else self._subtree_sums(arrays[0])
         # the leaves first: sums of what the user gave would say less
         for level, values in reversed(list(enumerate(per_level))):
@@ -275,8 +275,8 @@ class Tree:
         reduced_MP = rows_NP.new_zeros(self.sizes[level - 1], rows_NP.shape[1])
         # a reducer of raw messages sees one parent's children at a time
         for parent in np.unique(self.parents[level][present_N]):
-            mine = np.flatnonzero(present_N & (self.parents[level] == parent))
-            reduced_MP[parent] = reduced(reducer, rows_NP[mine], self.weights[level][mine])
+            children = np.flatnonzero(present_N & (self.parents[level] == parent))
+            reduced_MP[parent] = reduced(reducer, rows_NP[children], self.weights[level][children])
         return reduced_MP
 
     def to_children(self, level: int, rows_MP: Tensor) -> Tensor:
@@ -301,10 +301,10 @@ def _in_order(weights: Sequence | np.ndarray) -> list:
     """Weights as a list; text, mappings and sets are refused."""
     if isinstance(weights, str | Mapping | Set):
         raise TypeError
-    given = list(weights)
-    if any(isinstance(each, str | bytes) for each in given):
+    values = list(weights)
+    if any(isinstance(value, str | bytes) for value in values):
         raise TypeError
-    return given
+    return values
 
 
 def sibling_median(
@@ -317,8 +317,8 @@ def sibling_median(
     does not make the other two look large. Zero for a node without siblings.
     """
     medians_N = np.zeros(len(values_N))
-    here = np.flatnonzero(present_N)
-    value, parent = values_N[here], parent_N[here]
+    present = np.flatnonzero(present_N)
+    value, parent = values_N[present], parent_N[present]
     ordered = value[np.lexsort((value, parent))]
     count = np.bincount(parent)
     end = np.cumsum(count)
@@ -326,7 +326,7 @@ def sibling_median(
     # below it
     middle = (end - count + (np.maximum(count - 2, 0) + upper) // 2)[parent]
     at, beyond = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
-    medians_N[here] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
+    medians_N[present] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
     return medians_N
 
 
@@ -359,16 +359,16 @@ def _parse_balanced(text: str) -> object:
 
 def _check_size(shape: object) -> None:
     """Refuse a notation of too large a tree before the tree is built."""
-    nodes, found = 0, [(shape, 1)]
-    while found:
-        part, level = found.pop()
+    nodes, remaining = 0, [(shape, 1)]
+    while remaining:
+        part, level = remaining.pop()
         if isinstance(part, Mapping):
             part = list(part.values())
         if isinstance(part, Integral):
             nodes += max(int(part), 0)
         elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
             nodes += len(part)
-            found += [(below, level + 1) for below in part]
+            remaining += [(below, level + 1) for below in part]
         else:
             continue
         if nodes > MOST_NODES or level > MOST_LEVELS:

@@ -62,12 +62,14 @@ def load_attribute(field: str, path: str) -> Any:
     """Load the callable that "package.module:attribute" or "file.py:attribute" names."""
     source, _, attribute = path.rpartition(":")
     module = load_module(field, Path(source)) if source.endswith(".py") else import_module(field, path, source)
-    found = getattr(module, attribute, None)
-    if found is not None and not callable(found):
-        raise InvalidInput(field, path, f"must be something to call, and is {type(found).__name__}")
-    if found is None:
-        raise unknown_name(field, attribute, [n for n, each in vars(module).items() if callable(each) and n[0] != "_"])
-    return found
+    function = getattr(module, attribute, None)
+    if function is not None and not callable(function):
+        raise InvalidInput(field, path, f"must be something to call, and is {type(function).__name__}")
+    if function is None:
+        raise unknown_name(
+            field, attribute, [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        )
+    return function
 
 
 @contextmanager
@@ -81,14 +83,14 @@ def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "")
     except (InvalidInput, MissingExtra, Interrupted):
         raise
     except (Exception, SystemExit) as problem:
-        known = owners()
-        frames = user_frames(problem, {code.co_filename for code in known})
+        names = owners()
+        frames = user_frames(problem, {code.co_filename for code in names})
         if not frames or is_no_room(problem):
             raise
-        who = next(_owned(problem, known), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
-        told = f"{who} raised {describe_exception(problem)}{when}"
+        who = next(_owned(problem, names), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
+        message = f"{who} raised {describe_exception(problem)}{when}"
         kind = UserCodeError.of_kind(problem)
-        raise kind(who, describe_exception(problem), "it must not raise", frames, told) from problem
+        raise kind(who, describe_exception(problem), "it must not raise", frames, message) from problem
 
 
 def _owned(problem: BaseException, owners: FunctionNames) -> Iterator[str]:

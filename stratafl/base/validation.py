@@ -23,9 +23,9 @@ def plain(value: Any) -> Any:
 
 def check_choice(field: str, name: object, known: Iterable[Known]) -> Known:
     """Return `value` if it is a known name, as the type of these, or raise `InvalidInput`."""
-    for each in known:
-        if isinstance(name, str) and name == each:
-            return each
+    for choice in known:
+        if isinstance(name, str) and name == choice:
+            return choice
     raise unknown_name(field, name, known)
 
 
@@ -39,7 +39,9 @@ def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, 
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         # what is no text cannot be a parameter, and is refused under the name it is shown by
         return value["name"], {
-            key if isinstance(key, str) else format_value(key): each for key, each in value.items() if key != "name"
+            key if isinstance(key, str) else format_value(key): parameter
+            for key, parameter in value.items()
+            if key != "name"
         }
     if isinstance(value, Mapping) and "name" in value:
         raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
@@ -71,8 +73,8 @@ def check_number(
     ):
         return result
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
+    allowed_range = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
+    raise InvalidInput(field, value, f"must be a {kind} number {allowed_range}".rstrip())
 
 
 def _written(bound: float) -> str:
@@ -117,15 +119,15 @@ def matching(field: str, patterns: Sequence[str], names: Collection[str], words:
     """
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         raise InvalidInput(field, patterns, "must be a list of names")
-    found: dict[str, None] = {}
+    selected: dict[str, None] = {}
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
-        mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
-        if not mine:
+        matches = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
+        if not matches:
             raise unknown_name(field, pattern, last_parts(names).union(words))
-        found |= dict.fromkeys(mine)
-    return list(found)
+        selected |= dict.fromkeys(matches)
+    return list(selected)
 
 
 def last_parts(names: Collection[str]) -> set[str]:

@@ -39,10 +39,10 @@ class Classes(NamedTuple):
         counted = labels[labels.long() != self.ignored]
         low, high = int(counted.min()), int(counted.max())
         if low < 0:
-            told = f"of {field} begin at {low}: classes are counted from 0, and {self.ignored} is a label to ignore"
-            raise InvalidInput("labels", f"{low} to {high}", told)
-        told = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
-        raise InvalidInput("model output", f"{self.size} classes", told)
+            allowed = f"of {field} begin at {low}: classes are counted from 0, and {self.ignored} is a label to ignore"
+            raise InvalidInput("labels", f"{low} to {high}", allowed)
+        allowed = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
+        raise InvalidInput("model output", f"{self.size} classes", allowed)
 
 
 class BatchKey(NamedTuple):
@@ -168,8 +168,8 @@ class LazySamples:
         if bool(outside.any()):
             place, *_ = outside.nonzero()[0].tolist()
             label = int(targets_B[place][outside[place]].flatten()[0])
-            told = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
-            raise InvalidInput(f"data[{int(index_B[place])}] label", label, told)
+            allowed = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
+            raise InvalidInput(f"data[{int(index_B[place])}] label", label, allowed)
 
     def head(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]

@@ -63,9 +63,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
 
 def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
     """Combine several inputs by a function such as `torch.cat`."""
-    tables = [each.named for each in several if isinstance(each, NamedInputs)]
+    tables = [value.named for value in several if isinstance(value, NamedInputs)]
     if not tables:
-        return function([each for each in several if isinstance(each, Tensor)])
+        return function([value for value in several if isinstance(value, Tensor)])
     return NamedInputs({name: function([table[name] for table in tables]) for name in tables[0]})
 
 
@@ -82,21 +82,21 @@ def call_arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor
 def as_type(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
     """Convert floating-point tensors to a dtype, and move all tensors to a device."""
 
-    def changed(each: Tensor) -> Tensor:
-        return each.to(device or each.device, dtype if each.is_floating_point() else each.dtype)
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(device or tensor.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    return map_tensors(changed, inputs)
+    return map_tensors(convert, inputs)
 
 
 def shape_of(inputs: Inputs) -> Shape:
     """Shape of one sample."""
-    shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors_of(inputs).items()}
     return shapes if isinstance(inputs, NamedInputs) else shapes[""]
 
 
 def sample_bytes(inputs: Inputs) -> int:
     """Size of one sample in bytes."""
-    return sum(each[:1].nbytes for each in tensors_of(inputs).values())
+    return sum(tensor[:1].nbytes for tensor in tensors_of(inputs).values())
 
 
 def as_tensor(field: str, value: object) -> Tensor:
@@ -109,13 +109,13 @@ def as_tensor(field: str, value: object) -> Tensor:
         if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
             value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
     try:
-        made = torch.as_tensor(value).detach()
+        tensor = torch.as_tensor(value).detach()
     except Exception:
         raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
-    odd = unusable_because(made)
+    odd = unusable_because(tensor)
     if odd:
         raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {odd}")
-    return made
+    return tensor
 
 
 def is_array(value: object) -> bool:
@@ -131,8 +131,8 @@ def targets(field: str, value: object) -> Tensor:
     if _are_texts(value):
         allowed = "are texts: number the classes, as numpy.unique(targets, return_inverse=True)[1] does"
         raise InvalidInput(f"{field} targets", type(value).__name__, allowed)
-    made = as_tensor(f"{field} targets", value)
-    return made if made.is_floating_point() or made.is_complex() or made.dtype in AS_GIVEN else made.long()
+    tensor = as_tensor(f"{field} targets", value)
+    return tensor if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in AS_GIVEN else tensor.long()
 
 
 def _are_texts(value: object) -> bool:
@@ -144,16 +144,16 @@ def _are_texts(value: object) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and isinstance(next(array.flat, None), str))
 
 
-def unusable_because(given: Tensor) -> str:
+def unusable_because(tensor: Tensor) -> str:
     """Reason why a tensor cannot be used; empty if it can."""
-    if given.is_nested:
+    if tensor.is_nested:
         return "is nested: pad its rows to one length"
-    if given.is_meta:
+    if tensor.is_meta:
         return "is on the meta device and has none"
-    if given.is_quantized:
+    if tensor.is_quantized:
         return "is quantised: call its dequantize()"
-    if given.layout is not torch.strided:
-        return f"is of layout {given.layout}: call its to_dense()"
+    if tensor.layout is not torch.strided:
+        return f"is of layout {tensor.layout}: call its to_dense()"
     return ""
 
 
@@ -166,4 +166,4 @@ def parse_inputs(field: str, value: object) -> Inputs:
             raise InvalidInput(f"{field} input", name, "must be the name of an argument of the model")
     if not value:
         raise InvalidInput(field, dict(value), "has no inputs")
-    return NamedInputs({name: as_tensor(f"{field} input {name}", each) for name, each in value.items()})
+    return NamedInputs({name: as_tensor(f"{field} input {name}", array) for name, array in value.items()})

@@ -42,18 +42,18 @@ class DataColumns(NamedTuple):
     """Column with the owner of each sample, for a natural partition."""
 
     @staticmethod
-    def of(field: str, given: object) -> DataColumns:
+    def of(field: str, table: object) -> DataColumns:
         """Read the columns from a table or None."""
-        if given is None or isinstance(given, DataColumns):
-            return given or DataColumns()
-        if not isinstance(given, Mapping):
-            raise InvalidInput(field, given, "must be a table: inputs, targets, owner")
-        for key in given:
+        if table is None or isinstance(table, DataColumns):
+            return table or DataColumns()
+        if not isinstance(table, Mapping):
+            raise InvalidInput(field, table, "must be a table: inputs, targets, owner")
+        for key in table:
             if key not in DataColumns._fields:
                 raise unknown_name(f"{field} key", key, DataColumns._fields)
-        named = dict(given)
+        named = dict(table)
         inputs = named.get("inputs")
-        if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str) for each in inputs):
+        if isinstance(inputs, list | tuple) and inputs and all(isinstance(name, str) for name in inputs):
             named["inputs"] = tuple(inputs)
         elif inputs is not None and not isinstance(inputs, str):
             raise InvalidInput(f"{field}.inputs", inputs, "must be a column's name, or a list of them")
@@ -62,28 +62,28 @@ class DataColumns(NamedTuple):
                 raise InvalidInput(f"{field}.{key}", named[key], "must be a column's name")
         return DataColumns(**named)
 
-    def find_targets(self, field: str, known: Sequence[str]) -> str:
-        """Column of the targets among the known columns."""
-        found = next((name for name in TARGETS if name in known), None) if self.targets is None else self.targets
-        if found is None:
+    def find_targets(self, field: str, names: Sequence[str]) -> str:
+        """Column of the targets among those with these names."""
+        column = next((name for name in TARGETS if name in names), None) if self.targets is None else self.targets
+        if column is None:
             raise InvalidInput(
-                f"{field} columns", list(known), 'say which are the targets: columns = {targets = "..."}'
+                f"{field} columns", list(names), 'say which are the targets: columns = {targets = "..."}'
             )
-        return _known(field, found, known)
+        return _known(field, column, names)
 
-    def find_inputs(self, field: str, known: Sequence[str]) -> str | tuple[str, ...]:
-        """Columns of the inputs among the known columns."""
+    def find_inputs(self, field: str, names: Sequence[str]) -> str | tuple[str, ...]:
+        """Columns of the inputs among those with these names."""
         if isinstance(self.inputs, str):
-            return _known(field, self.inputs, known)
+            return _known(field, self.inputs, names)
         if self.inputs is not None:
-            return tuple(_known(field, name, known) for name in self.inputs)
-        others = {self.find_targets(field, known), self.owner}
-        return tuple(name for name in known if name not in others)
+            return tuple(_known(field, name, names) for name in self.inputs)
+        others = {self.find_targets(field, names), self.owner}
+        return tuple(name for name in names if name not in others)
 
 
-def _known(field: str, name: str, known: Sequence[str]) -> str:
-    if name not in known:
-        raise unknown_name(f"{field} column", name, known)
+def _known(field: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise unknown_name(f"{field} column", name, names)
     return name
 
 
@@ -108,7 +108,7 @@ def is_per_client(data: object) -> bool:
     """Whether a list has one data set per client."""
     if not isinstance(data, list | tuple) or not data:
         return False
-    return all(is_map_style(each) or _is_pair(each) for each in data)
+    return all(is_map_style(part) or _is_pair(part) for part in data)
 
 
 def _is_pair(data: object) -> bool:
@@ -118,7 +118,7 @@ def _is_pair(data: object) -> bool:
 
 
 def _is_list_of_pairs(data: object) -> bool:
-    return isinstance(data, list) and all(isinstance(each, tuple) and _is_pair(each) for each in data)
+    return isinstance(data, list) and all(isinstance(part, tuple) and _is_pair(part) for part in data)
 
 
 def load_data(
@@ -165,7 +165,7 @@ def load_per_client(
         held = [part.samples for part in parts if isinstance(part.samples, InMemorySamples)]
         sizes = [len(samples.targets_N) for samples in held]
         whole = FederatedData(
-            samples=_joined(field, "clients", [(each.inputs_N, each.targets_N) for each in held], torch.cat),
+            samples=_joined(field, "clients", [(part.inputs_N, part.targets_N) for part in held], torch.cat),
             warnings=tuple(warning for part in parts for warning in part.warnings),
             declared_classes=check_class_names(
                 (name, part.declared_classes) for name, part in zip(fields, parts, strict=True)
@@ -176,12 +176,12 @@ def load_per_client(
 
 def _pair(field: str, data: Any) -> Pair:
     is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
-    if not is_pair or any(_way(each) or is_map_style(each) for each in data) or _is_list_of_pairs(data):
+    if not is_pair or any(_way(part) or is_map_style(part) for part in data) or _is_list_of_pairs(data):
         raise _unusable(field, data)
     inputs, targets_N = parse_inputs(field, data[0]), targets(field, data[1])
     parts = [*tensors_of(inputs).values(), targets_N]
-    if any(each.ndim == 0 or len(each) != len(targets_N) or len(each) == 0 for each in parts[::-1]):
-        shapes = tuple(tuple(each.shape) for each in parts)
+    if any(part.ndim == 0 or len(part) != len(targets_N) or len(part) == 0 for part in parts[::-1]):
+        shapes = tuple(tuple(part.shape) for part in parts)
         raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
     return inputs, targets_N
 
@@ -189,9 +189,9 @@ def _pair(field: str, data: Any) -> Pair:
 def _unusable(field: str, data: object) -> InvalidInput:
     """Build the error about an object that is no data set; for a list, about a wrong entry."""
     is_list = isinstance(data, list)
-    for place, each in enumerate(data if isinstance(data, list | tuple) else ()):
-        if _way(each) or (is_list and not (is_map_style(each) or _is_pair(each))):
-            return InvalidInput(f"{field}[{place}]", type(each).__name__, _way(each) or WANTED)
+    for place, part in enumerate(data if isinstance(data, list | tuple) else ()):
+        if _way(part) or (is_list and not (is_map_style(part) or _is_pair(part))):
+            return InvalidInput(f"{field}[{place}]", type(part).__name__, _way(part) or WANTED)
     if is_list and data:
         return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
     return InvalidInput(field, type(data).__name__, _way(data) or WANTED)
@@ -243,11 +243,11 @@ class _ItemReader:
             item = self.data[number]
         field, columns = self.field, self.columns
         if isinstance(item, Mapping):
-            known = list(item)
-            chosen = columns.find_inputs(field, known)
-            inputs = item[chosen] if isinstance(chosen, str) else {name: item[name] for name in chosen}
-            owner = None if columns.owner is None else item[_known(field, columns.owner, known)]
-            return Sample(parse_inputs(field, inputs), targets(field, item[columns.find_targets(field, known)]), owner)
+            names = list(item)
+            input_names = columns.find_inputs(field, names)
+            inputs = item[input_names] if isinstance(input_names, str) else {name: item[name] for name in input_names}
+            owner = None if columns.owner is None else item[_known(field, columns.owner, names)]
+            return Sample(parse_inputs(field, inputs), targets(field, item[columns.find_targets(field, names)]), owner)
         if not isinstance(item, Sequence) or len(item) != 2:
             raise InvalidInput(field, self.kind, WANTED)
         return Sample(parse_inputs(field, item[0]), targets(field, item[1]))
@@ -264,7 +264,7 @@ def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Fed
 
     def read(numbers: Sequence[int]) -> Pair:
         samples = [sample(number) for number in numbers]
-        held = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
+        held = _joined(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
         return held.inputs_N, held.targets_N
 
     samples: list[Sample] = []
@@ -275,20 +275,20 @@ def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Fed
         first, again = sample(0), sample(0)
         draws = rng_states() != before or not _same(first, again)
         for number in range(len(where)):
-            found = sample(number)
-            samples.append(found._replace(inputs=nothing) if lazy else found)
+            item = sample(number)
+            samples.append(item._replace(inputs=nothing) if lazy else item)
         draws = draws or rng_states() != before
     source: InMemorySamples | LazySamples
-    source = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
+    source = _joined(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
     if lazy:
         source, warnings = LazySamples(read, source.targets_N), _warn_unseeded(field, kind, sample, key)
     else:
         warnings = (_warn_frozen_transforms(field, kind),) if draws else ()
     return FederatedData(
         samples=source,
-        owners=[each.owner for each in samples] if sets[0].columns.owner is not None else None,
+        owners=[item.owner for item in samples] if sets[0].columns.owner is not None else None,
         warnings=warnings,
-        declared_classes=check_class_names([(each.field, each.class_names) for each in sets]),
+        declared_classes=check_class_names([(item.field, item.class_names) for item in sets]),
     )
 
 
@@ -313,32 +313,32 @@ def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[T
     # joined, whole numbers would become real ones, and a class number or a code no longer be one
     for name in (*kinds.pop(), None):
         parts = {(target if name is None else tensors_of(inputs)[name]).dtype for inputs, target in pairs}
-        if len({each.is_floating_point for each in parts}) > 1:
+        if len({dtype.is_floating_point for dtype in parts}) > 1:
             what = "targets" if name is None else f"input {name}" if name else "inputs"
-            told = "must be all whole or all real numbers"
-            raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
+            allowed = "must be all whole or all real numbers"
+            raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), allowed)
     with convert_errors(field, kind, "its samples must be of one shape (pad those that are shorter)"):
         return InMemorySamples(combine(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 
 
 def _same(one: Sample, other: Sample) -> bool:
-    parts = [(*tensors_of(each.inputs).values(), each.target) for each in (one, other)]
+    parts = [(*tensors_of(item.inputs).values(), item.target) for item in (one, other)]
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*parts, strict=False))
 
 
 def _warn_frozen_transforms(field: str, kind: str) -> str:
-    told = f"{field}: reading an item of {kind} draws random numbers, and each is read once"
+    warning = f"{field}: reading an item of {kind} draws random numbers, and each is read once"
     if field == "test":
-        return f"{told}: every evaluation sees the same"
-    return f"{told}: every epoch sees the same; lazy (lazy=True, or a config's data.lazy) reads anew for every batch"
+        return f"{warning}: every evaluation sees the same"
+    return f"{warning}: every epoch sees the same; lazy (lazy=True, or a config's data.lazy) reads anew for every batch"
 
 
 def _warn_unseeded(field: str, kind: str, sample: Callable[[int], Sample], key: int) -> tuple[str, ...]:
     """Warn if a lazily read run cannot be repeated, because items draw from other generators."""
-    found = []
+    samples = []
     for _ in range(2):
         with seeded_rng(key):
-            found.append(sample(0))
-    if _same(*found):
+            samples.append(sample(0))
+    if _same(*samples):
         return ()
     return (f"{field}: {kind} draws from a generator of its own, which no seed here sets: this run cannot be repeated",)

@@ -23,11 +23,11 @@ from stratafl.data.loading import DataColumns, load_data
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Replace each value by its index among the sorted distinct values, and return their names."""
-    array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
+    array = np.asarray(values, dtype=object if len({isinstance(value, str) for value in values}) > 1 else None)
     if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
         raise InvalidInput(field, array, "must be all numbers or all texts, and none missing")
-    known, numbers = np.unique(array, return_inverse=True)
-    return numbers.astype(np.int64), tuple(map(str, known))
+    names, numbers = np.unique(array, return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names))
 
 
 def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
@@ -128,8 +128,8 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(name)
     if folder.is_dir():
         if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
-            found = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
-            return {part: load(folder, part) for part in found}
+            parts = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
+            return {part: load(folder, part) for part in parts}
         with convert_errors("data.name", name, "cannot be read"):
             saved = datasets.load_from_disk(name)
     else:
@@ -147,7 +147,7 @@ IMAGE_KINDS = (".png", ".jpg", ".jpeg", ".webp")
 
 def read_images(path: Path, test: object) -> StoredDataset:
     """Read a folder with a folder of images for each class; all images must have one size."""
-    inside = {each.name for each in path.iterdir() if each.is_dir()}
+    inside = {entry.name for entry in path.iterdir() if entry.is_dir()}
     if {"train", "test"} <= inside and test is None:
         train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
     elif "train" in inside:
@@ -175,9 +175,9 @@ def read_images(path: Path, test: object) -> StoredDataset:
 
 def _images(field: str, path: Path) -> dict[str, np.ndarray]:
     """Images of a folder, by class."""
-    found: dict[str, np.ndarray] = {}
+    classes: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
-    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         files: FileTree = open_files(folder)
         names = sorted(name for name in files.names if name.lower().endswith(IMAGE_KINDS) and not _is_hidden(name))
         pictures = {}
@@ -185,10 +185,10 @@ def _images(field: str, path: Path) -> dict[str, np.ndarray]:
             pictures[name] = picture(files, name, data, size)
             size = size or (pictures[name].shape[1], pictures[name].shape[0])
         if pictures:
-            found[folder.name] = np.stack([pictures[name] for name in names])
-    if not found:
+            classes[folder.name] = np.stack([pictures[name] for name in names])
+    if not classes:
         raise InvalidInput(field, str(path), "must have a folder of PNG, JPEG or WebP images for each class")
-    return found
+    return classes
 
 
 def _is_hidden(name: str) -> bool:
@@ -198,7 +198,7 @@ def _is_hidden(name: str) -> bool:
 
 def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     numbers = {label: number for number, label in enumerate(classes)}
-    y = [np.full(len(each), numbers[label], np.int64) for label, each in images.items()]
+    y = [np.full(len(pixels), numbers[label], np.int64) for label, pixels in images.items()]
     return np.concatenate(list(images.values())), np.concatenate(y)
 
 
@@ -222,19 +222,19 @@ def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
     Targets that are integers or texts are classes; decimal numbers are regression targets.
     """
     frame = _frame("data.name", path)
-    known = [str(name) for name in frame.columns]
-    target = columns.find_targets("data", known)
-    chosen = columns.find_inputs("data", known)
+    names = [str(name) for name in frame.columns]
+    target = columns.find_targets("data", names)
+    chosen = columns.find_inputs("data", names)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
     for name in inputs if columns.inputs is None else ():
         if name.startswith(NO_NAME):
             allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
             raise InvalidInput("data column", name, f"{allowed} (pandas: to_csv(index=False))")
-    if columns.owner is not None and columns.owner not in known:
-        raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(known)}")
+    if columns.owner is not None and columns.owner not in names:
+        raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(names)}")
     frames = [frame, _frame("data.test", Path(test))] if isinstance(test, str) else [frame]
-    x = np.concatenate([np.stack([_numbers(each, name) for name in inputs], axis=1) for each in frames])
-    y, classes = _targets([_values(each, target) for each in frames])
+    x = np.concatenate([np.stack([_numbers(part, name) for name in inputs], axis=1) for part in frames])
+    y, classes = _targets([_values(part, target) for part in frames])
     if isinstance(test, str):
         first, second = np.arange(len(frame)), np.arange(len(frame), len(y))
     elif test is None:
@@ -280,8 +280,8 @@ def _values(frame: Any, name: str) -> np.ndarray:
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in TABLE_KINDS:
-        found = type(column.iloc[0]).__name__
-        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {found}")
+        kind = type(column.iloc[0]).__name__
+        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {kind}")
     return values
 
 
@@ -302,7 +302,7 @@ def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     for other in others:
         # 3 is a real number, too, but 3.0 is no name of a class
         if other != kind and (kind, other) != (REAL, WHOLE):
-            told = f"must be {kind}, as the targets to train on are: write both files alike"
-            raise InvalidInput("data.test targets", other, told)
+            allowed = f"must be {kind}, as the targets to train on are: write both files alike"
+            raise InvalidInput("data.test targets", other, allowed)
     values = np.concatenate(parts)
     return (values.astype(np.float32)[:, None], ()) if kind == REAL else encode_labels("targets", values)

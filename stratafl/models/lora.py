@@ -60,8 +60,8 @@ def adapters(
     layers = {name: part for name, part in module.named_modules() if name and _is_linear(part)}
     chosen = matching("lora.targets", targets, layers)
     if not chosen:
-        told = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
-        raise InvalidInput("lora.targets", list(targets), told)
+        allowed = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
+        raise InvalidInput("lora.targets", list(targets), allowed)
     # before the names change
     names = [name for name, _ in module.named_parameters()]
     parts = [name for name, _ in module.named_modules() if name]
@@ -86,13 +86,13 @@ def merged(module: nn.Module) -> nn.Module:
     """
     if isinstance(module, LowRank):
         return module.merged()
-    made = copy.deepcopy(module)
+    merged_module = copy.deepcopy(module)
     plain: dict[int, nn.Module] = {}
-    for parent in list(made.modules()):
+    for parent in list(merged_module.modules()):
         for name, part in parent.named_children():
             if isinstance(part, LowRank):
                 setattr(parent, name, plain.setdefault(id(part), part.merged()))
-    return made
+    return merged_module
 
 
 def _keep_to_forward(parent: nn.Module) -> None:

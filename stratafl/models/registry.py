@@ -44,8 +44,8 @@ def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
 
     def add(make: Maker) -> Maker:
         if make.__name__ in _shipped:
-            told = "is the name of a model that stratafl ships: give the function another one"
-            raise InvalidInput("register", make.__name__, told)
+            allowed = "is the name of a model that stratafl ships: give the function another one"
+            raise InvalidInput("register", make.__name__, allowed)
         _models[make.__name__] = _Entry(make, *example)
         return make
 
@@ -76,7 +76,7 @@ def catalogue() -> list[ListedModel]:
             model = make(input_shape, classes)
         description = (make.__doc__ or "").strip().rstrip(".")
         listed.append(ListedModel(name, description, input_shape, classes, count_parameters(model)))
-    return sorted(listed, key=lambda each: each.parameters)
+    return sorted(listed, key=lambda entry: entry.parameters)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -127,7 +127,7 @@ def _check_input_shape(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[i
         return tuple(shape)
     if ":" not in name:
         raise InvalidInput("model.name", name, f"takes one input, and the data has {', '.join(shape)}")
-    return {key: tuple(each) for key, each in shape.items()}
+    return {key: tuple(size) for key, size in shape.items()}
 
 
 def _load_factory(path: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Trees: their notations, names, weights, and the mean and spread every method is built on."""
+"""Trees: notations, names, weights, means over siblings, and values for children."""
 
 from __future__ import annotations
 

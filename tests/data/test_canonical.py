@@ -1,4 +1,4 @@
-"""The stored form: what is written comes back, damage is seen, interruptions leave nothing."""
+"""Stored data sets: round trip, detection of damage, and interrupted writes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_arrays_that_do_not_fit_together_are_refused(field: str, value: object, 
 def test_a_failure_at_any_step_leaves_the_old_set_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """Fail at each file-system step in turn; a reader must never see a mixture."""
+    """A failure at any file-system step must not leave a mixture of two data sets."""
     old, new = _images(seed=1), _images(seed=2)
     steps_done = 0
     for failing in range(100):

@@ -1,4 +1,4 @@
-"""Finding, naming and listing data sets; the forms themselves are tested beside this file."""
+"""Names, lists and places of data sets; other files beside this one test the formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is unusual and no mistake: it gives the run that a usual value gives."""
+"""Unusual but valid input gives the same run as usual input."""
 
 from __future__ import annotations
 

@@ -96,11 +96,11 @@ def prepare(
         samples, sizes = remote.read(remote.repository), remote.sizes
     else:
         files = _find(name, folder) if source is None else open_files(Path(source).expanduser())
-        found = _detect_format(name, files)
-        if found is None:
+        published = _detect_format(name, files)
+        if published is None:
             raise _unrecognised(name, files)
-        form, where = found.name, str(files.path.resolve())
-        samples, sizes = found.read(files), found.sizes
+        form, where = published.name, str(files.path.resolve())
+        samples, sizes = published.read(files), published.sizes
     samples = _check_size(where, form, samples, sizes, allow_partial)
     write(add_statistics(name, form, _shuffle_if_sorted(samples)), where, folder)
     return describe(name, root=folder)

@@ -41,12 +41,12 @@ class FileTree(ABC):
     def _list(self) -> list[str]: ...
 
     @abstractmethod
-    def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]: ...
+    def _iterate(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]: ...
 
-    def read_many(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    def read_many(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Read several files, in stored order: any other order is slow in a .tar.gz."""
         try:
-            yield from self._iterate(frozenset(wanted))
+            yield from self._iterate(frozenset(names))
         except (*_BROKEN, RuntimeError, NotImplementedError) as error:
             raise self.corrupt(self.path.name, "a whole, readable file", error) from error
 
@@ -75,10 +75,10 @@ class FileTree(ABC):
 
     def find_one(self, pattern: str, what: str) -> str:
         """The only name that matches a regular expression."""
-        found = self.matching(pattern)
-        if len(found) != 1:
-            raise self.corrupt(what, "one such file", f"{len(found)}: {', '.join(found[:4])}")
-        return found[0]
+        matches = self.matching(pattern)
+        if len(matches) != 1:
+            raise self.corrupt(what, "one such file", f"{len(matches)}: {', '.join(matches[:4])}")
+        return matches[0]
 
     def _safe(self, name: str, size: int) -> str:
         """Check that an archive member stays inside the archive and is not too large."""
@@ -99,8 +99,8 @@ class _Folder(FileTree):
     def _list(self) -> list[str]:
         return [path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()]
 
-    def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        for name in sorted(wanted):
+    def _iterate(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        for name in sorted(names):
             yield name, (self.path / name).read_bytes()
 
 
@@ -108,8 +108,8 @@ class _Single(FileTree):
     def _list(self) -> list[str]:
         return [self.path.name]
 
-    def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        for name in wanted:
+    def _iterate(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        for name in names:
             yield name, self.path.read_bytes()
 
 
@@ -119,10 +119,10 @@ class _Tar(FileTree):
             # Links are left out: a data file that points elsewhere is not data.
             return [self._safe(member.name, member.size) for member in archive if member.isreg()]
 
-    def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    def _iterate(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(self.path) as archive:
             for member in archive:
-                if member.isreg() and member.name in wanted:
+                if member.isreg() and member.name in names:
                     stream = archive.extractfile(member)
                     assert stream is not None
                     data = stream.read()
@@ -136,10 +136,10 @@ class _Zip(FileTree):
         with zipfile.ZipFile(self.path) as archive:
             return [self._safe(entry.filename, entry.file_size) for entry in archive.infolist() if not entry.is_dir()]
 
-    def _iterate(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    def _iterate(self, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(self.path) as archive:
             for entry in archive.infolist():
-                if entry.filename in wanted:
+                if entry.filename in names:
                     yield entry.filename, archive.read(entry)
 
 

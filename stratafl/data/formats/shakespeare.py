@@ -79,15 +79,15 @@ def split_roles(roles: Iterable[Role]) -> DatasetArrays:
     """Keep roles that are long enough; up to 1,500 sequences train, 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     seen = 0
-    given = False
+    is_split = False
     for role in roles:
         seen += 1
-        given = role.test is not None
+        is_split = role.test is not None
         start = TRAIN_PER_ROLE + LENGTH
         later_x, later_y = role.test or (role.x[start:], role.y[start:])
         for x, y in ((role.x, role.y), (later_x, later_y)):
             if not in_time_order(x, y):
-                advice = "; LEAF's all_data can be split in time" if given else ""
+                advice = "; LEAF's all_data can be split in time" if is_split else ""
                 raise InvalidInput("role", role.name, f"sequences in time order expected, found a break{advice}")
         if len(role.y) >= TRAIN_PER_ROLE and len(later_y):
             train, test = slice(TRAIN_PER_ROLE), slice(TEST_PER_ROLE)
@@ -126,14 +126,14 @@ def split_roles(roles: Iterable[Role]) -> DatasetArrays:
         owner_train=np.repeat(owner, [len(y) for y in y_train]),
         owner_test=np.repeat(owner, [len(y) for y in y_test]),
         owners=names,
-        notes=_notes(seen, len(names), foreign, given),
+        notes=_notes(seen, len(names), foreign, is_split),
     )
 
 
-def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
+def _notes(seen: int, kept: int, foreign: int, is_split: bool) -> tuple[str, ...]:
     split = (
         "train and test as the files give them"
-        if given
+        if is_split
         else f"split in time, {LENGTH} sequences left out between so that no text is shared"
     )
     notes = [

@@ -92,8 +92,8 @@ def contact_sheet(
     figure = _figure(per_node * side + 1.6, nodes * side + (0.6 if title else 0.2))
     axes = figure.subplots(nodes, 1, squeeze=False)
     for node, axis in enumerate(axes[:, 0]):
-        mine = np.flatnonzero(node_of_leaf == node)
-        strip = _strip(images, [leaves[int(i)] for i in mine], mine, angles, per_node)
+        below = np.flatnonzero(node_of_leaf == node)
+        strip = _strip(images, [leaves[int(i)] for i in below], below, angles, per_node)
         axis.imshow(strip, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axis.set_xticks([])
         axis.set_yticks([])
@@ -101,7 +101,7 @@ def contact_sheet(
             spine.set_visible(False)
         label = f"{'client' if level == depth else 'group'} {node}"
         if angles is not None:
-            label += "\n" + _degrees(angles[mine])
+            label += "\n" + _degrees(angles[below])
         axis.set_ylabel(label, rotation=0, ha="right", va="center", color=INK)
     if title:
         figure.suptitle(title, color=INK, fontsize=11)

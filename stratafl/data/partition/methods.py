@@ -121,8 +121,8 @@ class PartitionMethod(NamedTuple):
     @property
     def text(self) -> str:
         """One line that describes the method."""
-        given = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
-        parts = [self.name, f"({given})" if given else "", self.sizes.text if self.sizes else ""]
+        params = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
+        parts = [self.name, f"({params})" if params else "", self.sizes.text if self.sizes else ""]
         return " ".join(part for part in parts if part)
 
 
@@ -200,15 +200,15 @@ def natural(samples: int | None = None) -> PartitionMethod:
             raise InvalidInput("name", "natural", "this data set does not say who owns a sample")
         _, owner_S, count_O = np.unique(node.owner_S, return_inverse=True, return_counts=True)
         eligible = np.flatnonzero(count_O >= node.least)
-        wanted = int(node.owners_N.sum())
-        if len(eligible) < wanted:
+        owners = int(node.owners_N.sum())
+        if len(eligible) < owners:
             raise InvalidInput(
                 "name",
                 "natural",
-                f"needs {wanted} owners with at least {node.least} samples, has {len(eligible)}",
+                f"needs {owners} owners with at least {node.least} samples, has {len(eligible)}",
             )
         child_O = np.full(len(count_O), DROPPED)
-        chosen = rng.permutation(eligible)[:wanted]
+        chosen = rng.permutation(eligible)[:owners]
         child_O[chosen] = np.repeat(np.arange(len(node.owners_N)), node.owners_N)
         child_S = child_O[owner_S]
         if samples is not None:
@@ -234,11 +234,11 @@ def parse(spec: object, field: str) -> PartitionMethod:
         check_choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
     name, params = name_and_params(field, spec, "a Split")
     function = SPLITS[check_choice(f"{field}.name", name, SPLITS)]
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     for key in params:
-        if key not in known:
-            raise unknown_name(f"{field} key", key, known)
-    for key, parameter in known.items():
+        if key not in parameters:
+            raise unknown_name(f"{field} key", key, parameters)
+    for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{name} needs it")
     try:

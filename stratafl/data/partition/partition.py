@@ -41,8 +41,8 @@ def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
         return None
     last = int(max(data.owner_train.max(initial=0), data.owner_test.max(initial=0)))
     leaf_of = np.full(last + 1, -1)
-    for leaf, mine in enumerate(leaves):
-        owners = np.unique(data.owner_train[mine])
+    for leaf, samples in enumerate(leaves):
+        owners = np.unique(data.owner_train[samples])
         if (leaf_of[owners] >= 0).any():
             return None
         leaf_of[owners] = leaf
@@ -52,11 +52,11 @@ def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
 def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarray:
     for labels in (data.y_train, data.y_test):
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            told = "needs one class for each sample, or owners of the samples"
-            raise InvalidInput("data.test_partition", "like_train", told)
+            allowed = "needs one class for each sample, or owners of the samples"
+            raise InvalidInput("data.test_partition", "like_train", allowed)
     leaf_T = np.full(len(data.y_test), -1)
     for label in np.unique(data.y_test):
-        held_N = np.array([np.count_nonzero(data.y_train[mine] == label) for mine in leaves])
+        held_N = np.array([np.count_nonzero(data.y_train[samples] == label) for samples in leaves])
         if not held_N.any():
             continue
         draw = generator(seed, Stream.TEST, int(label))
@@ -320,26 +320,26 @@ def _whole(field: str, values: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def check_partition(given: Sequence | ClientIndex, tree: Tree, samples: int) -> ClientIndex:
+def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> ClientIndex:
     """Check each client's sample numbers: at least one, within the data, none used twice."""
     try:
-        count = len(given)
+        count = len(lists)
     except TypeError:
         count = 0
-    if isinstance(given, str | bytes | Mapping) or not count:
-        raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
+    if isinstance(lists, str | bytes | Mapping) or not count:
+        raise InvalidInput("partition", lists, "must be a list of sample numbers for each leaf")
     if count != tree.leaves:
         hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
         allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
         raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
-    for client, indices in enumerate(given):
+    for client, indices in enumerate(lists):
         name = tree.names[-1][client]
-        mine = check_sample_numbers(f"partition[{client}]", indices, samples)
-        if mine.size == 0:
+        numbers = check_sample_numbers(f"partition[{client}]", indices, samples)
+        if numbers.size == 0:
             raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
-        values, counts = np.unique(mine, return_counts=True)
+        values, counts = np.unique(numbers, return_counts=True)
         taken = values[(owner[values] >= 0) | (counts > 1)]
         if taken.size:
             other = owner[taken[0]] if owner[taken[0]] >= 0 else client
@@ -348,21 +348,21 @@ def check_partition(given: Sequence | ClientIndex, tree: Tree, samples: int) -> 
                 int(taken[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
-        owner[mine] = client
-        parts.append(mine)
+        owner[numbers] = client
+        parts.append(numbers)
     return ClientIndex.from_lists(parts)
 
 
-def check_sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
+def check_sample_numbers(field: str, value: object, samples: int) -> np.ndarray:
     """Check a list of sample numbers below `samples`; it may be empty."""
     try:
-        numbers = np.asarray(given)
+        numbers = np.asarray(value)
     except Exception:
-        raise InvalidInput(field, given, "must be a list of whole numbers") from None
+        raise InvalidInput(field, value, "must be a list of whole numbers") from None
     if numbers.size == 0:
         return np.empty(0, dtype=np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise InvalidInput(field, given, "must be a list of whole numbers")
+        raise InvalidInput(field, value, "must be a list of whole numbers")
     if numbers.min() < 0 or numbers.max() >= samples:
         outside = numbers[(numbers < 0) | (numbers >= samples)][0]
         raise InvalidInput(field, int(outside), f"sample numbers go from 0 to {samples - 1}")
