@@ -80,11 +80,11 @@ def is_user_file(file: str, function: str = "") -> bool:
     if file.endswith(COMPILED):
         return False
     path = os.path.realpath(file)
-    return not any(path.startswith(root + os.sep) for root in _others())
+    return not any(path.startswith(root + os.sep) for root in _library_folders())
 
 
 @functools.cache
-def _others() -> frozenset[str]:
+def _library_folders() -> frozenset[str]:
     """Folders of this package, of Python itself and of installed libraries."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]

@@ -36,7 +36,7 @@ def load_module(field: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not os.path.isfile(path):
         raise InvalidInput(field, path, "cannot be imported: no such Python file")
     module = importlib.util.module_from_spec(spec)
-    with convert_errors(field, path, "cannot be imported"), _alike():
+    with convert_errors(field, path, "cannot be imported"), _seeded_import():
         spec.loader.exec_module(module)
     return module
 
@@ -47,11 +47,11 @@ def import_module(field: str, value: str, name: str) -> ModuleType:
         # importing or calling one may open a browser, wait for a key or end the process
         allowed = f"{name} is a part of Python itself; a file of the same name can be given with its .py"
         raise InvalidInput(field, value, allowed)
-    with convert_errors(field, value, "cannot be imported"), _alike():
+    with convert_errors(field, value, "cannot be imported"), _seeded_import():
         return importlib.import_module(name)
 
 
-def _alike() -> AbstractContextManager[None]:
+def _seeded_import() -> AbstractContextManager[None]:
     """Seed the generators while a file is imported: it draws the same numbers everywhere."""
     from stratafl.base.rng import ALIKE, seeded_rng  # torch takes a second to import
 
@@ -87,13 +87,13 @@ def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "")
         frames = user_frames(problem, {code.co_filename for code in names})
         if not frames or is_no_room(problem):
             raise
-        who = next(_owned(problem, names), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
+        who = next(_names_on_traceback(problem, names), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
         message = f"{who} raised {describe_exception(problem)}{when}"
         kind = UserCodeError.of_kind(problem)
         raise kind(who, describe_exception(problem), "it must not raise", frames, message) from problem
 
 
-def _owned(problem: BaseException, owners: FunctionNames) -> Iterator[str]:
+def _names_on_traceback(problem: BaseException, owners: FunctionNames) -> Iterator[str]:
     """Descriptions of the user functions on an exception's traceback, outermost first."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         if frame.f_code in owners:

@@ -29,7 +29,7 @@ from stratafl.data.inputs import (
 TARGETS = ("labels", "label")
 """Default names of the target column."""
 
-WANTED = "must be (inputs, targets) or a map-style data set of such pairs"
+ACCEPTED = "must be (inputs, targets) or a map-style data set of such pairs"
 
 
 class DataColumns(NamedTuple):
@@ -69,19 +69,19 @@ class DataColumns(NamedTuple):
             raise InvalidInput(
                 f"{field} columns", list(names), 'say which are the targets: columns = {targets = "..."}'
             )
-        return _known(field, column, names)
+        return _check_column(field, column, names)
 
     def find_inputs(self, field: str, names: Sequence[str]) -> str | tuple[str, ...]:
         """Columns of the inputs among those with these names."""
         if isinstance(self.inputs, str):
-            return _known(field, self.inputs, names)
+            return _check_column(field, self.inputs, names)
         if self.inputs is not None:
-            return tuple(_known(field, name, names) for name in self.inputs)
+            return tuple(_check_column(field, name, names) for name in self.inputs)
         others = {self.find_targets(field, names), self.owner}
         return tuple(name for name in names if name not in others)
 
 
-def _known(field: str, name: str, names: Sequence[str]) -> str:
+def _check_column(field: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
         raise unknown_name(f"{field} column", name, names)
     return name
@@ -140,7 +140,7 @@ def load_dataset(
     """Load one data set of all clients; with `lazy` its items are read anew for every batch."""
     if is_map_style(data):
         items = _ItemReader(field, data, DataColumns.of(f"{field} columns" if field == "test" else "columns", columns))
-        return _read(field, [items], lazy, seed)
+        return _read_items(field, [items], lazy, seed)
     if lazy:
         raise InvalidInput("lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}")
     return FederatedData(samples=InMemorySamples(*_pair(field, data)))
@@ -156,7 +156,7 @@ def load_per_client(
     if all(map(is_map_style, datasets)):
         data_columns = DataColumns.of("columns", columns)
         readers = [_ItemReader(name, data, data_columns) for name, data in zip(fields, datasets, strict=True)]
-        whole, sizes = _read(field, readers, lazy, seed), list(map(len, readers))
+        whole, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
     else:
         parts = [
             load_dataset(name, data, columns=columns, lazy=lazy, seed=seed)
@@ -165,7 +165,7 @@ def load_per_client(
         held = [part.samples for part in parts if isinstance(part.samples, InMemorySamples)]
         sizes = [len(samples.targets_N) for samples in held]
         whole = FederatedData(
-            samples=_joined(field, "clients", [(part.inputs_N, part.targets_N) for part in held], torch.cat),
+            samples=_combine_samples(field, "clients", [(part.inputs_N, part.targets_N) for part in held], torch.cat),
             warnings=tuple(warning for part in parts for warning in part.warnings),
             declared_classes=check_class_names(
                 (name, part.declared_classes) for name, part in zip(fields, parts, strict=True)
@@ -176,8 +176,8 @@ def load_per_client(
 
 def _pair(field: str, data: Any) -> Pair:
     is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
-    if not is_pair or any(_way(part) or is_map_style(part) for part in data) or _is_list_of_pairs(data):
-        raise _unusable(field, data)
+    if not is_pair or any(_hint(part) or is_map_style(part) for part in data) or _is_list_of_pairs(data):
+        raise _unusable_data_error(field, data)
     inputs, targets_N = parse_inputs(field, data[0]), targets(field, data[1])
     parts = [*tensors_of(inputs).values(), targets_N]
     if any(part.ndim == 0 or len(part) != len(targets_N) or len(part) == 0 for part in parts[::-1]):
@@ -186,18 +186,18 @@ def _pair(field: str, data: Any) -> Pair:
     return inputs, targets_N
 
 
-def _unusable(field: str, data: object) -> InvalidInput:
+def _unusable_data_error(field: str, data: object) -> InvalidInput:
     """Build the error about an object that is no data set; for a list, about a wrong entry."""
     is_list = isinstance(data, list)
     for place, part in enumerate(data if isinstance(data, list | tuple) else ()):
-        if _way(part) or (is_list and not (is_map_style(part) or _is_pair(part))):
-            return InvalidInput(f"{field}[{place}]", type(part).__name__, _way(part) or WANTED)
+        if _hint(part) or (is_list and not (is_map_style(part) or _is_pair(part))):
+            return InvalidInput(f"{field}[{place}]", type(part).__name__, _hint(part) or ACCEPTED)
     if is_list and data:
         return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
-    return InvalidInput(field, type(data).__name__, _way(data) or WANTED)
+    return InvalidInput(field, type(data).__name__, _hint(data) or ACCEPTED)
 
 
-def _way(data: object) -> str:
+def _hint(data: object) -> str:
     """Hint on how to get a data set out of an object; empty if there is none."""
     if isinstance(data, DataLoader):
         return "give loader.dataset: a run draws its own batches"
@@ -215,7 +215,7 @@ class _ItemReader:
         self.field, self.data, self.columns = field, data, columns
         self.kind = type(data).__name__
         if len(self) == 0:
-            raise InvalidInput(field, self.kind, WANTED)
+            raise InvalidInput(field, self.kind, ACCEPTED)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -246,14 +246,14 @@ class _ItemReader:
             names = list(item)
             input_names = columns.find_inputs(field, names)
             inputs = item[input_names] if isinstance(input_names, str) else {name: item[name] for name in input_names}
-            owner = None if columns.owner is None else item[_known(field, columns.owner, names)]
+            owner = None if columns.owner is None else item[_check_column(field, columns.owner, names)]
             return Sample(parse_inputs(field, inputs), targets(field, item[columns.find_targets(field, names)]), owner)
         if not isinstance(item, Sequence) or len(item) != 2:
-            raise InvalidInput(field, self.kind, WANTED)
+            raise InvalidInput(field, self.kind, ACCEPTED)
         return Sample(parse_inputs(field, item[0]), targets(field, item[1]))
 
 
-def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> FederatedData:
+def _read_items(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> FederatedData:
     """Read all items once; of lazy data only the targets are kept."""
     where = [(items, number) for items in sets for number in range(len(items))]
     kind = sets[0].kind
@@ -264,7 +264,7 @@ def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Fed
 
     def read(numbers: Sequence[int]) -> Pair:
         samples = [sample(number) for number in numbers]
-        held = _joined(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
+        held = _combine_samples(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
         return held.inputs_N, held.targets_N
 
     samples: list[Sample] = []
@@ -273,13 +273,13 @@ def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Fed
     with seeded_rng(key):
         before = rng_states()
         first, again = sample(0), sample(0)
-        draws = rng_states() != before or not _same(first, again)
+        draws = rng_states() != before or not _is_equal(first, again)
         for number in range(len(where)):
             item = sample(number)
             samples.append(item._replace(inputs=nothing) if lazy else item)
         draws = draws or rng_states() != before
     source: InMemorySamples | LazySamples
-    source = _joined(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
+    source = _combine_samples(field, kind, [(item.inputs, item.target) for item in samples], torch.stack)
     if lazy:
         source, warnings = LazySamples(read, source.targets_N), _warn_unseeded(field, kind, sample, key)
     else:
@@ -306,7 +306,9 @@ def check_class_names(declared: Iterable[tuple[str, Mapping[int, str]]]) -> Mapp
     return names
 
 
-def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> InMemorySamples:
+def _combine_samples(
+    field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]
+) -> InMemorySamples:
     kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
     if len(kinds) > 1:
         raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
@@ -321,7 +323,7 @@ def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[T
         return InMemorySamples(combine(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
 
 
-def _same(one: Sample, other: Sample) -> bool:
+def _is_equal(one: Sample, other: Sample) -> bool:
     parts = [(*tensors_of(item.inputs).values(), item.target) for item in (one, other)]
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*parts, strict=False))
 
@@ -339,6 +341,6 @@ def _warn_unseeded(field: str, kind: str, sample: Callable[[int], Sample], key: 
     for _ in range(2):
         with seeded_rng(key):
             samples.append(sample(0))
-    if _same(*samples):
+    if _is_equal(*samples):
         return ()
     return (f"{field}: {kind} draws from a generator of its own, which no seed here sets: this run cannot be repeated",)

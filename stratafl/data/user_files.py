@@ -85,7 +85,7 @@ def _pair(field: str, path: Path, arrays: dict[str, np.ndarray], part: str = "")
     return x, y
 
 
-TESTED = ("test", "validation")
+TEST_SPLITS = ("test", "validation")
 """Default names of the test split, in order of preference."""
 
 
@@ -97,7 +97,9 @@ def read_hub(
     if "train" not in splits:
         raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
     tested = (
-        check_choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
+        check_choice("data.test", test, splits)
+        if test is not None
+        else next((n for n in TEST_SPLITS if n in splits), None)
     )
     train = splits["train"]
     target = columns.find_targets("data", list(train.column_names))
@@ -128,7 +130,7 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(name)
     if folder.is_dir():
         if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
-            parts = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
+            parts = [part for part in ("train", *TEST_SPLITS) if list(folder.rglob(f"{part}*.parquet"))]
             return {part: load(folder, part) for part in parts}
         with convert_errors("data.name", name, "cannot be read"):
             saved = datasets.load_from_disk(name)
@@ -159,9 +161,9 @@ def read_images(path: Path, test: object) -> StoredDataset:
         train = _images("data.name", path)
         tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
     classes = tuple(sorted({*train, *tested}))
-    x, y = _together(train, classes)
+    x, y = _concatenate(train, classes)
     if tested:
-        (x_train, y_train), (x_test, y_test) = (x, y), _together(tested, classes)
+        (x_train, y_train), (x_test, y_test) = (x, y), _concatenate(tested, classes)
     else:
         first, second = train_test_split("data.test", len(y), test)
         (x_train, y_train), (x_test, y_test) = (x[first], y[first]), (x[second], y[second])
@@ -196,7 +198,7 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     numbers = {label: number for number, label in enumerate(classes)}
     y = [np.full(len(pixels), numbers[label], np.int64) for label, pixels in images.items()]
     return np.concatenate(list(images.values())), np.concatenate(y)

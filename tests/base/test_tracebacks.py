@@ -17,10 +17,10 @@ from stratafl.base.tracebacks import is_user_file
 @pytest.fixture(autouse=True)
 def cleared_caches() -> Iterator[None]:
     """Clear the caches, which depend on the search path."""
-    for each in (tracebacks.is_user_file, tracebacks._others):
+    for each in (tracebacks.is_user_file, tracebacks._library_folders):
         each.cache_clear()
     yield
-    for each in (tracebacks.is_user_file, tracebacks._others):
+    for each in (tracebacks.is_user_file, tracebacks._library_folders):
         each.cache_clear()
 
 

@@ -53,9 +53,9 @@ class FileTree(ABC):
     def read(self, name: str) -> bytes:
         """Read one file; it is decompressed if its name ends in .gz or .xz."""
         (data,) = (data for _, data in self.read_many([name]))
-        return self.unpacked(name, data)
+        return self.decompress(name, data)
 
-    def unpacked(self, name: str, data: bytes) -> bytes:
+    def decompress(self, name: str, data: bytes) -> bytes:
         """Decompress a file's data if its name ends in .gz or .xz."""
         if not name.endswith((".gz", ".xz")):
             return data

@@ -130,7 +130,7 @@ def iid(sizes: object = None) -> PartitionMethod:
     """Independent and identically distributed: random samples, whatever their class."""
 
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
-        sizes_N = _wanted(node, len(node.labels_S), rng)
+        sizes_N = _child_sizes(node, len(node.labels_S), rng)
         child_S = np.full(len(node.labels_S), DROPPED)
         child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
         return rng.permutation(child_S)
@@ -180,7 +180,7 @@ def classes(k: int, sizes: object = None) -> PartitionMethod:
         pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
         sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
         counts_NK = allocate_counts(pool_K, holds_NK, node.leaves_N, sizes_N)
-        return _handed_out(class_S, counts_NK, rng)
+        return _draw_by_class(class_S, counts_NK, rng)
 
     return PartitionMethod("classes", {"k": k}, parse_sizes(sizes), None, assign)
 
@@ -252,19 +252,19 @@ def _by_class(
 ) -> Callable[[NodeSamples, np.random.Generator], np.ndarray]:
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
-        sizes_N = _wanted(node, len(class_S), rng)
-        return _handed_out(class_S, allocate(pool_K, sizes_N, rng), rng)
+        sizes_N = _child_sizes(node, len(class_S), rng)
+        return _draw_by_class(class_S, allocate(pool_K, sizes_N, rng), rng)
 
     return assign
 
 
-def _wanted(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
+def _child_sizes(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
     if node.sizes is None:
         raise TypeError("this split has no sizes of its own")
     return node.sizes(total, rng)
 
 
-def _handed_out(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_by_class(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw random samples of each class in the given numbers; the others are dropped."""
     n, k = counts_NK.shape
     child_S = np.full(len(class_S), DROPPED)

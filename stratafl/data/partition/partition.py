@@ -61,11 +61,11 @@ def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarr
             continue
         draw = generator(seed, Stream.TEST, int(label))
         samples = draw.permutation(np.flatnonzero(data.y_test == label))
-        leaf_T[samples] = np.repeat(np.arange(len(leaves)), _shares(len(samples), held_N, draw))
+        leaf_T[samples] = np.repeat(np.arange(len(leaves)), _apportion(len(samples), held_N, draw))
     return leaf_T
 
 
-def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def _apportion(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Divide `total` in proportion to `held_N` into integers, by largest remainders.
 
     Equal remainders are decided at random.
@@ -147,17 +147,17 @@ def partition(
     owner      the owner of each sample, for `natural`
     rotation   rotate training images by node: `{"start": -50, "step": 10, "level": 1}`
     """
-    labels, seed = _whole("labels", labels), check_integer("seed", seed)
-    owner = None if owner is None else _whole("owner", owner)
+    labels, seed = _whole_numbers("labels", labels), check_integer("seed", seed)
+    owner = None if owner is None else _whole_numbers("owner", owner)
     if owner is not None and len(owner) != len(labels):
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")
-    tree = _checked(parents)
-    methods = _methods(levels, tree)
-    below = _leaves_below(tree)
+    tree = _check_parents(parents)
+    methods = _parse_methods(levels, tree)
+    below = _clients_below(tree)
     if len(labels) < len(below[-1]):
         raise InvalidInput("labels", len(labels), f"fewer samples than leaves ({len(below[-1])})")
-    owners, least = _owners_wanted(methods, tree, below)
-    angles = None if rotation is None else _angles(rotation, tree)
+    owners, least = _required_owners(methods, tree, below)
+    angles = None if rotation is None else _parse_rotation(rotation, tree)
 
     held = [np.arange(len(labels))]
     for level, method in enumerate(methods, start=1):
@@ -171,7 +171,7 @@ def partition(
                 below[level][nodes],
                 owners[level - 1][nodes],
                 least[level - 1],
-                _sizes_of(method, below[level][nodes], nodes),
+                _sampler_of_sizes(method, below[level][nodes], nodes),
             )
             stream = generator(seed, Stream.PARTITION, level, number)
             children += _children(samples, node, method, stream, f"levels[{level - 1}]", nodes.start)
@@ -202,7 +202,7 @@ def _children(
     return parts
 
 
-def _sizes_of(
+def _sampler_of_sizes(
     method: PartitionMethod, leaves_N: np.ndarray, nodes: slice
 ) -> Callable[[int, np.random.Generator], np.ndarray] | None:
     sizes = method.sizes
@@ -220,7 +220,7 @@ def _sizes_of(
     return draw
 
 
-def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[PartitionMethod]:
+def _parse_methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[PartitionMethod]:
     depth = len(tree) - 1
     if isinstance(levels, str | Mapping) or not isinstance(levels, Sequence):
         raise InvalidInput("levels", levels, "must be a list with one split per level")
@@ -249,7 +249,7 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Partition
     return methods
 
 
-def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
+def _parse_rotation(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
     if not isinstance(rotation, Mapping):
         raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
     for key in rotation:
@@ -258,7 +258,7 @@ def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarra
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 
-def _owners_wanted(
+def _required_owners(
     methods: list[PartitionMethod], tree: list[np.ndarray], below: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[int]]:
     """Owners that each node holds, and samples that each owner needs, per edge level.
@@ -281,7 +281,7 @@ def _owners_wanted(
     return owners, least
 
 
-def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
+def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
     try:
         tree = [np.asarray(level, dtype=np.int64) for level in parents]
     except (TypeError, ValueError):
@@ -305,7 +305,7 @@ def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
     return tree
 
 
-def _leaves_below(tree: list[np.ndarray]) -> list[np.ndarray]:
+def _clients_below(tree: list[np.ndarray]) -> list[np.ndarray]:
     """Number of clients below each node of each level; a client counts itself."""
     below = [np.ones(len(tree[-1]), dtype=np.int64)]
     for level in range(len(tree) - 1, 0, -1):
@@ -313,7 +313,7 @@ def _leaves_below(tree: list[np.ndarray]) -> list[np.ndarray]:
     return below
 
 
-def _whole(field: str, values: np.ndarray) -> np.ndarray:
+def _whole_numbers(field: str, values: np.ndarray) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise InvalidInput(field, array, "must be a list of whole numbers, none below 0")
